@@ -1,0 +1,59 @@
+# Everything a developer or CI runs. Each target sets up .venv first, where that is not done yet.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Newer than what it depends on: the virtual environment has what they ask for.
+SET_UP := $(VENV)/.set-up
+CHECKPOINT ?= fixtures/lightning/mamba-kjv.ckpt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint types format wheel-test clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo 'PYTHON=python3.12 make ... takes another Python than python3 (3.11 or later).'
+	@echo 'On Linux, pip takes a torch with CUDA in it, of several gigabytes. For a machine without'
+	@echo 'a GPU, export PIP_EXTRA_INDEX_URL first: the address that pytorch.org, "Get started",'
+	@echo 'shows for pip and CPU after --index-url.'
+
+setup: $(SET_UP) ## the virtual environment .venv, with all that is needed here
+
+demo: $(SET_UP) ## export a Lightning checkpoint to every format, and verify the bundle
+	$(BIN)/fuseport export $(CHECKPOINT) -o .demo/bundle --force
+	$(BIN)/fuseport verify .demo/bundle
+
+test: lint ## style, types and all tests
+	$(BIN)/python -m pytest
+
+lint: types ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy wants a folder called fuseport, whatever the clone is called, and follows no editable install.
+types: $(SET_UP) ## types
+	@mkdir -p $(VENV)/mypy && ln -sfn "$(CURDIR)" $(VENV)/mypy/fuseport
+	MYPYPATH=$(VENV)/mypy $(BIN)/mypy -p fuseport
+
+format: $(SET_UP) ## put the sources into style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel-test: $(SET_UP) ## build the wheel, and do the whole job with it outside the repository
+	.ci/wheel-test $(BIN)/python $(CHECKPOINT)
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(SET_UP): pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'fuseport needs Python 3.11 or later; $(PYTHON) is:' "$$($(PYTHON) --version 2>&1)" >&2; \
+		echo 'Name another one: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo '$(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt install python3-venv)' >&2; \
+		exit 1; }
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@

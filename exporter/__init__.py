@@ -1,0 +1,1 @@
+"""From a checkpoint to verified artifacts; `api` shows the whole way."""

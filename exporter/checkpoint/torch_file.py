@@ -1,0 +1,182 @@
+"""What `torch.save` wrote → Python objects, by torch's weights-only unpickler and nothing else.
+
+Checked before torch sees the file: the archive's structure and checksums (torch ignores a CRC),
+every global that its pickle names, and the size it claims for each storage (torch trusts it).
+"""
+
+import errno
+import io
+import struct
+import warnings
+import zipfile
+from pathlib import Path
+
+import torch
+
+from fuseport.exporter.checkpoint import pickles
+from fuseport.exporter.checkpoint.allowed import STAND_INS, refused
+from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.checkpoint.sniff import Container
+from fuseport.exporter.errors import CorruptInput, UnsafeInput
+
+__all__ = ["read_torch"]
+
+_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # opens torch.save's older format
+_LEGACY_PICKLES = 5  # magic number, protocol version, system info, the object, the storage keys
+_LISTED = 50
+
+
+def read_torch(path: Path, container: Container) -> object:
+    """The object in a file that torch.save wrote, tensors on the CPU (memory-mapped if possible).
+
+    Raises:
+        UnsafeInput: loading it would run code: a pickle that names anything but tensors and plain
+            data, a TorchScript archive, an exported program.
+        CorruptInput: torch.save did not write it, or it is damaged.
+    """
+    if container == "zip":
+        _check_archive(path)
+    else:
+        _check_pickle_file(path)
+    # torch.load hands any path that ends in .safetensors to another reader: give it an open file.
+    if container == "zip" and path.suffix != ".safetensors":
+        return _torch_load(path, str(path), mmap=True)
+    with path.open("rb") as file:
+        return _torch_load(path, file, mmap=False)
+
+
+def _torch_load(path: Path, source: str | io.BufferedReader, mmap: bool) -> object:
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals(STAND_INS):
+            warnings.simplefilter("ignore")
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+    except OSError:
+        raise
+    except Exception as error:
+        # torch parses hostile bytes here and raises a dozen types, IndexError and RuntimeError
+        # among them. All mean the same to the user, and none is retried in another way.
+        raise CorruptInput(
+            f"{show(path)}: torch cannot read it ({_reason(error)}); fetch or save it again"
+        ) from error
+
+
+def _check_archive(path: Path) -> None:
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {member.filename: member for member in archive.infolist()}
+            if len(members) != len(archive.infolist()):
+                raise CorruptInput(f"{show(path)}: a member occurs twice; save the file again")
+            _refuse_programs(path, list(members))
+            pickle = _pickle_member(path, list(members))
+            for name, member in members.items():
+                if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
+                    raise CorruptInput(
+                        f"{show(path)}: {show(name)}: compressed, which torch.save never does;"
+                        " save the weights again with torch.save"
+                    )
+            if sum(member.file_size for member in members.values()) > size:
+                raise CorruptInput(f"{show(path)}: its members overlap; save the file again")
+            damaged = archive.testzip()
+            if damaged is not None:
+                raise CorruptInput(
+                    f"{show(path)}: {show(damaged)}: its checksum does not match; fetch the file"
+                    " again (or save it without set_crc32_options(False))"
+                )
+            found = pickles.scan(io.BytesIO(archive.read(pickle)))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise _damaged(path, error) from error  # the directory points before the file's start
+    except (
+        zipfile.BadZipFile,
+        zipfile.LargeZipFile,
+        struct.error,
+        EOFError,
+        KeyError,
+        OverflowError,
+        RuntimeError,  # encrypted members, and methods that zipfile does not implement
+        ValueError,
+    ) as error:
+        raise _damaged(path, error) from error
+    _judge(path, pickle, found)
+    root = pickle.removesuffix("data.pkl")
+    for key, claimed in found.storages.items():
+        record = members.get(f"{root}data/{key}")
+        if record is None or claimed > record.file_size:
+            raise CorruptInput(
+                f"{show(path)}: {show(root)}data/{show(key)}: the pickle claims {claimed} bytes,"
+                f" the archive holds {record.file_size if record else 'none'}; save the file again"
+            )
+
+
+def _check_pickle_file(path: Path) -> None:
+    with path.open("rb") as file:
+        legacy = file.read(len(_MAGIC)) == _MAGIC
+        file.seek(0)
+        found = pickles.scan(file, _LEGACY_PICKLES if legacy else 1)
+    if not legacy and found.broken is not None and not refused(found.names):
+        raise CorruptInput(
+            f"{show(path)}: not recognised as a checkpoint; give a file that torch.save, Lightning"
+            " or safetensors wrote"
+        )
+    _judge(path, "pickle", found)
+    if not legacy:
+        raise CorruptInput(
+            f"{show(path)}: a plain pickle, which torch.save did not write; save the weights with"
+            " torch.save(model.state_dict(), ...)"
+        )
+    if sum(found.storages.values()) > path.stat().st_size:
+        raise CorruptInput(
+            f"{show(path)}: its storages claim more bytes than the file has; fetch or save it again"
+        )
+
+
+def _judge(path: Path, member: str, found: pickles.Scan) -> None:
+    bad = refused(found.names)
+    if bad:
+        more = f" and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
+        raise UnsafeInput(
+            f"{show(path)}: {show(member)}: loading it would import and call"
+            f" {', '.join(show(name) for name in bad[:_LISTED])}{more}; nothing was run: save the"
+            " weights alone, torch.save(model.state_dict(), ...), where the file was made"
+        )
+    if found.broken is not None:
+        raise CorruptInput(
+            f"{show(path)}: {show(member)}: {show(found.broken)}; fetch or save the file again"
+        )
+
+
+def _refuse_programs(path: Path, names: list[str]) -> None:
+    inner = [name.partition("/")[2] for name in names]
+    if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
+        raise UnsafeInput(
+            f"{show(path)}: a TorchScript archive, which is a program and not a checkpoint; give"
+            " the weights alone, as torch.save(module.state_dict(), ...) writes them"
+        )
+    if "archive_format" in inner or any("serialized_exported_program" in name for name in names):
+        raise UnsafeInput(
+            f"{show(path)}: an exported program, not a checkpoint; give the weights alone, as"
+            " torch.save(module.state_dict(), ...) writes them"
+        )
+
+
+def _pickle_member(path: Path, names: list[str]) -> str:
+    found = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(found) != 1:
+        raise CorruptInput(
+            f"{show(path)}: a zip archive that torch.save did not write ({len(found)} data.pkl in"
+            " it); give a checkpoint"
+        )
+    return found[0]
+
+
+def _damaged(path: Path, error: Exception) -> CorruptInput:
+    return CorruptInput(
+        f"{show(path)}: a damaged or truncated archive ({_reason(error)}); fetch it again"
+    )
+
+
+def _reason(error: Exception) -> str:
+    first = str(error).strip().split("\n", 1)[0]
+    return show(f"{type(error).__name__}: {first}" if first else type(error).__name__)

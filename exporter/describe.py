@@ -1,0 +1,95 @@
+"""What a manifest and a report say of where they come from."""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from fuseport.exporter.checkpoint import Checkpoint
+from fuseport.exporter.models import frozen
+from fuseport.exporter.models.model import Model
+from fuseport.exporter.program import Program, trainable
+from fuseport.ops import OPS
+
+__all__ = ["describe", "environment", "versions"]
+
+_PACKAGES = (
+    "fuseport",
+    "torch",
+    "onnx",
+    "onnxscript",
+    "onnxruntime-gpu",
+    "onnxruntime",
+    "safetensors",
+    "transformers",
+)
+
+
+def describe(
+    checkpoint: Checkpoint,
+    model: Model,
+    programs: Sequence[Program],
+    notes: Sequence[str],
+    seed: int,
+) -> dict[str, Any]:
+    """The manifest of a bundle, its artifacts not listed yet."""
+    used = {
+        node.target._schema.name
+        for program in programs
+        for node in program.exported.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+    }
+    operators = [operator for op in OPS.values() for operator in op.operators]
+    config = {**model.config, "frozen": frozen(model.module)}
+    parameters = trainable(model.module)
+    return {
+        "checkpoint": {
+            "name": checkpoint.path.name,
+            "layout": checkpoint.layout,
+            "sha256": checkpoint.sha256,
+        },
+        "architecture": {"name": model.architecture, "config": config},
+        "parameters": {
+            "count": sum(parameter.numel() for parameter in parameters.values()),
+            "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters.values()}),
+        },
+        "programs": {
+            program.kind: {
+                "inputs": [asdict(spec) for spec in program.inputs],
+                "outputs": [asdict(spec) for spec in program.outputs],
+                "none": list(program.none),
+            }
+            for program in programs
+        },
+        "artifacts": [],
+        "ops": {o.qualified_name: o.schema for o in operators if o.qualified_name in used},
+        "versions": versions(),
+        "seed": seed,
+        "notes": list(notes),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that matter, of those that are installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # an optional one
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for a report."""
+    return {
+        "versions": versions(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    }

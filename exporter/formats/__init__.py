@@ -1,0 +1,57 @@
+"""Program → artifact. One file is one format, and the file's name is the format's.
+
+A format has a `SUFFIX` and `write(program, path, options)`, which raises ExportFailed for what it
+cannot say. Modules with a leading underscore are parts of formats.
+"""
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from fuseport.exporter.errors import UsageError
+from fuseport.exporter.program import Program
+
+__all__ = ["DEFAULT_OPSET", "FORMATS", "OPSETS", "Format", "Options", "get"]
+
+OPSETS = range(18, 24)
+DEFAULT_OPSET = 20
+
+FORMATS = tuple(
+    module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+)
+"""The names of all formats."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What formats may need beside the program.
+
+    Attributes:
+        weights: the bundle's `weights.safetensors`, in the folder that the artifact is written to.
+        opset: of ONNX's standard operators, one of `OPSETS`.
+    """
+
+    weights: Path
+    opset: int = DEFAULT_OPSET
+
+
+class Format(Protocol):
+    """What a module here implements."""
+
+    SUFFIX: str
+
+    def write(self, program: Program, path: Path, options: Options) -> None:
+        """Write `program` to a new file at `path`."""
+
+
+def get(name: str) -> Format:
+    """The format of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in FORMATS:
+        raise UsageError(f"{name} is not a format; there are: {', '.join(FORMATS)}")
+    return cast(Format, importlib.import_module(f"{__name__}.{name}"))

@@ -1,0 +1,36 @@
+"""Program → exported program, the `.pt2` that `torch.export.load` opens."""
+
+from pathlib import Path
+
+import torch
+
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.formats import Options
+from fuseport.exporter.program import Program, one_line
+
+__all__ = ["SUFFIX", "write"]
+
+SUFFIX = ".pt2"
+
+
+def write(program: Program, path: Path, options: Options) -> None:
+    """Write `program` as `torch.export.save` does; the ops must be registered to load it again.
+
+    `torch.export.load(path).module()` takes the inputs by position. It returns the one output as it
+    is, several as a dictionary by name.
+
+    Raises:
+        ExportFailed: the graph holds something that cannot be serialised.
+    """
+    del options
+    for node in program.exported.graph.nodes:
+        # They name paths of the exporting machine, and make the file differ from run to run.
+        node.meta.pop("stack_trace", None)
+    try:
+        torch.export.save(program.exported, path)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # torch's serializer raises several unrelated types
+        raise ExportFailed(
+            f"the {program.kind} program cannot be serialised: {one_line(error)}"
+        ) from error

@@ -1,0 +1,199 @@
+"""Program → TorchScript, by writing the captured graph out as TorchScript source.
+
+`torch.jit.trace` would bake the example's sizes in, and `torch.jit.script` cannot read model code
+that calls custom autograd functions. The captured graph has neither trouble: it is a list of
+operators over symbolic sizes.
+"""
+
+import math
+import operator
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.formats import Options
+from fuseport.exporter.program import Program, module_tree, one_line
+
+__all__ = ["SUFFIX", "source", "write"]
+
+SUFFIX = ".pt"
+
+# Operators on sizes, as templates over their arguments.
+_SIZE_OPERATORS: dict[Any, str] = {
+    operator.add: "({0} + {1})",
+    operator.sub: "({0} - {1})",
+    operator.mul: "({0} * {1})",
+    operator.floordiv: "({0} // {1})",
+    operator.truediv: "({0} / {1})",
+    operator.mod: "({0} % {1})",
+    operator.neg: "(-{0})",
+    operator.pow: "({0} ** {1})",
+    operator.eq: "({0} == {1})",
+    operator.ne: "({0} != {1})",
+    operator.lt: "({0} < {1})",
+    operator.le: "({0} <= {1})",
+    operator.gt: "({0} > {1})",
+    operator.ge: "({0} >= {1})",
+    operator.getitem: "{0}[{1}]",
+    torch.sym_max: "max({0}, {1})",
+    torch.sym_min: "min({0}, {1})",
+    torch.sym_float: "float({0})",
+    torch.sym_int: "int({0})",
+    torch.sym_not: "(not {0})",
+    math.ceil: "math.ceil({0})",
+    math.floor: "math.floor({0})",
+    math.trunc: "int({0})",
+    torch.ops.aten.sym_size.int: "{0}.size({1})",
+    torch.ops.aten.sym_stride.int: "{0}.stride({1})",
+    torch.ops.aten.sym_numel.default: "{0}.numel()",
+}
+
+# What torch.export adds to check its own assumptions; the sizes' ranges are in the manifest.
+_ASSERTIONS = {
+    "aten::_assert_scalar",
+    "aten::_assert_tensor_metadata",
+    "aten::_assert_async",
+    "aten::sym_constrain_range",
+    "aten::sym_constrain_range_for_size",
+}
+
+
+def write(program: Program, path: Path, options: Options) -> None:
+    """Write `program` as a TorchScript archive that C++ libtorch and `torch.jit.load` open.
+
+    `forward` takes the program's inputs in order. It returns the one output as it is, several as a
+    `Dict[str, Tensor]` in the program's order. Parameters keep the model's names; those of a
+    forward program require gradients, so that autograd goes through it.
+
+    Raises:
+        ExportFailed: the graph has something that TorchScript cannot say.
+    """
+    del options
+    # A class of its own, since torch.jit shares a compiled type, and its `forward`, between modules
+    # of one class.
+    root = type(program.kind.title(), (nn.Module,), {})()
+    module_tree(program.state(requires_grad=program.kind == "forward"), root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
+        try:
+            scripted = torch.jit.script(root.eval())
+            scripted.define(source(program))
+        except Exception as error:  # a frontend error of any of several unrelated types
+            raise ExportFailed(
+                f"TorchScript refuses the {program.kind} program: {one_line(error)}"
+            ) from error
+        scripted.save(str(path))
+
+
+def source(program: Program) -> str:
+    """The method `forward` of the program, as TorchScript source."""
+    exported = program.exported
+    signature = exported.graph_signature
+    attributes = {
+        spec.arg.name: _attribute(spec.target)
+        for spec in signature.input_specs
+        if spec.target is not None
+    }
+    names = dict(zip(signature.user_inputs, (spec.name for spec in program.inputs), strict=True))
+    arguments = ", ".join(f"{name}: Tensor" for name in names.values())
+    single = len(program.outputs) == 1
+    result = "Tensor" if single else "Dict[str, Tensor]"
+    lines = [f"def forward(self, {arguments}) -> {result}:"]
+    values = {**attributes, **{str(k): v for k, v in names.items()}}
+    lines += _body(exported.graph_module, values, "    ")
+    outputs = [values.get(str(name), str(name)) for name in signature.user_outputs]
+    if single:
+        lines.append(f"    return {outputs[0]}")
+    else:
+        lines.append("    result: Dict[str, Tensor] = {}")
+        lines += [
+            f"    result[{spec.name!r}] = {value}"
+            for spec, value in zip(program.outputs, outputs, strict=True)
+        ]
+        lines.append("    return result")
+    return "\n".join(lines) + "\n"
+
+
+def _body(module: fx.GraphModule, values: dict[str, str], indent: str) -> Iterator[str]:
+    """One line for each call in the graph. `values`: what names of the graph read as; it grows."""
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and target._schema.name in _ASSERTIONS:
+            continue
+        if target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            yield from _grad_mode(module, node, values, indent)
+            continue
+        values[node.name] = _identifier(node.name)
+        yield f"{indent}{values[node.name]} = {_call(node, values)}"
+
+
+def _grad_mode(
+    module: fx.GraphModule, node: fx.Node, values: dict[str, str], indent: str
+) -> Iterator[str]:
+    """A region under `torch.no_grad()` (or `enable_grad()`), written in place."""
+    enabled, region, *arguments = node.args
+    assert isinstance(region, fx.Node)
+    body = module.get_submodule(str(region.target))
+    assert isinstance(body, fx.GraphModule)
+    placeholders = [n.name for n in body.graph.nodes if n.op == "placeholder"]
+    inner = dict(zip(placeholders, (_value(a, values) for a in arguments), strict=True))
+    yield f"{indent}with torch.{'enable_grad' if enabled else 'no_grad'}():"
+    yield from _body(body, inner, indent + "    ")
+    results = next(n for n in body.graph.nodes if n.op == "output").args[0]
+    values[node.name] = _identifier(node.name)
+    yield f"{indent}    {values[node.name]} = ({', '.join(_value(r, inner) for r in results)},)"
+
+
+def _call(node: fx.Node, values: Mapping[str, str]) -> str:
+    target = node.target
+    if target in _SIZE_OPERATORS:
+        return _SIZE_OPERATORS[target].format(*(_value(a, values) for a in node.args))
+    if not isinstance(target, torch._ops.OpOverload):
+        raise ExportFailed(f"TorchScript has no form of {target}, which the captured graph calls")
+    schema = target._schema
+    types = {a.name: str(a.type) for a in schema.arguments}
+    parts = [
+        _value(value, values, str(argument.type))
+        for argument, value in zip(schema.arguments, node.args, strict=False)
+    ]
+    parts += [f"{name}={_value(value, values, types[name])}" for name, value in node.kwargs.items()]
+    return f"torch.ops.{schema.name.replace('::', '.')}({', '.join(parts)})"
+
+
+def _value(value: Any, values: Mapping[str, str], type_: str = "") -> str:
+    if isinstance(value, fx.Node):
+        return values[value.name]
+    if isinstance(value, list | tuple):
+        text = f"[{', '.join(_value(item, values) for item in value)}]"
+        if value and None not in value:
+            return text
+        # TorchScript infers no type for an empty literal, and none for one with a None in it.
+        annotation = re.search(r"List.*\]", type_)
+        return f"torch.jit.annotate({annotation.group()}, {text})" if annotation else text
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, torch.dtype | torch.memory_format | torch.layout):
+        return str(value)
+    return repr(value)
+
+
+def _identifier(name: str) -> str:
+    # A node may be called like something the source needs, or like an argument.
+    return f"v_{name}"
+
+
+def _attribute(name: str) -> str:
+    text = "self"
+    for part in name.split("."):
+        text = f"{text}.{part}" if part.isidentifier() else f"getattr({text}, {part!r})"
+    return text

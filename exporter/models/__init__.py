@@ -1,0 +1,152 @@
+"""Weights → module. One file is one architecture; `user` is the user's own code.
+
+An architecture module has `recognise`, which says from a checkpoint what configuration to build,
+and `model`, which builds it; see `Architecture`.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from fuseport.exporter.checkpoint import Checkpoint
+from fuseport.exporter.errors import CorruptInput, Missing
+from fuseport.exporter.models import user, weights
+from fuseport.exporter.models.model import Model
+from fuseport.exporter.program import TensorSpec
+
+__all__ = [
+    "ARCHITECTURES",
+    "Architecture",
+    "Model",
+    "convert",
+    "from_checkpoint",
+    "frozen",
+    "rebuild",
+]
+
+_NOT_ARCHITECTURES = {"model", "user", "weights"}
+
+ARCHITECTURES = tuple(
+    m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_ARCHITECTURES
+)
+"""The names of the architectures that are recognised without the user's code."""
+
+
+class Architecture(Protocol):
+    """What a module of an architecture implements."""
+
+    def recognise(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
+        """The configuration, as JSON data, of what the checkpoint holds; None if it is another."""
+
+    def model(self, config: Mapping[str, Any]) -> Model:
+        """The model of that configuration, its weights not set yet."""
+
+
+def from_checkpoint(
+    checkpoint: Checkpoint,
+    *,
+    code: str | None = None,
+    inputs: Sequence[TensorSpec] | None = None,
+) -> tuple[Model, tuple[str, ...]]:
+    """The model that a checkpoint holds, in eval mode, with its weights.
+
+    Args:
+        checkpoint: from `checkpoint.load`.
+        code: `module:callable` or `file.py:callable` of the user's own; without it, the
+            architecture is recognised.
+        inputs: of the model, for the user's own code.
+
+    Returns:
+        The model, and what the user should know, a sentence each.
+
+    Raises:
+        Missing: the architecture is unknown, or the weights do not fit it.
+        UsageError: `code` names nothing that can be called.
+    """
+    if code is not None:
+        model = user.model(code, checkpoint.config, inputs)
+        report = weights.fit(model.module, checkpoint.tensors, str(checkpoint.path))
+        model.module.eval()
+        return model, report.notes()
+    for name in ARCHITECTURES:
+        architecture = _get(name)
+        config = architecture.recognise(checkpoint)
+        if config is not None:
+            model = architecture.model(config)
+            report = weights.fit(
+                model.module, model.renamed(checkpoint.tensors), str(checkpoint.path)
+            )
+            model.module.eval()
+            return model, (*model.notes, *report.notes())
+    keys = ", ".join(list(checkpoint.tensors)[:3])
+    raise Missing(
+        f"{checkpoint.path}: the architecture is not one of {', '.join(ARCHITECTURES)} "
+        f"({len(checkpoint.tensors)} tensors: {keys}, …); give your own code with "
+        "--model module:callable"
+    )
+
+
+def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = None) -> Model:
+    """The model that a bundle was exported from, from what its manifest says.
+
+    Args:
+        architecture: `name` and `config`, as `Model` has them.
+        path: of the bundle's weights.safetensors.
+        code: the user's own code, where the model came from it; it never runs unasked.
+
+    Raises:
+        CorruptInput: the manifest names an architecture that does not exist.
+        Missing: the code or a package is not there, or the weights do not fit.
+    """
+    from safetensors.torch import load_file
+
+    name, config = architecture["name"], architecture["config"]
+    if name == user.NAME:
+        if code is None:
+            raise Missing(f"the model comes from {config['code']}: give it again with --model")
+        model = user.rebuild(code, config)
+    elif name in ARCHITECTURES:
+        model = _get(name).model(config)
+    else:
+        raise CorruptInput(f"{path.parent}: manifest.json: unknown architecture {name!r}")
+    weights.fit(model.module, load_file(path), str(path))
+    for name in config.get("frozen", ()):
+        model.module.get_parameter(name).requires_grad_(False)
+    model.module.eval()
+    return model
+
+
+def convert(model: Model, dtype: torch.dtype) -> tuple[str, ...]:
+    """Convert the model's floating parameters and buffers in place, but those that must stay.
+
+    Returns:
+        The names of those that stayed as they were.
+    """
+    stayed = []
+    for owner_name, owner in model.module.named_modules():
+        for leaf, tensor in [
+            *owner.named_parameters(recurse=False),
+            *owner.named_buffers(recurse=False),
+        ]:
+            name = f"{owner_name}.{leaf}".lstrip(".")
+            if not tensor.is_floating_point() or tensor.dtype == dtype:
+                continue
+            if dtype.itemsize < 4 and name.endswith(model.keeps_float32):
+                stayed.append(name)
+            else:
+                tensor.data = tensor.data.to(dtype)
+    return tuple(stayed)
+
+
+def frozen(module: nn.Module) -> list[str]:
+    """Parameters that get no gradient, by name."""
+    return [name for name, p in module.named_parameters() if not p.requires_grad]
+
+
+def _get(name: str) -> Architecture:
+    return cast(Architecture, importlib.import_module(f"{__name__}.{name}"))

@@ -1,0 +1,202 @@
+"""Weights under a file's names → a module's parameters, strictly.
+
+The names may carry prefixes: the attribute that a Lightning module keeps its network under, the
+`module.` of data parallelism, the `_orig_mod.` of torch.compile. Which one is found by comparing
+with the module's own names; nothing else is guessed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.errors import Missing
+
+__all__ = ["FitReport", "fit", "unwrap"]
+
+# Segments that wrappers insert anywhere in a name; no module of a model is called so.
+_WRAPPERS = frozenset(["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
+_LISTED = 6
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """How the weights of a file met the parameters of a module.
+
+    Attributes:
+        prefix: what was stripped from the file's names, with its last dot; "" if nothing.
+        restored: tied parameters that the file has under another of their names only.
+        left_out: names in the file beside the model's prefix (losses, metrics); not loaded.
+        dtypes: how many of the loaded tensors are of each dtype, `float32` for example.
+    """
+
+    prefix: str
+    restored: tuple[str, ...]
+    left_out: tuple[str, ...]
+    dtypes: dict[str, int]
+
+    def notes(self) -> tuple[str, ...]:
+        """What of this a user should know, a sentence each; nothing where all is plain."""
+        notes = []
+        if self.prefix:
+            notes.append(f"the prefix {show(self.prefix)} was stripped from the weights' names")
+        if self.restored:
+            notes.append(f"restored from the parameter it is tied to: {_some(self.restored)}")
+        if self.left_out:
+            notes.append(f"not part of the model, left out: {_some(self.left_out)}")
+        if len(self.dtypes) > 1:
+            mixed = ", ".join(f"{count} {dtype}" for dtype, count in self.dtypes.items())
+            notes.append(f"weights of several dtypes: {mixed}")
+        return tuple(notes)
+
+
+def unwrap(names: Iterable[str]) -> dict[str, str]:
+    """Each name → the name without what wrappers insert (`_orig_mod.` and its like)."""
+    return {
+        name: ".".join(part for part in name.split(".") if part not in _WRAPPERS) for name in names
+    }
+
+
+def fit(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> FitReport:
+    """Load `tensors` into `module`, every parameter and persistent buffer of it and nothing else.
+
+    Each parameter becomes a copy of the file's tensor in its own writable memory, in the file's
+    dtype; `requires_grad` stays as it was. The module may be on the meta device. Tied parameters
+    stay tied.
+
+    Args:
+        module: of the architecture that the checkpoint was recognised as.
+        tensors: by the file's names; not modified, and not referred to afterwards.
+        source: the file, for the error.
+
+    Raises:
+        Missing: a name is missing or unexpected, a shape or a kind of dtype differs, tied ones
+            differ in the file, or two prefixes fit equally. One error lists all of it.
+    """
+    own = {
+        name: value
+        for name, value in module.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor)
+    }
+    prefix, given, left_out = _strip(tensors, own, source)
+    groups = _tied_groups(own)
+    problems = {
+        "missing": [group[0] for group in groups if not any(name in given for name in group)],
+        "unexpected": [name for name in given if name not in own],
+        "mis-shaped": [
+            f"{name} is {tuple(tensor.shape)}, expected {tuple(own[name].shape)}"
+            for name, tensor in given.items()
+            if name in own and tensor.shape != own[name].shape
+        ],
+        "of another kind": [
+            f"{name} is {_dtype(tensor)}, expected {_dtype(own[name])}"
+            for name, tensor in given.items()
+            if name in own and not _same_kind(tensor, own[name])
+        ],
+        "tied in the model but not in the file": [
+            " and ".join(group)
+            for group in groups
+            if _differ([given[name] for name in group if name in given])
+        ],
+    }
+    if any(problems.values()):
+        said = "; ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
+        raise Missing(
+            f"{show(source)}: the weights do not fit {type(module).__name__}: {said};"
+            " give a checkpoint of this architecture"
+        )
+    state: dict[str, Tensor] = {}
+    for group in groups:
+        tensor = next(given[name] for name in group if name in given)
+        # A copy: the file's tensor may lie in a memory map, which others can cut short under us.
+        own_copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        state |= dict.fromkeys(group, own_copy)
+    try:
+        module.load_state_dict(state, strict=True, assign=True)
+    except RuntimeError as error:
+        raise Missing(
+            f"{show(source)}: {show(error)}; give a checkpoint of this architecture"
+        ) from error
+    for group in groups:
+        _tie(module, group)
+    restored = tuple(name for group in groups for name in group if name not in given)
+    dtypes = Counter(_dtype(state[group[0]]) for group in groups)
+    return FitReport(prefix, restored, tuple(left_out), dict(dtypes.most_common()))
+
+
+def _strip(
+    tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str
+) -> tuple[str, dict[str, Tensor], list[str]]:
+    """The prefix under which most of the module's names are, the tensors under it, other names."""
+    clean = unwrap(tensors)
+    if len(set(clean.values())) != len(clean):
+        raise Missing(
+            f"{show(source)}: the same weights occur with and without a wrapper's prefix"
+            f" ({', '.join(sorted(_WRAPPERS))}); save one state dict alone"
+        )
+    votes: Counter[str] = Counter()
+    for name in clean.values():
+        parts = name.split(".")
+        for cut in range(len(parts)):
+            if ".".join(parts[cut:]) in own:
+                votes[".".join([*parts[:cut], ""]) if cut else ""] += 1
+    ranked = votes.most_common()
+    best = [prefix for prefix, count in ranked if count == ranked[0][1]]
+    if len(best) > 1:
+        raise Missing(
+            f"{show(source)}: the model is in it more than once, under {_some(sorted(best))}; save"
+            " the state dict of one alone"
+        )
+    prefix = best[0] if best else ""
+    given = {
+        name.removeprefix(prefix): tensors[original]
+        for original, name in clean.items()
+        if name.startswith(prefix)
+    }
+    return prefix, given, [name for name in clean.values() if not name.startswith(prefix)]
+
+
+def _tied_groups(own: Mapping[str, Tensor]) -> list[list[str]]:
+    """The module's names, those of one and the same tensor together, in order."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in own.items():
+        groups.setdefault(id(tensor), []).append(name)
+    return list(groups.values())
+
+
+def _tie(module: nn.Module, group: list[str]) -> None:
+    """Make all names of a group the first one's parameter again: assigning gave each its own."""
+    if len(group) > 1:
+        first_owner, _, first_leaf = group[0].rpartition(".")
+        shared = getattr(module.get_submodule(first_owner), first_leaf)
+        for name in group[1:]:
+            owner, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(owner), leaf, shared)
+
+
+def _differ(tensors: list[Tensor]) -> bool:
+    return any(
+        not (a.data_ptr() == b.data_ptr() and a.shape == b.shape) and not torch.equal(a, b)
+        for a, b in pairwise(tensors)
+    )
+
+
+def _same_kind(given: Tensor, own: Tensor) -> bool:
+    """Both floating (of a width that kernels compute in), or both not."""
+    if own.is_floating_point():
+        return given.is_floating_point() and given.dtype.itemsize > 1
+    return given.is_floating_point() == own.is_floating_point()
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    return ", ".join(show(name, 120) for name in listed[:_LISTED]) + more

@@ -1,0 +1,80 @@
+"""Artifact → session. One file is one runtime, and the file's name is the runtime's.
+
+Sessions run in child processes (`_worker`), which load the artifact, run it and hand tensors back;
+the process that judges the results never loads an artifact itself. Modules with a leading
+underscore are parts of runtimes.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from fuseport.exporter.errors import UsageError
+
+__all__ = ["RUNTIMES", "Differentiable", "Runtime", "Session", "Unsupported", "get"]
+
+RUNTIMES = tuple(
+    module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+)
+"""The names of all runtimes."""
+
+
+class Unsupported(Exception):
+    """A runtime cannot run this artifact at all, by its nature; the message says why."""
+
+
+class Session(Protocol):
+    """An artifact, loaded."""
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The program's outputs by name; `inputs` by name, in the program's order."""
+
+
+class Differentiable(Session, Protocol):
+    """A session of a runtime with `AUTOGRAD`."""
+
+    def differentiate(
+        self, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]
+    ) -> dict[str, Tensor | None]:
+        """The forward program's outputs, and gradients as `grad/<name>`, by the runtime's autograd.
+
+        `cotangents` are by output name. None stands where there is no gradient at all.
+        """
+
+
+class Runtime(Protocol):
+    """What a module here implements.
+
+    `FORMAT` names the format that it runs; None stands for the model itself. `AUTOGRAD` says
+    whether it differentiates a forward program by itself.
+    """
+
+    FORMAT: str | None
+    AUTOGRAD: bool
+
+    def missing(self) -> str | None:
+        """What is not installed, and how to install it; None where the runtime can run."""
+
+    def load(self, artifact: Path, program: Mapping[str, Any]) -> Session:
+        """A session on an artifact.
+
+        Args:
+            artifact: the file; for `FORMAT` None, the bundle's weights.
+            program: what the manifest says of the program: `inputs` and `outputs`; for `FORMAT`
+                None also `architecture` and `code`.
+        """
+
+
+def get(name: str) -> Runtime:
+    """The runtime of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in RUNTIMES:
+        raise UsageError(f"{name} is not a runtime; there are: {', '.join(RUNTIMES)}")
+    return cast(Runtime, importlib.import_module(f"{__name__}.{name}"))

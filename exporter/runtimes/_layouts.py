@@ -1,0 +1,31 @@
+"""Memory layouts that a case hands its tensors over in; the values are the same in all of them."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["LAYOUTS", "lay_out"]
+
+LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
+
+
+def lay_out(tensor: Tensor, layout: str) -> Tensor:
+    """`tensor`, with other strides.
+
+    Args:
+        tensor: contiguous.
+        layout: `contiguous`; `transposed`, its dimensions in memory in reverse order; `sliced`,
+            every second element of a larger buffer, which begins before it; `expanded`, with stride
+            0 along every dimension but the last, along which `tensor` must be constant.
+    """
+    if layout == "transposed" and tensor.dim() > 1:
+        order = list(reversed(range(tensor.dim())))
+        return tensor.permute(order).contiguous().permute(order)
+    if layout == "sliced" and tensor.dim() > 0:
+        buffer = torch.zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 3), dtype=tensor.dtype)
+        view = buffer[..., 3::2]
+        view.copy_(tensor)
+        return view
+    if layout == "expanded" and tensor.dim() > 1 and tensor.is_floating_point():
+        row = tensor[(0,) * (tensor.dim() - 1)]
+        return row.expand(tensor.shape)
+    return tensor

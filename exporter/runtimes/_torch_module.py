@@ -1,0 +1,62 @@
+"""A session on anything that torch loads as a module."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["ModuleSession"]
+
+
+class ModuleSession:
+    """Runs a module that takes a program's inputs by position and has torch's autograd.
+
+    Args:
+        call: inputs in order → the module's result.
+        parameters: named, at each call the same ones.
+        outputs: result → outputs by name.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        parameters: Iterable[tuple[str, Tensor]],
+        outputs: Callable[[Any], dict[str, Tensor]],
+    ) -> None:
+        self._call = call
+        self._parameters = {name: p for name, p in parameters if p.requires_grad}
+        self._outputs = outputs
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The program's outputs by name."""
+        with torch.no_grad():
+            return self._outputs(self._call(*inputs.values()))
+
+    def differentiate(
+        self, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]
+    ) -> dict[str, Tensor | None]:
+        """Outputs, and `grad/<name>` of each floating input and each trainable parameter.
+
+        Args:
+            inputs: by name, in any memory layout, which is kept.
+            cotangents: by output name.
+        """
+        leaves = {
+            name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
+            for name, tensor in inputs.items()
+        }
+        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        wanted |= self._parameters
+        with torch.enable_grad():
+            outputs = self._outputs(self._call(*leaves.values()))
+        roots = {name: outputs[name] for name in cotangents if outputs[name].requires_grad}
+        gradients = torch.autograd.grad(
+            list(roots.values()),
+            list(wanted.values()),
+            [cotangents[name] for name in roots],
+            allow_unused=True,
+        )
+        results: dict[str, Tensor | None] = {n: output.detach() for n, output in outputs.items()}
+        results |= {f"grad/{n}": g for n, g in zip(wanted, gradients, strict=True)}
+        return results

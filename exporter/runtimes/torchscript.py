@@ -1,0 +1,34 @@
+"""TorchScript in Python: the same interpreter as in C++ libtorch."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuseport import ops
+from fuseport.exporter.program import named_outputs
+from fuseport.exporter.runtimes._torch_module import ModuleSession
+
+__all__ = ["AUTOGRAD", "FORMAT", "load", "missing"]
+
+FORMAT = "torchscript"
+AUTOGRAD = True
+
+
+def missing() -> str | None:
+    """Nothing can be missing: it is part of torch."""
+    return None
+
+
+def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
+    """A session on a `.pt` file."""
+    ops.register()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
+        module = torch.jit.load(str(artifact), map_location="cpu")
+    names = [spec["name"] for spec in program["outputs"]]
+    return ModuleSession(
+        module, module.named_parameters(), lambda result: named_outputs(result, names)
+    )

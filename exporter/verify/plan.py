@@ -1,0 +1,116 @@
+"""What is to be compared: cases, and the jobs that runtimes do on them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fuseport.exporter import runtimes
+
+__all__ = ["REPEATS", "Case", "Job", "cases", "jobs"]
+
+REPEATS = 3
+"""How often a job calls its artifact: an op was once right twice and wrong at the third call."""
+
+_ODD = (3, 7, 11, 13, 17)
+_EDGE = 65  # one step past the chunk of 64 after which scans save their state
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs to compare on.
+
+    Attributes:
+        name: in reports.
+        sizes: of each dynamic dimension.
+        layout: of floating inputs and cotangents in memory, see `runtimes._layouts`.
+        seed: of the values.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    layout: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One artifact on one case in one runtime.
+
+    Attributes:
+        runtime: its name.
+        artifact: the file; the bundle's weights for a runtime of the model itself.
+        program: `forward` or `gradient`: what is compared.
+        way: `run` the artifact, or `autograd` through it.
+        case: the case's name.
+    """
+
+    runtime: str
+    artifact: Path
+    program: str
+    way: Literal["run", "autograd"]
+    case: str
+
+
+def cases(sizes: Mapping[str, int], seed: int) -> tuple[Case, ...]:
+    """The shapes of the export, and held-out shapes chosen to break coincidences.
+
+    Args:
+        sizes: of the export, by dynamic dimension.
+        seed: of the first case; the others count up from it.
+    """
+    ones = dict.fromkeys(sizes, 1)
+    odd = dict(zip(sizes, (_ODD[i % len(_ODD)] for i in range(len(sizes))), strict=True))
+    edge = {name: 1 if name == "batch" else _EDGE for name in sizes}
+    drafts: list[tuple[str, Mapping[str, int], str]] = [
+        ("export", sizes, "contiguous"),
+        ("export, cotangents of stride 0", sizes, "expanded"),
+    ]
+    if sizes:
+        drafts += [
+            ("every dimension 1", ones, "contiguous"),
+            ("odd, transposed", odd, "transposed"),
+            ("past a chunk, sliced", edge, "sliced"),
+        ]
+    else:
+        drafts.append(("export, transposed", sizes, "transposed"))
+    return tuple(
+        Case(name, dict(s), layout, seed + i) for i, (name, s, layout) in enumerate(drafts)
+    )
+
+
+def jobs(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    chosen: Sequence[str],
+    names: Sequence[str],
+    *,
+    rebuilt: bool,
+) -> Iterator[Job]:
+    """Every artifact of a bundle in every runtime that runs its format, forward and gradient.
+
+    Args:
+        folder: of the bundle.
+        manifest: of the bundle.
+        chosen: runtimes.
+        names: of the cases.
+        rebuilt: whether the model itself can be run.
+    """
+    for name in chosen:
+        runtime = runtimes.get(name)
+        if runtime.FORMAT is None:
+            if rebuilt:
+                weights = folder / "weights.safetensors"
+                yield from (Job(name, weights, "forward", "run", case) for case in names)
+                yield from (Job(name, weights, "gradient", "autograd", case) for case in names)
+            continue
+        for entry in manifest["artifacts"]:
+            if entry["format"] == runtime.FORMAT:
+                yield from of_artifact(name, folder / entry["file"], entry["program"], names)
+
+
+def of_artifact(runtime: str, file: Path, program: str, names: Sequence[str]) -> Iterator[Job]:
+    """One artifact in one runtime: by itself and, forward programs, through autograd too."""
+    yield from (Job(runtime, file, program, "run", case) for case in names)
+    if program == "forward" and runtimes.get(runtime).AUTOGRAD:
+        yield from (Job(runtime, file, "gradient", "autograd", case) for case in names)

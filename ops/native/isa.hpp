@@ -1,0 +1,34 @@
+// Which instruction sets kernels are compiled for, and which of them this machine has.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+
+// One namespace per instruction set holds a kernel's functions; build.py has the same list.
+#if defined(__x86_64__)
+#define FUSEPORT_FOR_EACH_ISA(DO) DO(baseline) DO(avx2) DO(avx512)
+#else
+#define FUSEPORT_FOR_EACH_ISA(DO) DO(baseline)
+#endif
+
+namespace fuseport {
+
+enum class Isa { baseline, avx2, avx512 };
+
+// The best that the machine has, or a lesser one that the environment variable FUSEPORT_ISA names:
+// so that tests can run all of them, and two machines can be made to give the same bits.
+inline Isa chosen_isa() {
+#if defined(__x86_64__)
+  const char* limit = std::getenv("FUSEPORT_ISA");
+  if (limit && std::strcmp(limit, "baseline") == 0) return Isa::baseline;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512bw");
+  if (avx512 && !(limit && std::strcmp(limit, "avx2") == 0)) return Isa::avx512;
+  if (avx2) return Isa::avx2;
+#endif
+  return Isa::baseline;
+}
+
+}  // namespace fuseport

@@ -1,0 +1,111 @@
+// What the inputs must be: the checks of shapes.py, in their order, with their messages.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "selective_scan/kernel.hpp"
+
+namespace fuseport::selective_scan {
+
+using at::Tensor;
+
+// A shape as Python prints a tuple.
+inline std::string tuple(at::IntArrayRef shape) {
+  std::ostringstream text;
+  text << '(';
+  for (size_t i = 0; i < shape.size(); ++i) text << (i ? ", " : "") << shape[i];
+  text << (shape.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+inline std::string name_of(at::ScalarType dtype) {
+  return std::string(c10::getDtypeNames(dtype).first);
+}
+
+struct Check {
+  const char* op;
+  const Tensor& u;
+
+  template <class Got>
+  void require(bool holds, const char* name, const std::string& expected, const Got& got) const {
+    TORCH_CHECK_VALUE(holds, "fuseport::", op, ": ", name, " must be ", expected, "; got ", got);
+  }
+
+  void shape(const char* name, const Tensor& t, const char* meaning,
+             std::initializer_list<int64_t> expected) const {
+    const at::IntArrayRef wanted(expected);
+    require(t.sizes() == wanted, name, std::string(meaning) + " = " + tuple(wanted),
+            tuple(t.sizes()));
+  }
+
+  void like(const char* name, const Tensor& t, at::ScalarType dtype) const {
+    require(t.scalar_type() == dtype, name, name_of(dtype), name_of(t.scalar_type()));
+    require(t.device() == u.device(), name, "on " + u.device().str() + ", like u", t.device());
+  }
+
+  void sequence(const char* name, const Tensor& t) const {
+    like(name, t, u.scalar_type());
+    shape(name, t, "u's shape", {u.size(0), u.size(1), u.size(2)});
+  }
+
+  void coefficient(const char* name, const Tensor& t, int64_t states) const {
+    const int64_t b = u.size(0), d = u.size(1), l = u.size(2);
+    like(name, t, u.scalar_type());
+    if (t.dim() == 2) {
+      shape(name, t, "(d, N)", {d, states});
+    } else if (t.dim() == 3) {
+      shape(name, t, "(b, N, l)", {b, states, l});
+    } else if (t.dim() == 4) {
+      const int64_t groups = t.size(1);
+      require(groups >= 1 && d % groups == 0, name,
+              "of groups that divide " + std::to_string(d) + " channels", groups);
+      shape(name, t, "(b, G, N, l)", {b, groups, states, l});
+    } else {
+      require(false, name, "(d, N), (b, N, l) or (b, G, N, l)", tuple(t.sizes()));
+    }
+  }
+
+  void inputs(const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+              const Tensor& D, const std::optional<Tensor>& z, const Tensor& delta_bias) const {
+    require(u.dim() == 3, "u", "(b, d, l)", tuple(u.sizes()));
+    const at::ScalarType dtype = u.scalar_type();
+    require(dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
+                dtype == at::kDouble,
+            "u", "float16, bfloat16, float32 or float64", name_of(dtype));
+    const int64_t d = u.size(1);
+    const at::ScalarType state_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
+
+    sequence("delta", delta);
+    if (A.is_complex())
+      require(false, "A", "real (complex A is not supported yet)", name_of(A.scalar_type()));
+    like("A", A, state_dtype);
+    require(A.dim() == 2, "A", "(d, N)", tuple(A.sizes()));
+    shape("A", A, "(d, N)", {d, A.size(1)});
+    coefficient("B", B, A.size(1));
+    coefficient("C", C, A.size(1));
+    like("D", D, state_dtype);
+    shape("D", D, "(d,)", {d});
+    if (z) sequence("z", *z);
+    like("delta_bias", delta_bias, state_dtype);
+    shape("delta_bias", delta_bias, "(d,)", {d});
+  }
+
+  void backward(const Tensor& dout, const Tensor& dlast_state, const Tensor& A,
+                const Tensor& chunk_states) const {
+    const int64_t b = u.size(0), d = u.size(1), saved = (u.size(2) + CHUNK - 1) / CHUNK + 1;
+    sequence("dout", dout);
+    like("dlast_state", dlast_state, A.scalar_type());
+    shape("dlast_state", dlast_state, "(b, d, N)", {b, d, A.size(1)});
+    like("chunk_states", chunk_states, A.scalar_type());
+    shape("chunk_states", chunk_states, "(b, ⌈l/64⌉ + 1, d, N)", {b, saved, d, A.size(1)});
+  }
+};
+
+}  // namespace fuseport::selective_scan

@@ -1,0 +1,50 @@
+// The kernels for one instruction set, FUSEPORT_ISA; build.py compiles this file for each.
+#include "selective_scan/kernel.hpp"
+
+#include "selective_scan/backward.hpp"
+#include "selective_scan/forward.hpp"
+
+namespace fuseport::selective_scan::FUSEPORT_ISA {
+
+// Calls `unit` with the type of the state's vectors, and the type that numbers are stored in.
+#define FUSEPORT_DISPATCH(dtype, CALL) \
+  switch (dtype) {                     \
+    case Dtype::float16:               \
+      return CALL(F32, Half);          \
+    case Dtype::bfloat16:              \
+      return CALL(F32, BFloat16);      \
+    case Dtype::float32:               \
+      return CALL(F32, float);         \
+    case Dtype::float64:               \
+      return CALL(F64, double);        \
+  }
+
+int64_t forward_scratch(const Problem& p) {
+  return p.dtype == Dtype::float64 ? ForwardScratch<F64>(p, nullptr).bytes
+                                   : ForwardScratch<F32>(p, nullptr).bytes;
+}
+
+int64_t backward_scratch(const Problem& p) {
+  return p.dtype == Dtype::float64 ? BackwardScratch<F64>(p, nullptr).bytes
+                                   : BackwardScratch<F32>(p, nullptr).bytes;
+}
+
+void forward(const Problem& p, const Forward& k, int64_t unit, void* scratch) {
+#define FUSEPORT_CALL(F, Stored) forward_unit<F, Stored>(p, k, unit, scratch)
+  FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
+#undef FUSEPORT_CALL
+}
+
+void backward(const Problem& p, const Backward& k, int64_t unit, void* scratch) {
+#define FUSEPORT_CALL(F, Stored) backward_unit<F, Stored>(p, k, unit, scratch)
+  FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
+#undef FUSEPORT_CALL
+}
+
+void sum_units(const Problem& p, const SumUnits& k, int64_t unit) {
+#define FUSEPORT_CALL(F, Stored) sum_row<typename F::Real, Stored>(p, k, unit)
+  FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
+#undef FUSEPORT_CALL
+}
+
+}  // namespace fuseport::selective_scan::FUSEPORT_ISA

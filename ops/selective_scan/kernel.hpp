@@ -1,0 +1,122 @@
+// What the kernels of the selective scan take and give, over raw pointers: the interface between
+// kernel.cpp, compiled once per instruction set, and its bindings.
+//
+// Work is cut into units that depend on nothing of each other: one batch entry and a block of
+// channels that share a group of B and one of C. A unit's arithmetic does not depend on which thread
+// runs it, nor on how many there are, and what sums over units does so in their order; hence bits do
+// not depend on threads.
+#pragma once
+
+#include <cstdint>
+
+#include "native/isa.hpp"
+
+#define FUSEPORT_INLINED inline __attribute__((always_inline))
+
+namespace fuseport::selective_scan {
+
+constexpr int64_t CHUNK = 64;  // steps between saved states: shapes.py has the same number
+constexpr int64_t BLOCK = 32;  // channels of a unit, at most
+
+enum class Dtype { float16, bfloat16, float32, float64 };
+
+// Elements of (b, d, l), in the problem's dtype; strides in elements, any value.
+struct Sequence {
+  const void* data = nullptr;
+  int64_t batch = 0, channel = 0, time = 0;
+};
+
+struct MutableSequence {
+  void* data = nullptr;
+  int64_t batch = 0, channel = 0, time = 0;
+};
+
+// B or C. It varies over time, with one (N, l) for each `channels` channels in a row, or it does
+// not, and is (d, N): then `group` is the stride of channels.
+struct Coefficient {
+  const void* data = nullptr;
+  bool varies = true;
+  int64_t channels = 1;
+  int64_t batch = 0, group = 0, state = 0, time = 0;
+};
+
+struct Problem {
+  Dtype dtype = Dtype::float32;  // of sequences and coefficients; the state is double for float64
+  int64_t batches = 0, channels = 0, length = 0, states = 0;
+  int64_t span = 1;  // channels in a row that share a group of B and one of C; not 0
+  bool softplus = false;
+  Sequence u, delta, z;           // z.data is null where there is no gate
+  const void* A = nullptr;        // (d, N), contiguous, in the state's type, like the next two
+  const void* D = nullptr;        // (d,)
+  const void* delta_bias = nullptr;
+  Coefficient B, C;
+
+  // Inlined always: a copy that is compiled for one instruction set must not serve another.
+  FUSEPORT_INLINED int64_t chunks() const { return (length + CHUNK - 1) / CHUNK; }
+  FUSEPORT_INLINED int64_t saved() const { return chunks() + 1; }
+  FUSEPORT_INLINED int64_t blocks_per_span() const { return (span + BLOCK - 1) / BLOCK; }
+  FUSEPORT_INLINED int64_t blocks() const { return channels / span * blocks_per_span(); }
+  FUSEPORT_INLINED int64_t units() const { return batches * blocks(); }
+};
+
+struct Forward {
+  MutableSequence out;
+  void* last_state = nullptr;    // (b, d, N), contiguous, in the state's type
+  void* chunk_states = nullptr;  // (b, saved, d, N), likewise: before each chunk, and at the end
+};
+
+struct Backward {
+  Sequence dout;
+  const void* dlast_state = nullptr;   // (b, d, N), contiguous, in the state's type
+  const void* chunk_states = nullptr;  // as forward left them
+  MutableSequence du, ddelta, dz;
+  // Sums over one unit, which `sum_units` and the binding add up.
+  double* dA = nullptr;                // (b, d, N)
+  double* dD = nullptr;                // (b, d)
+  double* ddelta_bias = nullptr;       // (b, d)
+  void* dB = nullptr;  // B varies: (b, blocks, N, l) in the state's type; else double, (b, d, N)
+  void* dC = nullptr;
+};
+
+// Adds up the parts of dB, of a B that varies, and writes (b, G, N, l), contiguous, in `dtype`.
+struct SumUnits {
+  const void* parts = nullptr;  // (b, blocks, N, l)
+  void* total = nullptr;
+  int64_t groups = 0;
+
+  FUSEPORT_INLINED int64_t units(const Problem& p) const { return p.batches * groups * p.states; }
+};
+
+#define FUSEPORT_DECLARE(isa)                                                            \
+  namespace isa {                                                                        \
+  int64_t forward_scratch(const Problem&);  /* bytes for one unit, to be 64-aligned */   \
+  int64_t backward_scratch(const Problem&);                                              \
+  void forward(const Problem&, const Forward&, int64_t unit, void* scratch);             \
+  void backward(const Problem&, const Backward&, int64_t unit, void* scratch);           \
+  void sum_units(const Problem&, const SumUnits&, int64_t unit);                         \
+  }
+FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
+#undef FUSEPORT_DECLARE
+
+// The kernels for one instruction set.
+struct Kernels {
+  int64_t (*forward_scratch)(const Problem&);
+  int64_t (*backward_scratch)(const Problem&);
+  void (*forward)(const Problem&, const Forward&, int64_t, void*);
+  void (*backward)(const Problem&, const Backward&, int64_t, void*);
+  void (*sum_units)(const Problem&, const SumUnits&, int64_t);
+};
+
+// The kernels for the best instruction set of this machine.
+inline const Kernels& kernels() {
+#define FUSEPORT_TABLE(isa)                                                              \
+  static constexpr Kernels isa##_kernels{isa::forward_scratch, isa::backward_scratch,    \
+                                         isa::forward, isa::backward, isa::sum_units};   \
+  if (chosen == Isa::isa) return isa##_kernels;
+  static const Isa chosen = chosen_isa();
+  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
+#undef FUSEPORT_TABLE
+  return baseline_kernels;
+}
+
+}  // namespace fuseport::selective_scan

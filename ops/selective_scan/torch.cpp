@@ -1,0 +1,313 @@
+// The selective scan as operators of torch: schemas, CPU kernels, gradients. No Python in here, so
+// that a C++ program can open the library and run artifacts that use the operators.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <optional>
+#include <tuple>
+
+#include "native/layout.hpp"
+#include "native/parallel.hpp"
+#include "selective_scan/checks.hpp"
+#include "selective_scan/kernel.hpp"
+
+namespace fuseport::selective_scan {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+Sequence sequence(const Tensor& t) {
+  return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+MutableSequence mutable_sequence(const Tensor& t) {
+  return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+Coefficient coefficient(const Tensor& t, int64_t channels) {
+  const void* data = t.const_data_ptr();
+  if (t.dim() == 2) return {data, false, 1, 0, t.stride(0), t.stride(1), 0};
+  if (t.dim() == 3) return {data, true, channels, t.stride(0), 0, t.stride(1), t.stride(2)};
+  return {data,        true,        channels / t.size(1), t.stride(0),
+          t.stride(1), t.stride(2), t.stride(3)};
+}
+
+int64_t groups(const Tensor& coefficient) {
+  return coefficient.dim() == 4 ? coefficient.size(1) : 1;
+}
+
+Dtype dtype(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kHalf:
+      return Dtype::float16;
+    case at::kBFloat16:
+      return Dtype::bfloat16;
+    case at::kDouble:
+      return Dtype::float64;
+    default:
+      return Dtype::float32;
+  }
+}
+
+// Inputs that passed the checks. It holds tensors, since some are made contiguous.
+struct Inputs {
+  Tensor A, D, delta_bias;
+  Problem problem;
+
+  Inputs(const Tensor& u, const Tensor& delta, const Tensor& A_, const Tensor& B, const Tensor& C,
+         const Tensor& D_, const std::optional<Tensor>& z, const Tensor& bias, bool softplus)
+      : A(A_.contiguous()), D(D_.contiguous()), delta_bias(bias.contiguous()) {
+    Problem& p = problem;
+    p.dtype = dtype(u);
+    p.batches = u.size(0);
+    p.channels = u.size(1);
+    p.length = u.size(2);
+    p.states = A.size(1);
+    // A group's border is where a multiple of d/G is, for G of B and of C alike.
+    p.span = std::max<int64_t>(1, std::gcd(p.channels / groups(B), p.channels / groups(C)));
+    p.softplus = softplus;
+    p.u = sequence(u);
+    p.delta = sequence(delta);
+    if (z) p.z = sequence(*z);
+    p.A = A.const_data_ptr();
+    p.D = D.const_data_ptr();
+    p.delta_bias = delta_bias.const_data_ptr();
+    p.B = coefficient(B, p.channels);
+    p.C = coefficient(C, p.channels);
+  }
+};
+
+// Calls run(unit, scratch) for all units on torch's threads; scratch is each thread's own.
+template <class Run>
+void for_each_unit(const Problem& p, int64_t scratch_bytes, const Run& run) {
+  const int64_t units = p.units(), stride = (scratch_bytes + 63) / 64 * 64;
+  const int64_t threads = threads_for(units, p.batches * p.channels * p.length * p.states);
+  const Tensor buffer = at::empty({threads * stride + 64}, at::kByte);
+  char* base = static_cast<char*>(buffer.mutable_data_ptr());
+  base += (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64;
+  parallel(units, threads, [&](int64_t unit, int64_t slot) { run(unit, base + slot * stride); });
+}
+
+using Outputs = std::tuple<Tensor, Tensor, Tensor>;
+
+Outputs forward_cpu(const char* op, const Tensor& u, const Tensor& delta, const Tensor& A,
+                    const Tensor& B, const Tensor& C, const Tensor& D,
+                    const std::optional<Tensor>& z, const Tensor& bias, bool softplus) {
+  Check{op, u}.inputs(delta, A, B, C, D, z, bias);
+  const Inputs inputs(u, delta, A, B, C, D, z, bias, softplus);
+  const Problem& p = inputs.problem;
+  Tensor out = empty_as(u);
+  Tensor last_state = at::empty({p.batches, p.channels, p.states}, A.options());
+  Tensor chunk_states = at::empty({p.batches, p.saved(), p.channels, p.states}, A.options());
+  const Forward forward{mutable_sequence(out), last_state.mutable_data_ptr(),
+                        chunk_states.mutable_data_ptr()};
+  const Kernels& k = kernels();
+  for_each_unit(p, k.forward_scratch(p),
+                [&](int64_t unit, void* scratch) { k.forward(p, forward, unit, scratch); });
+  return {out, last_state, chunk_states};
+}
+
+// Where the units' parts of dB or dC go, and what becomes of them.
+struct CoefficientGradient {
+  Tensor parts, like;
+
+  CoefficientGradient(const Problem& p, const Coefficient& k, const Tensor& coefficient,
+                      at::TensorOptions state)
+      : like(coefficient) {
+    parts = k.varies ? at::empty({p.batches, p.blocks(), p.states, p.length}, state)
+                     : at::empty({p.batches, p.channels, p.states}, state.dtype(at::kDouble));
+  }
+
+  Tensor total(const Problem& p) const {
+    if (like.dim() == 2) return parts.sum(0).to(like.scalar_type());
+    Tensor result = at::empty(like.sizes(), like.options());
+    const SumUnits sum{parts.const_data_ptr(), result.mutable_data_ptr(), groups(like)};
+    const int64_t units = sum.units(p);
+    parallel(units, threads_for(units, parts.numel()),
+             [&](int64_t unit, int64_t) { kernels().sum_units(p, sum, unit); });
+    return result;
+  }
+};
+
+// (du, ddelta, dA, dB, dC, dD, dz, ddelta_bias); dz is undefined where there is no z.
+std::array<Tensor, 8> backward_cpu(const char* op, const Tensor& dout, const Tensor& dlast_state,
+                                   const Tensor& u, const Tensor& delta, const Tensor& A,
+                                   const Tensor& B, const Tensor& C, const Tensor& D,
+                                   const std::optional<Tensor>& z, const Tensor& bias,
+                                   const Tensor& chunk_states, bool softplus) {
+  const Check check{op, u};
+  check.inputs(delta, A, B, C, D, z, bias);
+  check.backward(dout, dlast_state, A, chunk_states);
+  const Inputs inputs(u, delta, A, B, C, D, z, bias, softplus);
+  const Problem& p = inputs.problem;
+  const Tensor last = dlast_state.contiguous(), saved = chunk_states.contiguous();
+  const at::TensorOptions wide = A.options().dtype(at::kDouble);
+  Tensor du = empty_as(u), ddelta = empty_as(delta), dz = z ? empty_as(*z) : Tensor();
+  Tensor dA = at::empty({p.batches, p.channels, p.states}, wide);
+  Tensor dD = at::empty({p.batches, p.channels}, wide);
+  Tensor dbias = at::empty({p.batches, p.channels}, wide);
+  const CoefficientGradient dB(p, p.B, B, A.options()), dC(p, p.C, C, A.options());
+
+  Backward backward;
+  backward.dout = sequence(dout);
+  backward.dlast_state = last.const_data_ptr();
+  backward.chunk_states = saved.const_data_ptr();
+  backward.du = mutable_sequence(du);
+  backward.ddelta = mutable_sequence(ddelta);
+  if (z) backward.dz = mutable_sequence(dz);
+  backward.dA = dA.mutable_data_ptr<double>();
+  backward.dD = dD.mutable_data_ptr<double>();
+  backward.ddelta_bias = dbias.mutable_data_ptr<double>();
+  backward.dB = dB.parts.mutable_data_ptr();
+  backward.dC = dC.parts.mutable_data_ptr();
+  const Kernels& k = kernels();
+  for_each_unit(p, k.backward_scratch(p),
+                [&](int64_t unit, void* scratch) { k.backward(p, backward, unit, scratch); });
+
+  const auto over_batches = [&](const Tensor& parts) { return parts.sum(0).to(A.scalar_type()); };
+  return {du, ddelta, over_batches(dA), dB.total(p), dC.total(p), over_batches(dD), dz,
+          over_batches(dbias)};
+}
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using GatedGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// The four operators, on the CPU.
+
+Outputs scan(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+             const Tensor& C, const Tensor& D, const Tensor& delta_bias, bool softplus) {
+  return forward_cpu("selective_scan", u, delta, A, B, C, D, {}, delta_bias, softplus);
+}
+
+Outputs scan_gated(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                   const Tensor& C, const Tensor& D, const Tensor& z, const Tensor& delta_bias,
+                   bool softplus) {
+  return forward_cpu("selective_scan_gated", u, delta, A, B, C, D, z, delta_bias, softplus);
+}
+
+Gradients scan_backward(const Tensor& dout, const Tensor& dlast_state, const Tensor& u,
+                        const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+                        const Tensor& D, const Tensor& delta_bias, const Tensor& chunk_states,
+                        bool softplus) {
+  auto g = backward_cpu("selective_scan_backward", dout, dlast_state, u, delta, A, B, C, D, {},
+                        delta_bias, chunk_states, softplus);
+  return {g[0], g[1], g[2], g[3], g[4], g[5], g[7]};
+}
+
+GatedGradients scan_gated_backward(const Tensor& dout, const Tensor& dlast_state, const Tensor& u,
+                                   const Tensor& delta, const Tensor& A, const Tensor& B,
+                                   const Tensor& C, const Tensor& D, const Tensor& z,
+                                   const Tensor& delta_bias, const Tensor& chunk_states,
+                                   bool softplus) {
+  auto g = backward_cpu("selective_scan_gated_backward", dout, dlast_state, u, delta, A, B, C, D,
+                        z, delta_bias, chunk_states, softplus);
+  return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7]};
+}
+
+// Gradients. Autograd sees operators only, by their names, so that traces hold them whole and fakes
+// stand in for them.
+
+template <class Signature>
+auto operator_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+struct ScanFunction : torch::autograd::Function<ScanFunction> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& u, const Tensor& delta,
+                               const Tensor& A, const Tensor& B, const Tensor& C, const Tensor& D,
+                               const std::optional<Tensor>& z, const Tensor& delta_bias,
+                               bool softplus) {
+    static const auto plain = operator_named<decltype(scan)>("fuseport::selective_scan");
+    static const auto gated =
+        operator_named<decltype(scan_gated)>("fuseport::selective_scan_gated");
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [out, last_state, chunk_states] =
+        z ? gated.call(u, delta, A, B, C, D, *z, delta_bias, softplus)
+          : plain.call(u, delta, A, B, C, D, delta_bias, softplus);
+    ctx->saved_data["softplus"] = softplus;
+    ctx->save_for_backward(
+        {u, delta, A, B, C, D, delta_bias, chunk_states, z ? *z : Tensor()});
+    ctx->mark_non_differentiable({chunk_states});
+    return {out, last_state, chunk_states};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& cotangents) {
+    static const auto plain =
+        operator_named<decltype(scan_backward)>("fuseport::selective_scan_backward");
+    static const auto gated =
+        operator_named<decltype(scan_gated_backward)>("fuseport::selective_scan_gated_backward");
+    const variable_list s = ctx->get_saved_variables();
+    const bool softplus = ctx->saved_data["softplus"].toBool();
+    const Tensor &dout = cotangents[0], &dlast_state = cotangents[1], &z = s[8];
+    if (!z.defined()) {
+      auto [du, ddelta, dA, dB, dC, dD, dbias] = plain.call(
+          dout, dlast_state, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], softplus);
+      return {du, ddelta, dA, dB, dC, dD, Tensor(), dbias, Tensor()};
+    }
+    auto [du, ddelta, dA, dB, dC, dD, dz, dbias] = gated.call(
+        dout, dlast_state, s[0], s[1], s[2], s[3], s[4], s[5], z, s[6], s[7], softplus);
+    return {du, ddelta, dA, dB, dC, dD, dz, dbias, Tensor()};
+  }
+};
+
+Outputs scan_autograd(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                      const Tensor& C, const Tensor& D, const Tensor& delta_bias, bool softplus) {
+  auto y = ScanFunction::apply(u, delta, A, B, C, D, std::optional<Tensor>(), delta_bias, softplus);
+  return {y[0], y[1], y[2]};
+}
+
+Outputs scan_gated_autograd(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                            const Tensor& C, const Tensor& D, const Tensor& z,
+                            const Tensor& delta_bias, bool softplus) {
+  auto y = ScanFunction::apply(u, delta, A, B, C, D, std::optional<Tensor>(z), delta_bias, softplus);
+  return {y[0], y[1], y[2]};
+}
+
+TORCH_LIBRARY_FRAGMENT(fuseport, m) {
+  // Where the fakes come from: torch names this module to whom they are missing.
+  m.set_python_module("fuseport.ops.registration");
+  m.def(
+      "selective_scan(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor D, "
+      "Tensor delta_bias, bool delta_softplus) "
+      "-> (Tensor out, Tensor last_state, Tensor chunk_states)");
+  m.def(
+      "selective_scan_gated(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor D, "
+      "Tensor z, Tensor delta_bias, bool delta_softplus) "
+      "-> (Tensor out, Tensor last_state, Tensor chunk_states)");
+  m.def(
+      "selective_scan_backward(Tensor dout, Tensor dlast_state, Tensor u, Tensor delta, Tensor A, "
+      "Tensor B, Tensor C, Tensor D, Tensor delta_bias, Tensor chunk_states, bool delta_softplus) "
+      "-> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+      "Tensor ddelta_bias)");
+  m.def(
+      "selective_scan_gated_backward(Tensor dout, Tensor dlast_state, Tensor u, Tensor delta, "
+      "Tensor A, Tensor B, Tensor C, Tensor D, Tensor z, Tensor delta_bias, Tensor chunk_states, "
+      "bool delta_softplus) "
+      "-> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, "
+      "Tensor ddelta_bias)");
+}
+
+TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
+  m.impl("selective_scan", scan);
+  m.impl("selective_scan_gated", scan_gated);
+  m.impl("selective_scan_backward", scan_backward);
+  m.impl("selective_scan_gated_backward", scan_gated_backward);
+}
+
+TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
+  m.impl("selective_scan", scan_autograd);
+  m.impl("selective_scan_gated", scan_gated_autograd);
+  // Gradients of gradients: these run as they are, and refuse when they are differentiated.
+  m.impl("selective_scan_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("selective_scan_gated_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace
+}  // namespace fuseport::selective_scan

@@ -1,0 +1,124 @@
+"""What an op declares: the only abstractions that all ops share.
+
+An op is one folder in `fuseport/ops/`, whose `__init__.py` has a public function and a `SPEC`. The
+folder declares and computes; what is made of it (registration here, export and verification in
+`fuseport.exporter`) is derived from the `SPEC`.
+
+Gradients are wired by name. The operator that computes the gradients of operator `f` takes, in any
+order, inputs of `f`, outputs of `f`, and for each differentiable output `y` its cotangent `dy`; for
+each differentiable input `x` it returns `dx`. An output without a cotangent is not differentiable.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["FLOATING", "NAMESPACE", "Case", "Inputs", "OpSpec", "Operator"]
+
+NAMESPACE = "fuseport"
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+Inputs = dict[str, Any]
+"""The inputs of an operator by name, in the order of its schema: tensors, and plain values."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator `fuseport::<name>`.
+
+    `schema` has fixed arity, tensors in and a tuple of tensors out, and equals the one that the
+    op's `torch.cpp` declares. `reference` computes it in plain torch on any device, in float64
+    too; it checks its inputs, and is differentiable unless it computes gradients itself. `fake`
+    checks the same way and returns empty outputs of the right shapes, dtypes and *strides*.
+    `backward` names the operator that computes its gradients; an operator without one refuses
+    to be differentiated.
+    """
+
+    name: str
+    schema: str
+    reference: Callable[..., tuple[Tensor, ...]]
+    fake: Callable[..., tuple[Tensor, ...]]
+    backward: str | None = None
+
+    @property
+    def qualified_name(self) -> str:
+        """`fuseport::<name>`, as the dispatcher knows it."""
+        return f"{NAMESPACE}::{self.name}"
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs, in order."""
+        return tuple(a.name for a in torch._C.parse_schema(self.name + self.schema).arguments)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs, in order."""
+        return tuple(r.name for r in torch._C.parse_schema(self.name + self.schema).returns)
+
+    def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Calls the registered operator: `fuseport.ops.register()` comes first."""
+        outputs: tuple[Tensor, ...] = getattr(getattr(torch.ops, NAMESPACE), self.name)(*inputs)
+        return outputs
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs to compare on: shapes and memory layout fixed, dtype and seed open.
+
+    `make(dtype, seed)` returns the inputs of the operator named `operator`, which `dtype` is one
+    of `dtypes`. The same arguments give the same bits.
+    """
+
+    name: str
+    operator: str
+    make: Callable[[torch.dtype, int], Inputs]
+    dtypes: tuple[torch.dtype, ...] = FLOATING
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """An op: its public function, the operators under it, the cases it is compared on.
+
+    `package` is the import path of the op's folder.
+    """
+
+    name: str
+    package: str
+    function: Callable[..., Any]
+    operators: tuple[Operator, ...]
+    cases: tuple[Case, ...]
+
+    def operator(self, name: str) -> Operator:
+        """The operator of this op with that name; KeyError if there is none."""
+        return {operator.name: operator for operator in self.operators}[name]
+
+    @property
+    def folder(self) -> Path:
+        """Where the native sources of the op are."""
+        location = importlib.import_module(self.package).__file__
+        assert location is not None
+        return Path(location).parent
+
+    def lowering(self) -> ModuleType:
+        """The op's ONNX lowering, `<package>.onnx`; imported here, since few uses need onnx."""
+        return importlib.import_module(f"{self.package}.onnx")
+
+    def backward_inputs(
+        self, operator: Operator, inputs: Mapping[str, Any], cotangents: Mapping[str, Tensor]
+    ) -> Inputs:
+        """The inputs of the operator that computes the gradients of `operator` at `inputs`.
+
+        `cotangents` holds `d<output>` for each differentiable output. Saved outputs come from
+        the reference, in the dtypes of `inputs`.
+        """
+        assert operator.backward is not None, f"{operator.name} is not differentiable"
+        outputs = operator.reference(*inputs.values())
+        known = {**inputs, **dict(zip(operator.outputs, outputs, strict=True)), **cotangents}
+        return {name: known[name] for name in self.operator(operator.backward).inputs}
