@@ -30,7 +30,8 @@ class Compiler:
 
     def be(self, version: str, fails: bool = False) -> None:
         self.script.write_text(
-            f"#!{sys.executable}\n"
+            # Not Python's own path after #!, which must not hold a space.
+            f"#!/bin/sh\n'''exec' '{sys.executable}' \"$0\" \"$@\"\n' '''\n"
             "import shutil, sys, time\n"
             "arguments = sys.argv[1:]\n"
             f"if arguments == ['--version']:\n    sys.exit(print({version!r}))\n"
