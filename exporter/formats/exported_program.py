@@ -23,9 +23,6 @@ def write(program: Program, path: Path, options: Options) -> None:
         ExportFailed: the graph holds something that cannot be serialised.
     """
     del options
-    for node in program.exported.graph.nodes:
-        # They name paths of the exporting machine, and make the file differ from run to run.
-        node.meta.pop("stack_trace", None)
     try:
         torch.export.save(program.exported, path)
     except (OSError, MemoryError):

@@ -10,7 +10,7 @@ import logging
 import re
 import struct
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
     IdentityEliminationPass,
     RemoveUnusedFunctionsPass,
     RemoveUnusedNodesPass,
@@ -27,7 +28,8 @@ from onnx_ir.passes.common import (
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
-from fuseport.exporter.formats import _derivatives as derivatives
+from fuseport.exporter.formats._decompositions import decompositions
+from fuseport.exporter.formats._lowering import Table, lowered
 from fuseport.exporter.program import Program, one_line
 from fuseport.ops import OPS
 
@@ -60,20 +62,20 @@ def write(program: Program, path: Path, options: Options) -> None:
     if size > EMBED_LIMIT:
         _refer_to(options.weights, model)
     ir.save(model, path)
-    onnx.checker.check_model(str(path), full_check=False)
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportFailed(f"ONNX's checker refuses {path.name}: {one_line(error)}") from error
 
 
 def _translate(program: Program, opset: int) -> ir.Model:
-    exported = program.exported
-    exported = exported.run_decompositions(_decompositions(exported))
     with _quiet():
         onnx_program = torch.onnx.export(
-            exported,
+            lowered(program.exported, _table(program.exported)),
             dynamo=True,
             opset_version=opset,
             input_names=[spec.name for spec in program.inputs],
             output_names=[spec.name for spec in program.outputs],
-            custom_translation_table=derivatives.translations(),
             optimize=False,
             verbose=False,
         )
@@ -82,6 +84,7 @@ def _translate(program: Program, opset: int) -> ir.Model:
     model.graph.name = program.kind
     for clean in (
         IdentityEliminationPass(),
+        CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
         RemoveUnusedFunctionsPass(),
         RemoveUnusedOpsetsPass(),
@@ -90,25 +93,14 @@ def _translate(program: Program, opset: int) -> ir.Model:
     return model
 
 
-def _decompositions(exported: torch.export.ExportedProgram) -> dict[Any, Callable[..., Any]]:
-    """For each operator in the graph that ONNX cannot take as it is, what to take instead."""
-    targets = {
-        n.target for n in exported.graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+def _table(exported: torch.export.ExportedProgram) -> Table:
+    """What the operators that ONNX lacks, and the fused ops, become."""
+    fused = {
+        getattr(torch.ops.fuseport, name).default: decomposition
+        for op in OPS.values()
+        for name, decomposition in op.lowering().decompositions().items()
     }
-    table = derivatives.decompositions(targets)
-    table[torch.ops.aten.view.default] = _reshape
-    for op in OPS.values():
-        for name, decomposition in op.lowering().decompositions().items():
-            table[getattr(torch.ops.fuseport, name).default] = decomposition
-    return table
-
-
-def _reshape(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    # Symbolic nodes are contiguous where the ops are laid out like their inputs. A view may not fit
-    # any more then; ONNX has no strides, so a copy here costs nothing there.
-    contiguous = torch.clone(x, memory_format=torch.contiguous_format)
-    result: torch.Tensor = torch.ops.aten._unsafe_view.default(contiguous, shape)
-    return result
+    return {**decompositions(exported), **fused}
 
 
 def _rename_dimensions(model: ir.Model, program: Program) -> None:
@@ -178,7 +170,8 @@ def _reason(error: BaseException) -> str:
     """What is at the bottom of a chain of exporter errors."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return one_line(error)
+    lacking = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
+    return one_line(error) if lacking is None else f"there is no form of {lacking[1]}"
 
 
 @contextmanager

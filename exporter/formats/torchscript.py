@@ -10,6 +10,7 @@ import operator
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,9 @@ def write(program: Program, path: Path, options: Options) -> None:
         ExportFailed: the graph has something that TorchScript cannot say.
     """
     del options
-    # A class of its own, since torch.jit shares a compiled type, and its `forward`, between modules
-    # of one class.
     root = type(program.kind.title(), (nn.Module,), {})()
     module_tree(program.state(requires_grad=program.kind == "forward"), root)
-    with warnings.catch_warnings():
+    with _fresh_compiler(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
         try:
             scripted = torch.jit.script(root.eval())
@@ -89,6 +88,22 @@ def write(program: Program, path: Path, options: Options) -> None:
                 f"TorchScript refuses the {program.kind} program: {one_line(error)}"
             ) from error
         scripted.save(str(path))
+
+
+@contextmanager
+def _fresh_compiler() -> Iterator[None]:
+    """Forget the modules compiled before: the same program gives the same bytes then.
+
+    torch.jit numbers types of one name through the life of the process, and shares a compiled type,
+    and its `forward`, between modules of one class.
+    """
+    kept = torch.jit._state._python_cu, torch.jit._recursive.concrete_type_store
+    torch.jit._state._python_cu = torch._C.CompilationUnit()
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    try:
+        yield
+    finally:
+        torch.jit._state._python_cu, torch.jit._recursive.concrete_type_store = kept
 
 
 def source(program: Program) -> str:
@@ -106,7 +121,7 @@ def source(program: Program) -> str:
     result = "Tensor" if single else "Dict[str, Tensor]"
     lines = [f"def forward(self, {arguments}) -> {result}:"]
     values = {**attributes, **{str(k): v for k, v in names.items()}}
-    lines += _body(exported.graph_module, values, "    ")
+    lines += _body(exported.graph_module, values)
     outputs = [values.get(str(name), str(name)) for name in signature.user_outputs]
     if single:
         lines.append(f"    return {outputs[0]}")
@@ -120,7 +135,7 @@ def source(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _body(module: fx.GraphModule, values: dict[str, str], indent: str) -> Iterator[str]:
+def _body(module: fx.GraphModule, values: dict[str, str]) -> Iterator[str]:
     """One line for each call in the graph. `values`: what names of the graph read as; it grows."""
     for node in module.graph.nodes:
         if node.op != "call_function":
@@ -128,28 +143,8 @@ def _body(module: fx.GraphModule, values: dict[str, str], indent: str) -> Iterat
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and target._schema.name in _ASSERTIONS:
             continue
-        if target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-            yield from _grad_mode(module, node, values, indent)
-            continue
         values[node.name] = _identifier(node.name)
-        yield f"{indent}{values[node.name]} = {_call(node, values)}"
-
-
-def _grad_mode(
-    module: fx.GraphModule, node: fx.Node, values: dict[str, str], indent: str
-) -> Iterator[str]:
-    """A region under `torch.no_grad()` (or `enable_grad()`), written in place."""
-    enabled, region, *arguments = node.args
-    assert isinstance(region, fx.Node)
-    body = module.get_submodule(str(region.target))
-    assert isinstance(body, fx.GraphModule)
-    placeholders = [n.name for n in body.graph.nodes if n.op == "placeholder"]
-    inner = dict(zip(placeholders, (_value(a, values) for a in arguments), strict=True))
-    yield f"{indent}with torch.{'enable_grad' if enabled else 'no_grad'}():"
-    yield from _body(body, inner, indent + "    ")
-    results = next(n for n in body.graph.nodes if n.op == "output").args[0]
-    values[node.name] = _identifier(node.name)
-    yield f"{indent}    {values[node.name]} = ({', '.join(_value(r, inner) for r in results)},)"
+        yield f"    {values[node.name]} = {_call(node, values)}"
 
 
 def _call(node: fx.Node, values: Mapping[str, str]) -> str:

@@ -7,9 +7,11 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import keyword
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.models.model import Model
-from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program import TensorSpec, one_line
 
 __all__ = ["NAME", "model", "parse_inputs", "rebuild"]
 
@@ -34,12 +36,12 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
     """Inputs as users write them: `x:[batch,3,length]`, `ids:int64[batch,length]<50257`.
 
     A dimension is a size, or a name: a dynamic dimension, the same wherever the name occurs. The
-    dtype is float32 if not given; integers need an exclusive upper bound.
+    dtype is float32 if not given; integers need an exclusive upper bound, the lower one is 0.
 
     Raises:
         UsageError: a text is not of that form.
     """
-    specs = []
+    specs: list[TensorSpec] = []
     for text in texts:
         match = _INPUT.fullmatch(text.replace(" ", ""))
         if match is None:
@@ -59,7 +61,14 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
             if isinstance(dim, str) and not dim.isidentifier():
                 raise UsageError(f"--input-shapes {text}: {dim} is neither a size nor a name")
         high = None if match["high"] is None else int(match["high"])
-        specs.append(TensorSpec(match["name"], dtype, dims, high))
+        if high is not None and (not dtype.startswith("int") or high < 1):
+            raise UsageError(f"--input-shapes {text}: a bound is for integers, and 1 or more")
+        name = match["name"]
+        if keyword.iskeyword(name) or name == "self" or name in {spec.name for spec in specs}:
+            raise UsageError(
+                f"--input-shapes {text}: {name} cannot be an input's name, or is twice"
+            )
+        specs.append(TensorSpec(name, dtype, dims, high))
     return tuple(specs)
 
 
@@ -69,8 +78,8 @@ def model(
     """Call the user's code for a module.
 
     Args:
-        code: `module:callable` or `file.py:callable`; it returns an `nn.Module`. Those of its
-            parameters that the checkpoint's hyperparameters name are passed.
+        code: `module:callable` or `file.py:callable`; it returns an `nn.Module`. It gets those of
+            the checkpoint's hyperparameters that it has parameters for, or all if it has `**`.
         hyper_parameters: the checkpoint's.
         inputs: of the module; if None, its `example_input_array` (Lightning's name) tells them,
             with the first dimension dynamic.
@@ -108,44 +117,70 @@ def _find(code: str) -> tuple[Path, Any]:
     place, _, name = code.rpartition(":")
     if not place or not name:
         raise UsageError(f"--model {code}: write module:callable or file.py:callable")
-    try:
-        module = _import(code, place)
-    except UsageError:
-        raise
-    except Exception as error:  # the user's code can raise anything when imported
-        raise Missing(
-            f"--model {code}: importing it failed: {type(error).__name__}: {error}"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function) or module.__file__ is None:
-        raise UsageError(f"--model {code}: {place} has no callable {name}")
-    return Path(module.__file__), function
+    module = _import_file(code, Path(place)) if place.endswith(".py") else _import(code, place)
+    function, file = getattr(module, name, None), getattr(module, "__file__", None)
+    if not callable(function) or file is None:
+        raise UsageError(f"--model {code}: {place} has no callable {name} of the user's")
+    return Path(file), function
 
 
-def _import(code: str, place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        if importlib.util.find_spec(place) is None:
-            raise UsageError(f"--model {code}: there is no module {place}")
-        return importlib.import_module(place)
-    path = Path(place).resolve()
+def _import(code: str, name: str) -> ModuleType:
+    with _importing(code, Path.cwd()):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # the module is there, and imports what is not
+            raise UsageError(f"--model {code}: there is no module {error.name}") from error
+
+
+def _import_file(code: str, path: Path) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"--model {code}: there is no file {place}")
-    # Its neighbours are what it imports, as if it were run.
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    return importlib.import_module(path.stem)
+        raise UsageError(f"--model {code}: there is no file {path}")
+    path = path.resolve()
+    # Not under its stem, which may be that of an installed module.
+    spec = importlib.util.spec_from_file_location(f"user_code_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with _importing(code, path.parent):
+        sys.modules[spec.name] = module  # dataclasses, for one, look their module up
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _importing(code: str, folder: Path) -> Iterator[None]:
+    """Import with the neighbours in reach, as if the code were run; a failure leaves no trace."""
+    modules, paths = set(sys.modules), list(sys.path)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        yield
+    except BaseException as error:
+        sys.path[:] = paths
+        for name in sys.modules.keys() - modules:
+            # Only the user's own: extension modules cannot be loaded twice.
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
+                del sys.modules[name]
+        if isinstance(error, UsageError | KeyboardInterrupt):
+            raise
+        # The user's code can raise anything when imported, SystemExit too.
+        raise Missing(f"--model {code}: importing it failed: {one_line(error)}") from error
 
 
 def _call(code: str, function: Any, hyper_parameters: Mapping[str, Any]) -> nn.Module:
     try:
         parameters = inspect.signature(function).parameters
-        given = {name: hyper_parameters[name] for name in parameters if name in hyper_parameters}
-        module = function(**given)
-    except Exception as error:  # the user's code can raise anything
+        everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        module = function(
+            **{n: v for n, v in hyper_parameters.items() if everything or n in parameters}
+        )
+    except (Exception, SystemExit) as error:  # the user's code can raise anything
+        known = ", ".join(hyper_parameters) or "none"
         raise Missing(
-            f"--model {code}: calling it failed: {type(error).__name__}: {error}"
+            f"--model {code}: calling it failed: {one_line(error)}; hyperparameters in the "
+            f"checkpoint: {known}"
         ) from error
     if not isinstance(module, nn.Module):
         raise UsageError(f"--model {code}: it returned {type(module).__name__}, not an nn.Module")
@@ -159,18 +194,26 @@ def _from_example(code: str, module: nn.Module) -> tuple[TensorSpec, ...]:
             f"--model {code}: what are its inputs? Give --input-shapes 'x:[batch,3,length]', or "
             "set example_input_array on the module"
         )
-    if isinstance(example, Tensor):
-        example = (example,)
-    names = list(inspect.signature(module.forward).parameters)
-    pairs = example.items() if isinstance(example, Mapping) else zip(names, example, strict=False)
+    if not isinstance(example, Mapping):
+        tensors = (example,) if isinstance(example, Tensor) else tuple(example)
+        names = list(inspect.signature(module.forward).parameters)
+        example = {
+            names[i] if i < len(names) else f"input_{i}": tensor for i, tensor in enumerate(tensors)
+        }
+    others = [name for name, value in example.items() if not isinstance(value, Tensor)]
+    if others:
+        raise UsageError(
+            f"--model {code}: example_input_array has {', '.join(others)}, which is no tensor: a "
+            "program takes tensors only"
+        )
     return tuple(
         TensorSpec(
             name,
             str(tensor.dtype).removeprefix("torch."),
-            ("batch", *tensor.shape[1:]),
+            ("batch", *tensor.shape[1:]) if tensor.dim() else (),
             None if tensor.is_floating_point() else int(tensor.max()) + 1,
         )
-        for name, tensor in pairs
+        for name, tensor in example.items()
     )
 
 

@@ -198,7 +198,7 @@ def _forward_text(gated: bool) -> str:
         + """
         out = CastLike(result, u)
         batch_first = Constant <value_ints = [0]> ()
-        last_shape = Concat <axis = 0> (batch_first, rest, states)
+        last_shape = Concat <axis = 0> (batch_first, channels, states)
         last_state = Reshape(last, last_shape)
         }"""
     )
@@ -234,11 +234,12 @@ def _backward_text(gated: bool) -> str:
 
 _PREPARE = """
         unit = Constant <value_ints = [1]> ()
-        rest = Constant <value_ints = [-1]> ()
         keep_2 = Constant <value_ints = [0, 0]> ()
         column = Constant <value_ints = [-1, 1]> ()
         axis_3 = Constant <value_ints = [3]> ()
+        channels = Shape <start = 1, end = 2> (u)
         groups = Shape <start = 1, end = 2> (B)
+        group_size = Div(channels, groups)
         states = Shape <start = 1, end = 2> (A)
         one_float = Constant <value_float = 1.0> ()
         one = CastLike(one_float, A)
@@ -262,7 +263,7 @@ _PREPARE = """
         softplus_x = Where(linear, x, log1p)
         step_wide = Where(softplus, softplus_x, x)
 
-        time_split = Concat <axis = 0> (keep_2, groups, rest, unit)
+        time_split = Concat <axis = 0> (keep_2, groups, group_size, unit)
         u_wide = CastLike(u, A)
         u_time = Transpose <perm = [2, 0, 1]> (u_wide)
         u_s = Reshape(u_time, time_split)
@@ -275,7 +276,7 @@ _PREPARE = """
         C_time = Transpose <perm = [3, 0, 1, 2]> (C_wide)
         C_s = Unsqueeze(C_time, axis_3)
 
-        A_split = Concat <axis = 0> (groups, rest, states)
+        A_split = Concat <axis = 0> (groups, group_size, states)
         A_groups = Reshape(A, A_split)
         batch = Shape <start = 0, end = 1> (u)
         A_shape = Shape(A_groups)
@@ -304,7 +305,7 @@ _STEP = """
 """One step of the recurrence, from the state before it, `h`, (b, G, c, N)."""
 
 _OUTPUT = """
-        flat = Constant <value_ints = [0, 0, -1]> ()
+        flat = Concat <axis = 0> (keep_2, channels)
         y_time = Reshape(y_s, flat)
         y = Transpose <perm = [1, 2, 0]> (y_time)
         D_column = Reshape(D, column)
@@ -347,7 +348,7 @@ _SCAN_BACKWARD = """
         dy_r = Slice(dy_s, first, past, axis_0, back)
         h_r = Slice(h_s, first, past, axis_0, back)
         batch_first = Constant <value_ints = [0]> ()
-        dlast_split = Concat <axis = 0> (batch_first, groups, rest, states)
+        dlast_split = Concat <axis = 0> (batch_first, groups, group_size, states)
         dlast = Reshape(dlast_state, dlast_split)
         dfirst, dA_sum, du_r, dstep_r, dB_r, dC_r = Scan <
             num_scan_inputs = 6,

@@ -1,0 +1,248 @@
+"""Module → forward program."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]  # it has no types
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental import _config as symbolic_config
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.program import (
+    Kind,
+    Program,
+    TensorSpec,
+    named_outputs,
+    one_line,
+    rebuilt,
+    shape_env,
+)
+
+__all__ = ["any_sizes", "capture_forward", "failing_as", "output_specs"]
+
+aten = torch.ops.aten
+
+
+def capture_forward(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    specs: Sequence[TensorSpec],
+    output_names: Sequence[str] | None = None,
+) -> Program:
+    """Capture `module.forward`, with the dynamic dimensions that `specs` name.
+
+    The program takes the inputs by position. It returns one tensor as it is, several as a
+    dictionary from name to tensor.
+
+    Args:
+        module: in eval mode, its gradients wanted where a parameter's `requires_grad` says so.
+        inputs: example inputs by name, in the order in which `module.forward` takes them.
+        specs: one for each input.
+        output_names: names for what the module returns without a name.
+
+    Raises:
+        ExportFailed: torch cannot capture the module, a dimension named dynamic is in truth fixed,
+            or the module changes its own state.
+    """
+    names: list[str] = []
+
+    def call(*tensors: Tensor) -> Any:
+        with _SymbolicPooling():
+            outputs = named_outputs(module.forward(*tensors), output_names)
+        names[:] = outputs
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    with failing_as("forward"), any_sizes():
+        exported = torch.export.export(
+            _entry(module, specs, call),
+            tuple(inputs.values()),
+            dynamic_shapes=tuple(
+                {i: Dim.DYNAMIC if isinstance(d, str) else Dim.STATIC for i, d in enumerate(s.dims)}
+                for s in specs
+            ),
+            strict=False,
+        )
+        _detach_regions(exported.graph_module)
+        # In-place operators become functional ones; composite operators stay whole.
+        exported = exported.run_decompositions({aten.copy.default: _copy})
+    signature = exported.graph_signature
+    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if mutated:
+        raise ExportFailed(
+            f"forward writes to {', '.join(mutated)}: a program has no state that it could change"
+        )
+    _forget_ones(exported)
+    exported = _untied(exported, module)
+    return Program("forward", exported, tuple(specs), output_specs(exported, specs, names))
+
+
+def output_specs(
+    exported: ExportedProgram, inputs: Sequence[TensorSpec], names: Sequence[str]
+) -> tuple[TensorSpec, ...]:
+    """Specs of a program's outputs, their dimensions in terms of those of the inputs."""
+    signature = exported.graph_signature
+    values = {node.name: node.meta["val"] for node in exported.graph.nodes if "val" in node.meta}
+    symbols = {
+        str(size): dim
+        for spec, placeholder in zip(inputs, signature.user_inputs, strict=True)
+        for size, dim in zip(values[placeholder].shape, spec.dims, strict=True)
+        if isinstance(dim, str) and str(size).isidentifier()
+    }
+
+    def dim(size: int | torch.SymInt) -> int | str:
+        text = re.sub(r"\b[a-z]\d+\b", lambda m: symbols.get(m[0], m[0]), str(size))
+        return int(text) if text.isdigit() else text
+
+    return tuple(
+        TensorSpec(
+            name, str(values[out].dtype).removeprefix("torch."), tuple(map(dim, values[out].shape))
+        )
+        for name, out in zip(names, signature.user_outputs, strict=True)
+    )
+
+
+def any_sizes() -> AbstractContextManager[None]:
+    """Trace without telling size 1 from others, or the program would not be good for size 1."""
+    patched: AbstractContextManager[None] = symbolic_config.patch(  # type: ignore[attr-defined]
+        backed_size_oblivious=True
+    )
+    return patched
+
+
+@contextmanager
+def failing_as(kind: Kind) -> Iterator[None]:
+    """Raise every error as ExportFailed, in one line that names the program."""
+    try:
+        yield
+    except ExportFailed:
+        raise
+    except Exception as error:
+        # torch's exporter raises any type; all of them mean the same to the caller.
+        fixed = re.search(
+            r"marked L\['(\w+)'\]\.size\(\)\[(\d+)\] .* specialized it to be a constant \((\d+)\)",
+            str(error),
+        )
+        reason = one_line(error)
+        if fixed is not None:
+            reason = (
+                f"dimension {fixed[2]} of input {fixed[1]} comes out fixed at {fixed[3]} (by a loop"
+                " over it, or a parameter of that size); give the number instead of a name for it"
+            )
+        raise ExportFailed(f"the {kind} program cannot be captured: {reason}") from error
+
+
+def _entry(module: nn.Module, specs: Sequence[TensorSpec], call: Callable[..., Any]) -> nn.Module:
+    """`module`, its forward replaced: the same parameters under the same names, other arguments."""
+
+    def forward(*tensors: Tensor) -> Any:
+        sizes: dict[str, int] = {}
+        for spec, tensor in zip(specs, tensors, strict=True):
+            for dim, size in zip(spec.dims, tensor.shape, strict=True):
+                # torch gives every size a symbol of its own. Those that are one dimension must be
+                # known as equal before they meet in the graph, or it guesses, and guards its guess.
+                if isinstance(dim, str):
+                    torch._check(size == sizes.setdefault(dim, size))
+        return call(*tensors)
+
+    parameter = inspect.Parameter
+    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # torch reads it
+        [parameter(spec.name, parameter.POSITIONAL_OR_KEYWORD) for spec in specs]
+    )
+    # Not copy.copy: a parametrized module refuses it.
+    entry = nn.Module.__new__(type(module))
+    entry.__dict__.update(module.__dict__, forward=forward)
+    return entry
+
+
+class _SymbolicPooling(TorchFunctionMode):
+    """Pools in one dimension as in two, one of them of size 1: torch fixes the size in one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.max_pool1d:
+            return _max_pool1d(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _max_pool1d(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    def single(value: Any) -> int:
+        return int(value[0] if isinstance(value, Sequence) else value)
+
+    pooled: Any = F.max_pool2d_with_indices(
+        x.unsqueeze(-2),
+        (1, single(kernel_size)),
+        (1, single(kernel_size if stride is None else stride)),
+        (0, single(padding)),
+        (1, single(dilation)),
+        ceil_mode,
+    )
+    values, indices = pytree.tree_map(lambda t: t.squeeze(-2), pooled)
+    return (values, indices) if return_indices else values
+
+
+def _detach_regions(module: torch.fx.GraphModule) -> None:
+    """Detach what regions without gradients return: decomposing keeps their operators only."""
+    for part in module.modules():
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in list(part.graph.nodes):
+            if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
+                continue
+            for result in list(node.users):
+                with part.graph.inserting_after(result):
+                    detached = part.graph.call_function(aten.detach.default, (result,))
+                detached.meta["val"] = result.meta["val"]
+                result.replace_all_uses_with(detached, lambda user, own=detached: user is not own)
+        part.recompile()
+
+
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """`x.copy_(source)` as a value: torch has no derivative of it."""
+    return source.to(x.dtype).expand(x.shape).clone()
+
+
+def _forget_ones(exported: ExportedProgram) -> None:
+    """Drop the guards that say only that a size is not 1.
+
+    torch asks that of sizes for the sake of strides and broadcasting. Without the option in
+    `any_sizes` it assumes the same, and notes nothing. Size 1 is among those that are verified.
+    """
+    guards = shape_env(exported).guards
+    guards[:] = [g for g in guards if not (isinstance(g.expr, sympy.Ne) and g.expr.rhs == 1)]
+
+
+def _untied(exported: ExportedProgram, module: nn.Module) -> ExportedProgram:
+    """A tied parameter enters the graph once, under its first name.
+
+    torch.export gives each of its names a placeholder, and `ep.module()` a parameter, which
+    training would then change apart from the others.
+    """
+    first: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first.setdefault(id(parameter), name)
+    original = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+    graph = exported.graph
+    nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    specs = exported.graph_signature.input_specs
+    placeholders = {spec.target: nodes[spec.arg.name] for spec in specs if spec.target is not None}
+    others = {n for n in placeholders if original.get(n, n) != n}
+    for name in others:
+        placeholders[name].replace_all_uses_with(placeholders[original[name]])
+        graph.erase_node(placeholders[name])
+    state = {name: value for name, value in exported.state_dict.items() if name not in others}
+    return rebuilt(exported, graph, [s for s in specs if s.target not in others], state=state)

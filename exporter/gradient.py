@@ -1,0 +1,237 @@
+"""Forward program → gradient program: its vector-Jacobian product, as one functional graph."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]  # it has no types
+import torch
+from torch import Tensor, fx, nn
+from torch._decomp import decomposition_table
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.forward import any_sizes, failing_as, output_specs
+from fuseport.exporter.program import Program, TensorSpec, rebuilt, shape_env
+
+__all__ = ["capture_gradient"]
+
+aten = torch.ops.aten
+
+
+def capture_gradient(forward: Program) -> Program:
+    """The vector-Jacobian product of a forward program, as a program of its own.
+
+    It takes the forward program's inputs, then `cotangent_<output>` for each floating output. It
+    returns a dictionary: the outputs, then `grad/<name>` of each floating input and each trainable
+    parameter (a tied one once, under its first name) that the outputs depend on.
+
+    Args:
+        forward: from `capture_forward`, with trainable parameters where they require gradients.
+
+    Raises:
+        ExportFailed: an operator in the graph has no derivative, or the derivative of one is only
+            known for a fixed size.
+    """
+    cotangents = [
+        TensorSpec(f"cotangent_{spec.name}", spec.dtype, spec.dims)
+        for spec in forward.outputs
+        if spec.floating
+    ]
+    specs = (*forward.inputs, *cotangents)
+    wanted = [spec.name for spec in forward.inputs if spec.floating] + [
+        name
+        for name, value in forward.state(requires_grad=True).items()
+        if isinstance(value, nn.Parameter) and value.requires_grad
+    ]
+    if not wanted:
+        raise ExportFailed(
+            "there is no gradient program: no floating input, no trainable parameter"
+        )
+    with failing_as("gradient"), any_sizes():
+        joint = _trace(forward, wanted, [spec.name for spec in cotangents])
+        names = [spec.name for spec in forward.outputs] + [f"grad/{n}" for n in joint.connected]
+        exported = _exported(forward, joint, specs, names)
+    none = tuple(f"grad/{name}" for name in wanted if name not in joint.connected)
+    return Program("gradient", exported, specs, output_specs(exported, specs, names), none)
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """A graph of the forward program's placeholders and cotangents → outputs and gradients.
+
+    `connected` are the names whose gradients it returns, after the outputs.
+    """
+
+    module: fx.GraphModule
+    connected: list[str]
+
+
+def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -> _Joint:
+    exported = forward.exported
+    names = _placeholder_names(forward)
+    nodes = list(exported.graph.nodes)
+    fakes = {
+        name: node.meta["val"]
+        for name, node in zip(names, (n for n in nodes if n.op == "placeholder"), strict=True)
+    }
+    results = [node.meta["val"] for node in nodes[-1].args[0]]
+    connected: list[str] = []
+
+    def joint(*arguments: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip([*names, *cotangents], arguments, strict=True))
+        leaves = {name: given[name].detach().requires_grad_() for name in wanted}
+        values = {**given, **leaves}
+        for spec in forward.inputs:
+            if spec.floating:
+                # The graph is traced on contiguous examples and may take views that only those
+                # allow; callers pass any layout.
+                values[spec.name] = _contiguous(values[spec.name])
+        results = _Differentiable(exported.graph_module).run(
+            *(values[name] for name in names), enable_io_processing=False
+        )
+        roots, seeds = [], []
+        for spec, result in zip(forward.outputs, results, strict=True):
+            if spec.floating and result.requires_grad:
+                roots.append(result)
+                seeds.append(_contiguous(given[f"cotangent_{spec.name}"]))
+        gradients = (
+            torch.autograd.grad(roots, list(leaves.values()), seeds, allow_unused=True)
+            if roots
+            else [None for _ in leaves]
+        )
+        found = {n: g for n, g in zip(leaves, gradients, strict=True) if g is not None}
+        connected[:] = found
+        return (*(result.detach() for result in results), *found.values())
+
+    # The fake mode stays on, since autograd itself makes zeros, of symbolic sizes; and the Python
+    # dispatcher, since some derivatives (of padding, for one) have symbolic forms only there. The
+    # fused attention of each device has a backward of its own; the plain form runs anywhere.
+    mode = next(iter(fakes.values())).fake_mode
+    arguments = [*fakes.values(), *(torch.empty_like(r) for r in results if r.is_floating_point())]
+    with (
+        mode,
+        enable_python_dispatcher(),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        _guarded(shape_env(exported)),
+    ):
+        module = make_fx(joint)(*arguments)
+        if any(_mutates(node) for node in module.graph.nodes):  # some derivatives do, inside
+            module = make_fx(functionalize(module))(*arguments)
+    for node in list(module.graph.nodes):
+        if node.target is aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+    module.graph.eliminate_dead_code()
+    return _Joint(module, connected)
+
+
+@contextmanager
+def _guarded(env: ShapeEnv) -> Iterator[None]:
+    """Refuse derivatives that hold for single sizes only, and let go of bounds on large ones.
+
+    Choices between algorithms have upper bounds, such as a batch that is small enough; what is
+    traced is the operator, which chooses anew at every call.
+    """
+    known = len(env.guards)
+    yield
+    large = dict.fromkeys(env.var_to_range, sympy.Integer(2**20))
+    found = [guard for guard in env.guards[known:] if guard.expr.xreplace(large) == sympy.false]
+    for guard in found:
+        if isinstance(guard.expr, sympy.Eq):
+            raise ExportFailed(f"a derivative in the gradient program needs {guard.expr}")
+        env.guards.remove(guard)
+
+
+def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    if mode != "replicate":
+        return aten.pad.default(x, pad, mode, value)
+    names = {2: "replication_pad1d", 4: "replication_pad2d", 6: "replication_pad3d"}
+    return decomposition_table[getattr(aten, names[len(pad)]).default](x, pad)
+
+
+def _grid_sampler(x: Tensor, *arguments: Any) -> Any:
+    if x.dim() != 4:
+        return aten.grid_sampler.default(x, *arguments)
+    return decomposition_table[aten.grid_sampler_2d.default](x, *arguments)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
+    return decomposition_table[aten._weight_norm_interface.default](v, g, dim)[0]
+
+
+# What the gradient program computes instead of an operator of the forward program: the same, in
+# operators whose derivatives run outside of torch too.
+_PORTABLE: dict[Any, Callable[..., Any]] = {
+    aten.view.default: aten.reshape.default,  # what stands before it may have other strides here
+    aten.pad.default: _pad,
+    aten.grid_sampler.default: _grid_sampler,
+    aten._weight_norm.default: _weight_norm,
+}
+
+
+class _Differentiable(fx.Interpreter):
+    """Runs a captured graph, for autograd to see operators that have portable derivatives."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator."""
+        return super().call_function(_PORTABLE.get(target, target), args, kwargs)
+
+
+def _mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _exported(
+    forward: Program, joint: _Joint, specs: Sequence[TensorSpec], names: Sequence[str]
+) -> ExportedProgram:
+    """The joint graph as an exported program: the same state, sizes and names as `forward` has."""
+    original = forward.exported
+    graph = joint.module.graph
+    inputs = [
+        *(s for s in original.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT),
+        *(InputSpec(InputKind.USER_INPUT, TensorArgument(spec.name), None) for spec in specs),
+    ]
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for i, (node, spec) in enumerate(zip(placeholders, inputs, strict=True)):
+        node._rename(spec.arg.name)
+        node.target = node.name
+        inputs[i] = replace(spec, arg=TensorArgument(node.name))
+    state = forward.state(requires_grad=False)
+    return rebuilt(
+        original,
+        graph,
+        inputs,
+        outputs=names,
+        arguments=[spec.name for spec in specs],
+        state={n: t for n, t in state.items() if n in original.state_dict},
+    )
+
+
+def _placeholder_names(forward: Program) -> list[str]:
+    """What each placeholder stands for."""
+    user_inputs = iter(spec.name for spec in forward.inputs)
+    names = []
+    for spec in forward.exported.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            names.append(next(user_inputs))
+        elif spec.target is not None and isinstance(spec.arg, TensorArgument):
+            names.append(spec.target)
+        else:
+            raise ExportFailed(f"the graph takes {spec.arg}, which has no gradient program")
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ExportFailed(f"{', '.join(twice)}: an input and a parameter of one name; rename one")
+    return names
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return torch.clone(tensor, memory_format=torch.contiguous_format)

@@ -1,0 +1,326 @@
+"""Models from checkpoints and from the user's own code, and their conversion to other dtypes."""
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fuseport import ops
+from fuseport.exporter import models
+from fuseport.exporter.checkpoint import Checkpoint, load
+from fuseport.exporter.errors import CorruptInput, FuseportError, Missing, UsageError
+from fuseport.exporter.forward import capture_forward
+from fuseport.exporter.gradient import capture_gradient
+from fuseport.exporter.models import user
+from fuseport.exporter.models.model import Model, example
+from fuseport.exporter.program import TensorSpec, named_outputs
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.first = nn.Linear(3, width)
+        self.second = nn.Linear(width, 2)
+        self.second.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+def build(width):
+    return Net(width)
+
+class Wrapped(nn.Module):  # as a LightningModule keeps its network
+    def __init__(self, width, lr, **others):
+        super().__init__()
+        self.net = Net(width)
+        self.others = others
+        self.example_input_array = torch.zeros(5, 3)
+
+    def forward(self, x):
+        return self.net(x)
+
+number = 3
+"""
+SPECS = (TensorSpec("x", "float32", ("batch", 3)),)
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    """User code under the name of a module of the standard library."""
+    file = tmp_path / "types.py"
+    file.write_text(NET)
+    return file
+
+
+def checkpoint_of(tensors: Mapping[str, Tensor], config: dict[str, Any]) -> Checkpoint:
+    return Checkpoint(Path("w.ckpt"), "lightning", dict(tensors), config, "")
+
+
+def weights(width: int, prefix: str = "") -> dict[str, Tensor]:
+    shapes = {"first.weight": (width, 3), "first.bias": (width,), "second.weight": (2, width)}
+    shapes["second.bias"] = (2,)
+    return {prefix + name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+# --- inputs as users write them ---
+
+
+def test_inputs_are_parsed() -> None:
+    texts = [
+        "x:[batch,3,length]",
+        "ids: int64[batch, length]<50257",
+        "scale:float64[]",
+        "m:bool[2]",
+    ]
+    assert user.parse_inputs(texts) == (
+        TensorSpec("x", "float32", ("batch", 3, "length")),
+        TensorSpec("ids", "int64", ("batch", "length"), 50257),
+        TensorSpec("scale", "float64", ()),
+        TensorSpec("m", "bool", (2,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["x"], "write NAME:"),
+        (["x:[a;b]"], "write NAME:"),
+        (["x:complex64[a]"], "dtype complex64 is none of"),
+        (["x:int64[a]"], "integers need a bound"),
+        (["x:float32[a]<3"], "a bound is for integers"),
+        (["x:int64[a]<0"], "and 1 or more"),
+        (["x:[2a]"], "2a is neither a size nor a name"),
+        (["lambda:[a]"], "lambda cannot be an input's name"),
+        (["self:[a]"], "self cannot be an input's name"),
+        (["x:[a]", "x:[b]"], "x cannot be an input's name, or is twice"),
+    ],
+)
+def test_other_inputs_are_usage_errors(texts: list[str], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        user.parse_inputs(texts)
+
+
+# --- the user's own code ---
+
+
+def test_a_file_is_run_whatever_its_name(net: Path) -> None:
+    import types
+
+    model = user.model(f"{net}:build", {"width": 6, "lr": 0.1}, SPECS)
+    assert model.module.first.out_features == 6
+    assert sys.modules["types"] is types
+    assert model.config["source_sha256"] == hashlib.sha256(net.read_bytes()).hexdigest()
+    assert model.config["frozen"] == ["second.bias"]
+    assert model.sizes == {"batch": 2}
+
+
+def test_a_file_that_changed_is_run_again(net: Path) -> None:
+    assert user.model(f"{net}:Net", {}, SPECS).module.first.out_features == 4
+    net.write_text(NET.replace("width: int = 4", "width: int = 5"))
+    assert user.model(f"{net}:Net", {}, SPECS).module.first.out_features == 5
+
+
+def test_code_imports_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "neighbour_of_user_code.py").write_text(NET)
+    (tmp_path / "my-model.py").write_text("from neighbour_of_user_code import Net as model")
+    model = user.model(f"{tmp_path}/my-model.py:model", {}, SPECS)
+    assert isinstance(model.module, nn.Module)
+
+
+def test_a_module_is_found_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "module_of_user_code.py").write_text(NET)
+    assert user.model("module_of_user_code:Net", {"width": 7}, SPECS).module.first.out_features == 7
+
+
+def test_all_hyperparameters_go_to_what_takes_all(net: Path) -> None:
+    hyper = {"width": 6, "lr": 0.1, "depth": 2}
+    model = user.model(f"{net}:Wrapped", hyper, None)
+    assert model.module.others == {"depth": 2}
+    assert model.inputs == (TensorSpec("x", "float32", ("batch", 3)),)
+
+
+@pytest.mark.parametrize(
+    ("example_input", "specs"),
+    [
+        ("torch.zeros(5, 3)", (("x", "float32", ("batch", 3), None),)),
+        ("(torch.zeros(5), torch.tensor([4, 2]))",
+         (("x", "float32", ("batch",), None), ("input_1", "int64", ("batch",), 5))),
+        ("{'y': torch.zeros((), dtype=torch.float64)}", (("y", "float64", (), None),)),
+    ],
+)  # fmt: skip
+def test_the_example_tells_the_inputs(
+    net: Path, example_input: str, specs: tuple[Any, ...]
+) -> None:
+    net.write_text(NET.replace("torch.zeros(5, 3)", example_input))
+    model = user.model(f"{net}:Wrapped", {"width": 6, "lr": 0.1}, None)
+    assert model.inputs == tuple(TensorSpec(*spec) for spec in specs)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "reason"),
+    [
+        ("types.py", UsageError, "write module:callable or file.py:callable"),
+        (":build", UsageError, "write module:callable"),
+        ("absent.py:build", UsageError, "there is no file absent.py"),
+        ("absent_module:build", UsageError, "there is no module absent_module"),
+        ("absent_package.module:build", UsageError, "there is no module absent_package"),
+        ("types.py:absent", UsageError, "types.py has no callable absent"),
+        ("types.py:number", UsageError, "types.py has no callable number"),
+        ("sys:exit", UsageError, "sys has no callable exit"),
+        ("types.py:dict", UsageError, "types.py has no callable dict"),
+        ("types.py:torch.nn", UsageError, "has no callable torch.nn"),
+        ("types.py:build", Missing, r"calling it failed: TypeError: .*width.*; .*checkpoint: lr"),
+        ("types.py:Net", UsageError, "what are its inputs"),
+    ],
+)
+def test_code_that_gives_no_model(
+    net: Path, monkeypatch: pytest.MonkeyPatch, code: str, error: type[FuseportError], reason: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(net.parent)
+    with pytest.raises(error, match=reason) as raised:
+        user.model(code, {"lr": 0.1}, None)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "reason"),
+    [
+        ("import absent_package", Missing, "ModuleNotFoundError: No module named 'absent_package'"),
+        ("raise ValueError('first\\nsecond')", Missing, "importing it failed: ValueError: first$"),
+        ("import sys; sys.exit('usage')", Missing, "importing it failed: SystemExit: usage"),
+        ("def model(", Missing, "importing it failed: SyntaxError"),
+        ("def model(): return 3", UsageError, "it returned int, not an nn.Module"),
+        ("def model(): raise SystemExit", Missing, "calling it failed: SystemExit"),
+    ],
+)
+def test_code_that_fails_leaves_no_trace(
+    tmp_path: Path, body: str, error: type[FuseportError], reason: str
+) -> None:
+    (tmp_path / "neighbour_of_failing_code.py").write_text("")
+    file = tmp_path / "failing.py"
+    file.write_text(f"import neighbour_of_failing_code\n{body}\n")
+    paths, modules = list(sys.path), set(sys.modules)
+    with pytest.raises(error, match=reason) as raised:
+        user.model(f"{file}:model", {}, SPECS)
+    assert "\n" not in str(raised.value)
+    if "importing" in str(raised.value):
+        assert sys.path == paths
+        assert set(sys.modules) == modules
+
+
+def test_an_example_of_other_things_is_refused(net: Path) -> None:
+    net.write_text(NET.replace("torch.zeros(5, 3)", "{'x': torch.zeros(5, 3), 'n': 3}"))
+    with pytest.raises(UsageError, match="example_input_array has n, which is no tensor"):
+        user.model(f"{net}:Wrapped", {"width": 6, "lr": 0.1}, None)
+
+
+# --- from a checkpoint, and again from a bundle ---
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("Wrapped", "net."), ("build", "net."), ("Net", "")])
+def test_weights_meet_the_users_code(net: Path, name: str, prefix: str) -> None:
+    given = weights(6, prefix)
+    checkpoint = checkpoint_of(given, {"width": 6, "lr": 0.1})
+    model, _ = models.from_checkpoint(checkpoint, code=f"{net}:{name}", inputs=SPECS)
+    assert not model.module.training
+    state = model.module.state_dict()
+    assert all(torch.equal(state[n], t) for n, t in zip(state, given.values(), strict=True))
+
+
+def test_a_bundle_gives_the_users_model_again(net: Path, tmp_path: Path) -> None:
+    given = weights(6)
+    code = f"{net}:build"
+    model, _ = models.from_checkpoint(checkpoint_of(given, {"width": 6}), code=code, inputs=SPECS)
+    file = tmp_path / "weights.safetensors"
+    save_file(given, file)
+    architecture = {"name": model.architecture, "config": dict(model.config)}
+    with pytest.raises(Missing, match="give it again with --model"):
+        models.rebuild(architecture, file)
+    again = models.rebuild(architecture, file, code=code)
+    assert again.inputs == model.inputs
+    assert models.frozen(again.module) == models.frozen(model.module) == ["second.bias"]
+    x = torch.randn(4, 3)
+    assert torch.equal(again.module(x), model.module(x))
+
+
+def test_an_unknown_architecture_asks_for_code() -> None:
+    with pytest.raises(Missing, match=r"w\.ckpt: the architecture is not one of .*mamba.*--model"):
+        models.from_checkpoint(checkpoint_of(weights(6), {}))
+
+
+def test_a_manifest_of_another_architecture_is_corrupt(tmp_path: Path) -> None:
+    with pytest.raises(CorruptInput, match="unknown architecture 'gpt'"):
+        models.rebuild({"name": "gpt", "config": {}}, tmp_path / "weights.safetensors")
+
+
+# --- dtypes ---
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.A_log = nn.Parameter(torch.randn(3))
+        self.embedding = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("mean", torch.randn(3))
+
+
+def test_conversion_leaves_what_must_stay() -> None:
+    module = Parts()
+    model = Model(module, "parts", {}, (), {}, keeps_float32=("A_log",))
+    assert models.convert(model, torch.bfloat16) == ("A_log",)
+    dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
+    assert dtypes.pop("A_log") == torch.float32
+    assert dtypes.pop("count") == torch.int64
+    assert set(dtypes.values()) == {torch.bfloat16}
+    assert module.head.weight is module.embedding.weight
+    assert models.convert(model, torch.float64) == ()
+    assert module.A_log.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("folder", ["lightning/mamba-kjv.ckpt", "huggingface"])
+def test_mamba_in_half_precision(folder: str, dtype: torch.dtype) -> None:
+    """Captured, and close to float32: gradients come in their parameters' dtypes."""
+    ops.register()
+    model, _ = models.from_checkpoint(load(FIXTURES / folder))
+    inputs = {
+        s.name: example(s, {"batch": 2, "length": 7}, torch.Generator()) for s in model.inputs
+    }
+    with torch.no_grad():
+        exact = next(iter(named_outputs(model.module(*inputs.values()), model.outputs).values()))
+    stayed = models.convert(model, dtype)
+    assert {name.rpartition(".")[2] for name in stayed} == {"A_log", "D", "bias"}
+    with model.fused():
+        forward = capture_forward(model.module, inputs, model.inputs, model.outputs)
+    gradient = capture_gradient(forward)
+    cotangent = torch.randn(exact.shape, generator=torch.Generator())
+    cotangent = cotangent.to(forward.outputs[0].torch_dtype)
+    results = gradient.exported.module()(*inputs.values(), cotangent)
+    assert {o.name: o.torch_dtype for o in gradient.outputs} == {
+        name: value.dtype for name, value in results.items()
+    }
+    logits = next(iter(results.values()))
+    error = (logits.float() - exact).abs().max() / exact.abs().max()
+    assert error < 16 * torch.finfo(dtype).eps
+    for name, parameter in model.module.named_parameters():
+        assert results[f"grad/{name}"].dtype == parameter.dtype
+        assert results[f"grad/{name}"].isfinite().all()
