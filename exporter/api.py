@@ -16,15 +16,14 @@ from fuseport.exporter import formats, models, runtimes
 from fuseport.exporter.bundle import WEIGHTS, Bundle, check_target, open_bundle, staged
 from fuseport.exporter.describe import describe, environment
 from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.forward import capture_forward
+from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.models.model import Model, example
 from fuseport.exporter.program import (
     Kind,
     Program,
     TensorSpec,
-    capture_forward,
-    capture_gradient,
     count_nodes,
-    named_outputs,
 )
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement, Tolerance
@@ -32,7 +31,7 @@ from fuseport.exporter.verify.report import Report, Row
 from fuseport.exporter.verify.run import Limits
 from fuseport.exporter.verify.subject import prepare, whole
 
-__all__ = ["PROGRAMS", "export", "verify"]
+__all__ = ["PROGRAMS", "capture", "export", "verify"]
 
 PROGRAMS: tuple[Kind, ...] = ("forward", "gradient")
 
@@ -91,11 +90,12 @@ def export(
         notes += _convert(built, dtype)
     progress("compiling or loading the ops")
     ops.register()
-    captured = list(_capture(built, programs, seed, progress))
+    captured = list(capture(built, programs, seed, progress))
+    cases, dropped = plan.admitted(plan.cases(built.sizes, seed), captured[0].admits)
     with staged(target, force=force) as (folder, manifest):
         weights = folder / WEIGHTS
         save_file(_state(built), weights)
-        manifest |= describe(loaded, built, captured, notes, seed)
+        manifest |= describe(loaded, built, captured, (*notes, *dropped), seed)
         options = formats.Options(weights, opset)
         for program in captured:
             for name, writer in writers.items():
@@ -109,7 +109,6 @@ def export(
                     )
         captured.clear()
         (folder / "samples").mkdir()
-        cases = plan.cases(built.sizes, seed)
         truth.compute(built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress)
     return open_bundle(target)
 
@@ -150,15 +149,17 @@ def verify(
     with _work_folder() as work:
         subject = prepare(opened, model, work, progress)
         rows += subject.rows
+        file = None if artifact is None else Path(artifact)
+        named = runtime is not None
+        jobs = {name: list(subject.jobs(name, file, program, named=named)) for name in chosen}
         for name in chosen:
             reason = runtimes.get(name).missing()
             if reason is not None:
                 rows.append(whole(name, Judgement("unsupported", reason)))
                 continue
-            jobs = list(subject.jobs(name, None if artifact is None else Path(artifact), program))
             folder = work / name
             folder.mkdir()
-            rows += subject.run(jobs, folder, limits or Limits(), tolerance, progress)
+            rows += subject.run(jobs[name], folder, limits or Limits(), tolerance, progress)
             shutil.rmtree(folder)
     seconds = time.monotonic() - begin
     return Report(str(bundle), opened.sha256, environment(), seconds, tuple(rows), subject.notes)
@@ -169,12 +170,24 @@ def _convert(model: Model, dtype: str) -> tuple[str, ...]:
     if not isinstance(target, torch.dtype) or not target.is_floating_point:
         raise UsageError(f"dtype {dtype}: choose float32, float64, float16 or bfloat16")
     stayed = models.convert(model, target)
-    return (f"stay float32 in {dtype}: {', '.join(stayed)}",) if stayed else ()
+    if not stayed:
+        return ()
+    ends = ", ".join(end.lstrip(".") for end in model.keeps_float32)
+    return (f"{len(stayed)} parameters stay float32 in {dtype}: those called {ends}",)
 
 
-def _capture(
-    model: Model, wanted: Sequence[Kind], seed: int, progress: Progress
+def capture(
+    model: Model,
+    wanted: Sequence[Kind] = PROGRAMS,
+    seed: int = 0,
+    progress: Progress = lambda _: None,
 ) -> Iterator[Program]:
+    """The forward program of a model and, if wanted, the gradient program.
+
+    Raises:
+        ExportFailed: the model cannot be captured.
+        Missing: the captured program has not one scan node for each scan of the model.
+    """
     generator = torch.Generator().manual_seed(seed)
     inputs = {spec.name: example(spec, model.sizes, generator) for spec in model.inputs}
     progress("capturing the forward program")
@@ -192,10 +205,7 @@ def _capture(
     yield forward
     if "gradient" in wanted:
         progress("capturing the gradient program")
-        with torch.no_grad(), model.fused():
-            outputs = named_outputs(model.module(*inputs.values()), model.outputs)
-        cotangents = [torch.ones_like(o) for o in outputs.values() if o.is_floating_point()]
-        yield capture_gradient(forward, model.module, inputs, cotangents)
+        yield capture_gradient(forward)
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:

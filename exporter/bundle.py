@@ -4,6 +4,9 @@ A bundle appears whole or not at all: it is staged in a sibling folder, which on
 """
 
 import ctypes
+import errno
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -11,12 +14,12 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+from safetensors import SafetensorError
 
 from fuseport.exporter.errors import CorruptInput, Missing, StorageError, UsageError
 
@@ -27,6 +30,7 @@ WEIGHTS = "weights.safetensors"
 SCHEMA = "fuseport.bundle/1"
 
 _SELF = "self_sha256"
+_STAGING = ".staging-"
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ def open_bundle(folder: Path) -> Bundle:
         raise CorruptInput(f"{path}: not JSON any more ({error}); export again") from error
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    if path.is_symlink():
+        raise CorruptInput(f"{path}: a symbolic link, not the manifest itself; export again")
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema"), str):
         raise CorruptInput(f"{path}: no manifest of a bundle; export again")
     if manifest["schema"] != SCHEMA:
@@ -76,7 +82,7 @@ def open_bundle(folder: Path) -> Bundle:
             f"{path}: written as {manifest['schema']}, this fuseport reads {SCHEMA}: "
             "use the version that wrote it, or export again"
         )
-    if manifest.get(_SELF) != _digest(manifest):
+    if manifest.get(_SELF) != _digest(manifest) or not isinstance(manifest.get("files"), dict):
         raise CorruptInput(f"{path}: changed since the export; export again")
     _check_files(folder, manifest["files"])
     return Bundle(folder, manifest, hashlib.sha256(content).hexdigest())
@@ -107,7 +113,8 @@ def check_target(target: Path, *, force: bool) -> None:
 def staged(target: Path, *, force: bool) -> Iterator[tuple[Path, dict[str, Any]]]:
     """A folder and a manifest to fill; on leaving, they become the bundle at `target`.
 
-    If the body raises, or the process dies, `target` stays as it was.
+    If the body raises, or the process dies, `target` stays as it was; what a dead process left is
+    removed by the next call.
 
     Raises:
         UsageError: as `check_target`.
@@ -118,24 +125,26 @@ def staged(target: Path, *, force: bool) -> Iterator[tuple[Path, dict[str, Any]]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(target)
-        folder = target.with_name(f".{target.name}.staging-{os.getpid()}-{secrets.token_hex(4)}")
-        folder.mkdir()
+        folder, lock = _new_sibling(target)
     except OSError as error:
         raise StorageError(f"{target}: cannot be written: {error.strerror}") from error
     manifest: dict[str, Any] = {"schema": SCHEMA}
     try:
         yield folder, manifest
+        _share(folder)
         manifest["files"] = _inventory(folder)
         manifest[_SELF] = _digest(manifest)
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
         _sync(folder)
+        check_target(target, force=force)  # again: another export may have been quicker
         _swap_in(folder, target)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise StorageError(f"{target}: cannot be written: {reason}; nothing was changed") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
@@ -152,7 +161,11 @@ def _inventory(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()}
+    present = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
     present.discard(MANIFEST)
     for name in sorted(present | set(files)):
         path = folder / name
@@ -160,7 +173,9 @@ def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
             raise CorruptInput(f"{path}: is missing from the bundle; export again")
         if name not in files:
             raise CorruptInput(f"{path}: is not part of the bundle; take it out, or export again")
-        if path.is_symlink() or _hash(path) != files[name]["sha256"]:
+        # Only a regular file is read: a pipe would never end.
+        is_file = path.is_file() and not path.is_symlink()
+        if not is_file or _hash(path) != files[name]["sha256"]:
             raise CorruptInput(
                 f"{path}: changed since the export; to verify a changed copy, keep it outside the "
                 "bundle and give it by --artifact"
@@ -184,17 +199,22 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
+def _share(folder: Path) -> None:
+    """Give files the mode that new files have here; some writers keep theirs to the user alone."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
 def _swap_in(folder: Path, target: Path) -> None:
     """Make `folder` the bundle; what was there ends under the name `folder`, to be deleted."""
-    if not target.exists() or not any(target.iterdir()):
+    try:
         folder.rename(target)  # POSIX lets a folder replace an empty one
-    elif sys.platform == "linux":
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
         _exchange(folder, target)
-    else:
-        aside = folder.with_name(folder.name + ".old")
-        target.rename(aside)
-        folder.rename(target)
-        aside.rename(folder)
     descriptor = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -203,17 +223,48 @@ def _swap_in(folder: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap two paths in one step: renameat2(2) with RENAME_EXCHANGE."""
-    at_cwd, exchange = -100, 2
+    """Swap two paths in one step: RENAME_EXCHANGE of renameat2(2), RENAME_SWAP on macOS."""
+    swap = 2  # the flag's value on both systems
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) != 0:
+    paths = os.fsencode(one), os.fsencode(other)
+    at_cwd = -100
+    try:
+        if sys.platform == "darwin":
+            failed = libc.renamex_np(*paths, swap)
+        else:
+            failed = libc.renameat2(at_cwd, paths[0], at_cwd, paths[1], swap)
+    except AttributeError:  # an old C library
+        failed = True
+        ctypes.set_errno(errno.ENOSYS)
+    if failed:
         code = ctypes.get_errno()
+        if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise StorageError(
+                f"{other}: this file system cannot replace a folder in one step; export to a new "
+                "one; nothing was changed"
+            )
         raise OSError(code, os.strerror(code), str(other))
+
+
+def _new_sibling(target: Path) -> tuple[Path, int]:
+    """A folder beside `target`, and an open descriptor that locks it while this process lives."""
+    while True:
+        folder = target.with_name(f".{target.name}{_STAGING}{secrets.token_hex(8)}")
+        folder.mkdir()
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, descriptor
+        os.close(descriptor)  # another export took it for abandoned before it was locked
 
 
 def _remove_abandoned(target: Path) -> None:
     """Delete what exports to the same target left when they were killed."""
-    for folder in target.parent.glob(f".{target.name}.staging-*"):
-        owner = folder.name.split(".staging-")[1].split("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in target.parent.glob(f"{glob.escape(f'.{target.name}{_STAGING}')}*"):
+        with suppress(OSError):  # locked: somebody is at it; or gone by now
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -17,6 +17,8 @@ def lay_out(tensor: Tensor, layout: str) -> Tensor:
             every second element of a larger buffer, which begins before it; `expanded`, with stride
             0 along every dimension but the last, along which `tensor` must be constant.
     """
+    if not tensor.numel():
+        return tensor
     if layout == "transposed" and tensor.dim() > 1:
         order = list(reversed(range(tensor.dim())))
         return tensor.permute(order).contiguous().permute(order)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 __all__ = ["ModuleSession"]
 
@@ -50,13 +51,17 @@ class ModuleSession:
         wanted |= self._parameters
         with torch.enable_grad():
             outputs = self._outputs(self._call(*leaves.values()))
-        roots = {name: outputs[name] for name in cotangents if outputs[name].requires_grad}
-        gradients = torch.autograd.grad(
-            list(roots.values()),
-            list(wanted.values()),
-            [cotangents[name] for name in roots],
-            allow_unused=True,
-        )
+        roots = {n: out for n, out in outputs.items() if n in cotangents and out.requires_grad}
         results: dict[str, Tensor | None] = {n: output.detach() for n, output in outputs.items()}
-        results |= {f"grad/{n}": g for n, g in zip(wanted, gradients, strict=True)}
+        results |= dict.fromkeys(f"grad/{name}" for name in wanted)
+        if roots and wanted:
+            # By edges, not tensors: a function mode, which truth is computed under, sets itself
+            # aside for the time of a call that it is asked about, and would miss the backward.
+            gradients = torch.autograd.grad(
+                [get_gradient_edge(root) for root in roots.values()],
+                [get_gradient_edge(leaf) for leaf in wanted.values()],
+                [cotangents[name] for name in roots],
+                allow_unused=True,
+            )
+            results |= {f"grad/{n}": g for n, g in zip(wanted, gradients, strict=True)}
         return results

@@ -1,22 +1,26 @@
 """The child process: `python -m fuseport.exporter.runtimes._worker REQUEST`.
 
-REQUEST is a JSON file, written by `fuseport.exporter.verify.run`. For each job the child leaves an
-empty file `<id>.started`, then a result: `<id>.safetensors` with tensors and `<id>.json` with what
-they are. It repeats each job, and hands the results of a later call back only where they are not
-the first's, bit for bit.
+REQUEST is a JSON file, written by `fuseport.exporter.verify.run`. A line on standard input allows
+one more job; its end ends the child. For each job the child leaves `<id>.started`, `<id>.loaded`
+once the artifact is, and a result: `<id>.<call>.safetensors` with tensors, and `<id>.json`. It
+repeats each job, and hands the results of a later call back only where they are not the first's,
+bit for bit.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fuseport.exporter import runtimes
@@ -29,17 +33,39 @@ __all__ = ["main"]
 def main(request_file: str) -> None:
     """Do all jobs of a request."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    _die_with(request["parent"])
+    allowed = _standard_input()
     folder = Path(request["folder"])
-    sessions: dict[tuple[str, str], Session | dict[str, Any]] = {}
+    sessions: dict[str, Session | dict[str, Any]] = {}
     for job in request["jobs"]:
+        if not allowed.readline():
+            return
         (folder / f"{job['id']}.started").touch()
-        key = (job["runtime"], job["artifact"])
-        if key not in sessions:
+        if job["artifact"] not in sessions:
             sessions.clear()  # one artifact at a time: models can be large
-            sessions[key] = _load(job)
-        session = sessions[key]
+            sessions[job["artifact"]] = _load(job)
+        (folder / f"{job['id']}.loaded").touch()
+        session = sessions[job["artifact"]]
         answer = session if isinstance(session, dict) else _run(session, job, folder)
         _write(folder / f"{job['id']}.json", {**answer, "token": request["token"]})
+
+
+def _die_with(parent: int) -> None:
+    """End when the parent does, even if it is killed."""
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent is gone")
+
+
+def _standard_input() -> IO[bytes]:
+    """Standard input for this file alone; whatever else reads it finds it empty."""
+    own = os.fdopen(os.dup(0), "rb", buffering=0)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return own
 
 
 def _load(job: Mapping[str, Any]) -> Session | dict[str, Any]:
@@ -50,14 +76,9 @@ def _load(job: Mapping[str, Any]) -> Session | dict[str, Any]:
 
 
 def _run(session: Session, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    tensors = load_file(job["tensors"])
-    layout = job["layout"]
-    inputs = {n: lay_out(tensors[f"input/{n}"], layout) for n in job["inputs"]}
-    cotangents = {n: lay_out(tensors[f"cotangent/{n}"], layout) for n in job["cotangents"]}
-    first: dict[str, Tensor] = {}
-    calls = []
-    none: list[str] = []
-    for call in range(job["repeats"]):
+    inputs, cotangents = _passed(job)
+    calls: list[int] = []
+    for call in range(1, job["repeats"] + 1):
         try:
             if job["way"] == "autograd":
                 results = session.differentiate(inputs, cotangents)  # type: ignore[attr-defined]
@@ -65,16 +86,36 @@ def _run(session: Session, job: Mapping[str, Any], folder: Path) -> dict[str, An
                 named = {f"cotangent_{name}": tensor for name, tensor in cotangents.items()}
                 results = session.run({**inputs, **named})
         except Exception as error:  # as above
-            return _failure(f"call {call + 1} failed", error)
+            return _failure(f"call {call} failed", error)
         found = {name: t.detach().contiguous() for name, t in results.items() if t is not None}
-        if call == 0:
-            first, none = found, [name for name, t in results.items() if t is None]
-        elif _same(first, found):
-            continue
-        name = f"{job['id']}.{call}.safetensors"
-        save_file(_apart(found), folder / name)
-        calls.append({"call": call + 1, "file": name})
-    return {"status": "done", "calls": calls, "none": none}
+        del results
+        # On disk, so that later results of a large model do not lie in memory beside the first.
+        if call == 1 or not _same(folder / f"{job['id']}.1.safetensors", found):
+            try:
+                save_file(_apart(found), folder / f"{job['id']}.{call}.safetensors")
+            except Exception as error:  # no room, or a dtype that the file format lacks
+                return _failure(f"what call {call} gave cannot be written", error)
+            calls.append(call)
+        del found
+    given, seeds = _passed(job)
+    mutated = _changed(given, inputs) + [f"cotangent_{n}" for n in _changed(seeds, cotangents)]
+    return {"status": "done", "calls": calls, "mutated": mutated}
+
+
+def _passed(job: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs and cotangents, laid out in memory as the case wants them."""
+
+    def read(kind: str, names: Iterable[str], layout: str) -> dict[str, Tensor]:
+        with safe_open(job["tensors"], "pt") as file:
+            return {name: lay_out(file.get_tensor(f"{kind}/{name}"), layout) for name in names}
+
+    # Only cotangents are the same along a dimension, so that they can have stride 0 there.
+    layout = "contiguous" if job["layout"] == "expanded" else job["layout"]
+    return read("input", job["inputs"], layout), read("cotangent", job["cotangents"], job["layout"])
+
+
+def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+    return [n for n in before if not torch.equal(_bits(before[n]), _bits(after[n]))]
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -86,16 +127,23 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
-        for a, b in ((one[name], other[name]) for name in one)
-    )
+def _same(first: Path, found: Mapping[str, Tensor]) -> bool:
+    with safe_open(first, "pt") as file:
+        if set(file.keys()) != set(found):
+            return False
+        for name, tensor in found.items():
+            other = file.get_tensor(name)
+            if other.shape != tensor.shape or other.dtype != tensor.dtype:
+                return False
+            if not torch.equal(_bits(other), _bits(tensor)):
+                return False
+    return True
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The same memory as integers, so that NaN equals NaN and -0.0 is not 0.0."""
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+    """The same values as integers, so that NaN equals NaN and -0.0 is not 0.0."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat
 
 
 def _failure(what: str, error: Exception) -> dict[str, Any]:

@@ -53,6 +53,14 @@ class _Session:
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
+
         feed = {name: to_array(tensor) for name, tensor in inputs.items()}
-        results = self._session.run(None, feed)
+        try:
+            results = self._session.run(None, feed)
+        except RuntimeException as error:
+            # Some kernels refuse a dtype only when they run.
+            if "data type is not supported" in str(error):
+                raise Unsupported(f"no kernel: {str(error).splitlines()[0]}") from error
+            raise
         return {n: to_tensor(r) for n, r in zip(self._outputs, results, strict=True)}

@@ -1,18 +1,19 @@
 """What is to be compared: cases, and the jobs that runtimes do on them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fuseport.exporter import runtimes
 
-__all__ = ["REPEATS", "Case", "Job", "cases", "jobs"]
+__all__ = ["REPEATS", "Case", "Job", "admitted", "cases", "jobs"]
 
 REPEATS = 3
 """How often a job calls its artifact: an op was once right twice and wrong at the third call."""
 
 _ODD = (3, 7, 11, 13, 17)
+_MOVED_UP = 16
 _EDGE = 65  # one step past the chunk of 64 after which scans save their state
 
 
@@ -77,6 +78,33 @@ def cases(sizes: Mapping[str, int], seed: int) -> tuple[Case, ...]:
     return tuple(
         Case(name, dict(s), layout, seed + i) for i, (name, s, layout) in enumerate(drafts)
     )
+
+
+def admitted(
+    planned: Sequence[Case], admits: Callable[[Mapping[str, int]], bool]
+) -> tuple[tuple[Case, ...], tuple[str, ...]]:
+    """The cases at sizes for which a program holds, moved up to the next such sizes if need be.
+
+    Args:
+        planned: from `cases`.
+        admits: whether the program holds for these sizes; see `Program.admits`.
+
+    Returns:
+        The cases, and a sentence on each that could not be kept.
+    """
+    kept: list[Case] = []
+    notes: list[str] = []
+    for case in planned:
+        nearby = ({n: size + up for n, size in case.sizes.items()} for up in range(_MOVED_UP + 1))
+        sizes = next((sizes for sizes in nearby if admits(sizes)), None)
+        if sizes is None:
+            notes.append(f"not compared, {case.name}: the program holds for no sizes near it")
+        elif sizes == case.sizes:
+            kept.append(case)
+        else:
+            at = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            kept.append(Case(f"{case.name}, moved up to {at}", sizes, case.layout, case.seed))
+    return tuple(kept), tuple(notes)
 
 
 def jobs(

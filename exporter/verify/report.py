@@ -1,8 +1,9 @@
 """What a verification found: one dataclass, and its faces."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,11 +11,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fuseport.exporter.errors import CorruptInput
 from fuseport.exporter.verify.compare import Verdict
 
-__all__ = ["SCHEMA", "Report", "Row"]
+__all__ = ["FLOAT64", "SCHEMA", "Report", "Row"]
 
 SCHEMA = "fuseport.report/1"
+
+FLOAT64 = "float64"
+"""The name that stands in the runtime's place where truth is held against stored truth."""
 
 _ORDER: tuple[Verdict, ...] = ("fail", "error", "unsupported", "pass")
 _STYLES: Mapping[Verdict, str] = {
@@ -23,6 +28,7 @@ _STYLES: Mapping[Verdict, str] = {
     "error": "bold magenta",
     "unsupported": "yellow",
 }
+_NAME_WIDTH = 19  # of a tensor in the table, so that it fits a terminal of 80 columns
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,17 @@ class Row:
     would_pass_at: float | None = None
 
     @property
-    def group(self) -> tuple[str, str, str, str]:
-        """What the table has one line for."""
-        return (self.runtime, self.artifact, self.program, self.way)
+    def share(self) -> float | None:
+        """How much of its bound the error takes: above 1 it fails. None where there is no error."""
+        shares = [
+            math.inf if bound == 0.0 else error / bound
+            for error, bound in (
+                (self.max_abs_error, self.bound),
+                (self.rms_error, self.rms_bound),
+            )
+            if error and bound is not None
+        ]
+        return max(shares, default=None if self.max_abs_error is None else 0.0)
 
 
 @dataclass(frozen=True)
@@ -86,17 +100,17 @@ class Report:
     def exit_code(self, *, strict: bool = False) -> int:
         """0 pass, 1 mismatch, 6 a runtime crashed; the first of these that applies.
 
-        Nothing compared is an error, never a pass: 6 then, or 5 where all is unsupported.
+        Nothing compared is an error, never a pass: 6 then, or 5 where all is unsupported. That
+        float64 agrees with itself is no comparison.
         """
-        rows = self.results
-        if any(row.verdict == "fail" for row in rows):
+        verdicts = {row.verdict for row in self.results}
+        compared = {row.verdict for row in self.results if row.runtime != FLOAT64}
+        if "fail" in verdicts or (strict and "unsupported" in verdicts):
             return 1
-        if strict and any(row.verdict == "unsupported" for row in rows):
-            return 1
-        if any(row.verdict == "error" for row in rows):
+        if "error" in verdicts:
             return 6
-        if not any(row.verdict == "pass" for row in rows):
-            return 5 if rows else 6
+        if "pass" not in compared:
+            return 5 if "unsupported" in compared else 6
         return 0
 
     def to_json(self) -> str:
@@ -113,61 +127,101 @@ class Report:
         }
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        """A report that `to_json` wrote.
+
+        Raises:
+            CorruptInput: it is not one.
+        """
+        try:
+            content = json.loads(text)
+            if content.pop("schema") != SCHEMA:
+                raise ValueError(f"not of the schema {SCHEMA}")
+            del content["summary"]
+            rows = tuple(Row(**row) for row in content.pop("results"))
+            return cls(**{**content, "notes": tuple(content["notes"]), "results": rows})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptInput(f"no report of fuseport: {error}") from error
+
     def table(self) -> Table:
-        """A line for each runtime, artifact and program: how many rows, and the closest call."""
-        table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for title in ("runtime", "artifact", "compared", "verdict"):
+        """A line for each artifact in each runtime, with its worst tensor: closest to its bound."""
+        table = Table(
+            header_style="bold", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
+        )
+        for title in ("runtime, artifact", "compared", "verdict"):
             table.add_column(title, no_wrap=True)
-        for title in ("cases", "tensors"):
-            table.add_column(title, justify="right", no_wrap=True)
-        table.add_column("error / bound", justify="right", no_wrap=True)
-        table.add_column("at worst in", overflow="fold")
-        groups: dict[tuple[str, str, str, str], list[Row]] = {}
-        for row in self.results:
-            groups.setdefault(row.group, []).append(row)
-        for (runtime, artifact, program, way), rows in groups.items():
-            verdict = next(v for v in _ORDER if any(row.verdict == v for row in rows))
-            tensors = {row.tensor for row in rows if row.tensor != "*"}
-            gradients = {tensor for tensor in tensors if tensor.startswith("grad/")}
-            what = f"{len(gradients)} gradients" if program == "gradient" else "outputs"
-            share, worst = _closest(rows)
-            table.add_row(
-                runtime,
-                artifact,
-                f"{what}, autograd" if way == "autograd" else what,
-                Text(verdict, style=_STYLES[verdict]),
-                str(len({row.case for row in rows})),
-                str(len(tensors)),
-                share,
-                Text(worst),
-            )
+        table.add_column("err/bound", justify="right", no_wrap=True)
+        table.add_column("worst tensor", no_wrap=True)
+        for runtime, rows in _grouped(self.results, lambda row: row.runtime):
+            table.add_row(Text(runtime, style="bold"))
+            for (name, _, way), part in _grouped(rows, lambda r: (r.artifact, r.program, r.way)):
+                verdict = next(v for v in _ORDER if any(row.verdict == v for row in part))
+                share, worst = _closest(part)
+                table.add_row(
+                    ("  " if name == "*" else f"  {name}") + ", autograd" * (way == "autograd"),
+                    _compared(part),
+                    Text(verdict, style=_STYLES[verdict]),
+                    share,
+                    Text(worst),
+                )
         return table
 
     def failures(self) -> list[str]:
-        """A line for each row that is no pass, worst verdicts first."""
+        """A line for each row that is no pass: the worst verdicts first, then the worst errors."""
         rows = [row for row in self.results if row.verdict != "pass"]
-        rows.sort(key=lambda row: _ORDER.index(row.verdict))
-        return [
-            f"{row.verdict}: {row.runtime} · {row.artifact} · {row.program}"
-            f"{' by autograd' if row.way == 'autograd' else ''} · {row.case} · {row.tensor}: "
-            f"{row.reason}"
-            for row in rows
-        ]
+        rows.sort(key=lambda row: (_ORDER.index(row.verdict), -_weight(row)))
+        return [_line(row) for row in rows]
+
+
+def _line(row: Row) -> str:
+    way = "by autograd" if row.way == "autograd" else "*"
+    parts = (row.runtime, row.artifact, row.program, way, row.case, row.tensor)
+    where = " · ".join(part for part in parts if part != "*")
+    hint = ""
+    if row.verdict == "fail" and row.would_pass_at is not None and math.isfinite(row.would_pass_at):
+        hint = f"; would pass at --atol {row.would_pass_at:.3g}"
+    return f"{row.verdict}: {where}: {row.reason}{hint}"
+
+
+def _grouped(rows: Iterable[Row], key: Any) -> list[tuple[Any, list[Row]]]:
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return list(groups.items())
+
+
+def _compared(rows: Sequence[Row]) -> str:
+    tensors = {row.tensor for row in rows if row.tensor != "*"}
+    gradients = sum(tensor.startswith("grad/") for tensor in tensors)
+    # A gradient program's outputs are compared too; the gradients are what it is for.
+    count, what = (gradients, "gradient") if gradients else (len(tensors), "output")
+    if not count:
+        return ""
+    return f"{count} {what}{'s' * (count > 1)}"
 
 
 def _closest(rows: Sequence[Row]) -> tuple[str, str]:
     """How much of its bound the worst tensor takes, and which it is."""
-    shares = {row.tensor: 0.0 for row in rows if row.max_abs_error is not None}
+    # A failure without figures, of another shape for example, is worse than any with.
     for row in rows:
-        for error, bound in ((row.max_abs_error, row.bound), (row.rms_error, row.rms_bound)):
-            if error and bound:
-                shares[row.tensor] = max(shares[row.tensor], error / bound)
-    if not shares:
-        return "", next((row.reason for row in rows if row.reason), "")
-    worst = max(shares, key=lambda tensor: shares[tensor])
-    return f"{shares[worst]:.2f}", worst
+        if row.verdict == "fail" and row.share is None:
+            return "", _short(row.tensor)
+    measured = [row for row in rows if row.share is not None]
+    if not measured:
+        return "", ""
+    worst = max(measured, key=_weight)
+    share = _weight(worst)
+    return f"{share:.2g}" if share >= 10 else f"{share:.2f}", _short(worst.tensor)
+
+
+def _weight(row: Row) -> float:
+    return math.inf if row.share is None else row.share
+
+
+def _short(tensor: str) -> str:
+    return tensor if len(tensor) <= _NAME_WIDTH else "…" + tensor[1 - _NAME_WIDTH :]
 
 
 def _finite(value: Any) -> Any:
-    is_broken = isinstance(value, float) and value not in (value, float("inf"), float("-inf"))
-    return None if is_broken or value in (float("inf"), float("-inf")) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

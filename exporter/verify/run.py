@@ -4,39 +4,27 @@ A child that dies takes one job with it: that job is an error, and a new child d
 """
 
 import json
+import os
 import secrets
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
+from fuseport.exporter.verify.child import Child, Limits
 from fuseport.exporter.verify.plan import REPEATS, Job
-from fuseport.exporter.verify.truth import Sample
+from fuseport.exporter.verify.sample import Sample
 
 __all__ = ["Answer", "Limits", "execute"]
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.02
+_AHEAD = 2  # jobs that a child may do before the first of them is judged: so many files may lie
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What a child may take.
-
-    Attributes:
-        seconds: for one job, loading included.
-        memory: bytes resident in the child and its children; None for no limit.
-    """
-
-    seconds: float = 900.0
-    memory: int | None = None
+Numbered = tuple[int, Job]
 
 
 @dataclass(frozen=True)
@@ -49,14 +37,14 @@ class Answer:
         reason: for all but `done`.
         calls: the number of a call → its file of tensors; the first call, and later ones that
             differ.
-        none: gradients that the runtime says do not exist.
+        mutated: inputs and cotangents that the runtime changed.
     """
 
     job: Job
     status: Literal["done", "unsupported", "error", "crash"]
     reason: str | None = None
     calls: Mapping[int, Path] | None = None
-    none: tuple[str, ...] = ()
+    mutated: tuple[str, ...] = ()
 
     def tensors(self, call: int) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each result of a call, one at a time from disk."""
@@ -73,8 +61,11 @@ def execute(
     folder: Path,
     limits: Limits,
     started: Callable[[Job], None] = lambda _: None,
-) -> Iterator[Answer]:
-    """Do the jobs of one runtime, in order; each answer comes as soon as its child has ended.
+) -> Generator[Answer, None, None]:
+    """Do the jobs of one runtime, in order; each answer comes as soon as it is there.
+
+    An answer's files are deleted when the next one is asked for. Close the iterator to end the
+    child early.
 
     Args:
         jobs: of one runtime.
@@ -88,22 +79,26 @@ def execute(
     while waiting:
         token = secrets.token_hex(16)
         requests = [_request(number, job, samples, programs) for number, job in waiting]
-        request = {"token": token, "folder": str(folder), "jobs": requests}
         file = folder / "request.json"
-        file.write_text(json.dumps(request), encoding="utf-8")
-        reason = _run_child(file, dict(waiting), folder, limits, started)
-        done = []
-        for number, job in waiting:
-            answer = _read(folder, number, job, token)
-            if answer is None:
-                break
-            done.append(number)
-            yield answer
-        waiting = waiting[len(done) :]
-        if waiting:
-            # The first one without an answer is what the child died of.
-            _, culprit = waiting.pop(0)
-            yield Answer(culprit, "crash", reason or "the child ended without an answer")
+        content = {"token": token, "folder": str(folder), "parent": os.getpid(), "jobs": requests}
+        file.write_text(json.dumps(content), encoding="utf-8")
+        arguments = ["fuseport.exporter.runtimes._worker", str(file)]
+        with Child(arguments, folder / "stderr", limits) as child:
+            child.tell("\n" * _AHEAD)
+            while waiting:
+                answer = _await(child, folder, waiting[0], token, started)
+                if answer is None:
+                    break
+                waiting.pop(0)
+                yield answer
+                for path in (answer.calls or {}).values():
+                    path.unlink(missing_ok=True)
+                child.tell("\n")
+            if waiting:
+                dead = _dead_with(folder, waiting)
+                reason = child.last_words()
+                yield from (Answer(job, "crash", reason) for _, job in waiting[:dead])
+                waiting = waiting[dead:]
 
 
 def _request(
@@ -136,96 +131,54 @@ def _differentiable(program: Mapping[str, Any]) -> list[str]:
     return [spec["name"] for spec in program["outputs"] if "float" in spec["dtype"]]
 
 
-def _run_child(
-    request: Path,
-    jobs: Mapping[int, Job],
-    folder: Path,
-    limits: Limits,
-    started: Callable[[Job], None],
-) -> str | None:
-    """Run a child to its end. Returns why it ended badly, or None."""
-    command = [sys.executable, "-m", "fuseport.exporter.runtimes._worker", str(request)]
-    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-        # A session of its own: a terminal's Ctrl-C reaches only the parent, which cleans up.
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-        )
-        try:
-            reason = _watch(child, jobs, folder, limits, started)
-        finally:
-            _kill_tree(child)
-    if reason is not None or child.returncode == 0:
-        return reason
-    if child.returncode < 0:
-        return f"killed by {signal.Signals(-child.returncode).name}"
-    lines = (folder / "stderr").read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
-    return f"ended with code {child.returncode}: {last}"
-
-
-def _watch(
-    child: "subprocess.Popen[bytes]",
-    jobs: Mapping[int, Job],
-    folder: Path,
-    limits: Limits,
-    started: Callable[[Job], None],
-) -> str | None:
-    waiting = dict(jobs)
-    since = time.monotonic()
-    while child.poll() is None:
-        for number in list(waiting):
-            if (folder / f"{number}.started").exists():
-                started(waiting.pop(number))
-                since = time.monotonic()
-        if time.monotonic() - since > limits.seconds:
-            return f"stopped after {limits.seconds:g} s without an answer"
-        if limits.memory is not None and _resident(child.pid) > limits.memory:
-            return f"stopped at more than {limits.memory / 2**20:.0f} MiB of memory"
+def _await(
+    child: Child, folder: Path, numbered: Numbered, token: str, started: Callable[[Job], None]
+) -> Answer | None:
+    """The answer of a job; None if the child ended without it."""
+    number, job = numbered
+    child.expect(True)
+    told = False
+    while True:
+        # In this order: a child that answers and ends has answered.
+        ended = child.ended()
+        if not told and (folder / f"{number}.started").exists():
+            told = True
+            child.expect(True)
+            started(job)
+        if (folder / f"{number}.json").exists():
+            child.expect(False)
+            return _read(folder, number, job, token)
+        if ended:
+            return None
         time.sleep(_POLL_SECONDS)
-    return None
 
 
-def _tree(pid: int) -> list[psutil.Process]:
+def _dead_with(folder: Path, waiting: Sequence[Numbered]) -> int:
+    """How many jobs a dead child takes with it, of those without an answer.
+
+    The one it was at; all that use the same artifact if it died of loading that; and simply all if
+    it never got to the first.
+    """
+    number, job = waiting[0]
+    if not (folder / f"{number}.started").exists():
+        return len(waiting)
+    if (folder / f"{number}.loaded").exists():
+        return 1
+    return next((i for i, (_, w) in enumerate(waiting) if w.artifact != job.artifact), len(waiting))
+
+
+def _read(folder: Path, number: int, job: Job, token: str) -> Answer:
     try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _resident(pid: int) -> int:
-    total = 0
-    for process in _tree(pid):
-        try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue  # it ended between listing and looking
-    return total
-
-
-def _kill_tree(child: "subprocess.Popen[bytes]") -> None:
-    for process in _tree(child.pid):
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue  # it ended by itself
-    child.wait()
-
-
-def _read(folder: Path, number: int, job: Job, token: str) -> Answer | None:
-    file = folder / f"{number}.json"
-    if not file.exists():
-        return None
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if content.get("token") != token:
-        return None
-    if content["status"] != "done":
-        return Answer(job, content["status"], content["reason"])
-    calls = {entry["call"]: folder / entry["file"] for entry in content["calls"]}
-    for path in calls.values():
-        try:
-            with safe_open(path, "pt"):
-                pass
-        except (OSError, SafetensorError) as error:
-            return Answer(job, "error", f"its results cannot be read: {error}")
-    return Answer(job, "done", None, calls, tuple(content["none"]))
+        content = json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
+        if content["token"] != token:
+            return Answer(job, "crash", "an answer that is not the child's own")
+        if content["status"] != "done":
+            status: Literal["unsupported", "error"] = content["status"]
+            return Answer(job, status, str(content["reason"]))
+        # Names of files are not the child's to say.
+        calls = {
+            int(call): folder / f"{number}.{int(call)}.safetensors" for call in content["calls"]
+        }
+        return Answer(job, "done", None, calls, tuple(content["mutated"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Answer(job, "error", f"its answer cannot be read: {error}")

@@ -1,26 +1,25 @@
-"""What is verified: a bundle, its truth, and the jobs and rows that come of it."""
+"""What is verified: a bundle and its truth, and the jobs and rows that come of them."""
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fuseport.exporter import models, runtimes
+from fuseport.exporter import formats, models, runtimes
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.verify import plan, truth
-from fuseport.exporter.verify.compare import Judgement, Tolerance, judge
+from fuseport.exporter.verify.compare import Judgement, Tolerance
 from fuseport.exporter.verify.plan import Job
 from fuseport.exporter.verify.report import Row
-from fuseport.exporter.verify.run import Answer, Limits, execute
-from fuseport.exporter.verify.truth import Errors, Sample
+from fuseport.exporter.verify.rows import judged, repeated, whole
+from fuseport.exporter.verify.run import Limits, execute
+from fuseport.exporter.verify.sample import Sample, read_all
 
 __all__ = ["Subject", "prepare", "whole"]
-
-# Truth computed on another machine agrees to rounding in float64, amplified by the model's depth.
-_STORED_RTOL = 1e-8
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,34 @@ class Subject:
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
 
-    def jobs(self, runtime: str, artifact: Path | None, program: str | None) -> Iterator[Job]:
+    def jobs(
+        self, runtime: str, artifact: Path | None, program: str | None, *, named: bool = False
+    ) -> Iterator[Job]:
         """What a runtime has to do: the bundle's artifacts, or `artifact` alone.
 
+        Args:
+            runtime: its name.
+            artifact: a file made elsewhere.
+            program: that it holds; None to tell from the file.
+            named: whether the user asked for this runtime, so that it must have something to do.
+
         Raises:
-            UsageError: there is no such file, or no format has its suffix.
+            UsageError: there is no such file, no format has its suffix, or a runtime that was named
+                runs nothing of what there is.
         """
         names = list(self.samples)
-        folder, manifest = self.bundle.folder, self.bundle.manifest
         if artifact is None:
-            yield from plan.jobs(folder, manifest, [runtime], names, rebuilt=self.rebuilt)
-            return
-        format_name, kind = _recognised(artifact, program, manifest)
-        if format_name == runtimes.get(runtime).FORMAT:
-            yield from plan.of_artifact(runtime, artifact, kind, names)
+            folder, manifest = self.bundle.folder, self.bundle.manifest
+            found = list(plan.jobs(folder, manifest, [runtime], names, rebuilt=self.rebuilt))
+        else:
+            format_name, kind = _recognised(artifact, program, self.bundle.manifest)
+            runs = format_name == runtimes.get(runtime).FORMAT
+            found = list(plan.of_artifact(runtime, artifact, kind, names)) if runs else []
+        if named and names and not found:
+            what = artifact or f"{self.bundle.folder}: nothing in it"
+            needed = runtimes.get(runtime).FORMAT or "the model itself: give --model"
+            raise UsageError(f"{what} is for the runtime {runtime}, which runs {needed}")
+        yield from found
 
     def run(
         self,
@@ -69,11 +82,15 @@ class Subject:
         """Do the jobs of one runtime, and judge what comes of them."""
 
         def started(job: Job) -> None:
-            progress(f"{job.runtime}: {job.artifact.name}: {job.case}")
+            what = "model" if runtimes.get(job.runtime).FORMAT is None else job.artifact.name
+            way = ", autograd" if job.way == "autograd" else ""
+            progress(f"{job.runtime}: {what}{way}: {job.case}")
 
         answers = execute(jobs, self.samples, self.programs, folder, limits, started)
-        for answer in answers:
-            yield from _judged(answer, self, tolerance)
+        with closing(answers):  # so that an interrupt ends the child at once
+            for answer in answers:
+                sample = self.samples[answer.job.case]
+                yield from judged(answer, sample, self.programs["forward"], tolerance)
 
 
 def prepare(
@@ -88,10 +105,10 @@ def prepare(
         progress: told of each step.
     """
     manifest = bundle.manifest
-    stored = truth.read_all(bundle.folder / "samples")
+    stored = read_all(bundle.folder / "samples")
+    samples = stored
     notes: list[str] = []
     rows: list[Row] = []
-    samples = stored
     rebuilt = True
     try:
         progress("building the model again")
@@ -105,8 +122,9 @@ def prepare(
         cases = [sample.case for sample in stored]
         given = {sample.case.name: sample.file for sample in stored if sample.refused is None}
         samples = truth.compute(model, cases, folder, given=given, progress=progress)
-        rows += _stored_rows(stored, samples)
+        rows += repeated(stored, samples)
         del model
+        _give_back()
     for sample in samples:
         if sample.refused is not None:
             reason = f"the model itself refuses {sample.case.sizes}: {sample.refused}"
@@ -121,38 +139,11 @@ def prepare(
     )
 
 
-def whole(runtime: str, judgement: Judgement, *, case: str = "*") -> Row:
-    """A row that speaks of a whole runtime or case."""
-    return Row(runtime, None, "*", "*", "run", case, "*", judgement.verdict, judgement.reason)
-
-
-def _stored_rows(stored: Sequence[Sample], computed: Sequence[Sample]) -> Iterator[Row]:
-    """Hold the truth of the model built again against that of the model that was exported."""
-    then = {sample.case.name: sample for sample in stored}
-    for sample in computed:
-        before = then.get(sample.case.name)
-        if before is None or before.refused is not None or sample.refused is not None:
-            continue
-        for name in sample.dtypes:
-            if name in before.omitted:
-                continue
-            exact = truth.read(before, name)
-            scale = float(exact.abs().nan_to_num().max()) if exact.numel() else 0.0
-            tolerance = Tolerance(atol=_STORED_RTOL * scale, rtol=_STORED_RTOL)
-            dtype = str(exact.dtype).removeprefix("torch.")
-            value = truth.read(sample, name)
-            judgement = judge(name, value, exact, dtype, Errors(0.0, 0.0), tolerance)
-            program = "gradient" if name.startswith("grad/") else "forward"
-            yield Row(
-                runtime="float64",
-                provider=None,
-                artifact="samples",
-                program=program,
-                way="run",
-                case=sample.case.name,
-                tensor=name,
-                **vars(judgement),
-            )
+def _give_back() -> None:
+    """Return freed memory to the system, for the children: the C library keeps it otherwise."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # a C library other than glibc
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _programs(manifest: Mapping[str, Any], code: str | None) -> dict[str, dict[str, Any]]:
@@ -164,8 +155,6 @@ def _recognised(
     artifact: Path, program: str | None, manifest: Mapping[str, Any]
 ) -> tuple[str, str]:
     """Format and program of a file made elsewhere."""
-    from fuseport.exporter import formats
-
     if not artifact.is_file():
         raise UsageError(f"{artifact}: there is no such file")
     suffixes = {formats.get(name).SUFFIX: name for name in formats.FORMATS}
@@ -192,71 +181,3 @@ def _program_of_onnx(artifact: Path) -> str:
         raise CorruptInput(f"{artifact}: not an ONNX file ({type(error).__name__})") from error
     cotangents = any(value.name.startswith("cotangent_") for value in graph.input)
     return "gradient" if cotangents else "forward"
-
-
-def _judged(answer: Answer, subject: Subject, tolerance: Tolerance | None) -> Iterator[Row]:
-    """The rows of one job: one for each tensor, or one for all where nothing can be compared."""
-    job = answer.job
-    sample = subject.samples[job.case]
-    provider = getattr(runtimes.get(job.runtime), "PROVIDER", None)
-
-    def row(tensor: str, judgement: Judgement, *, crash: bool = False) -> Row:
-        return Row(
-            runtime=job.runtime,
-            provider=provider,
-            artifact="model" if runtimes.get(job.runtime).FORMAT is None else job.artifact.name,
-            program=job.program,
-            way=job.way,
-            case=job.case,
-            tensor=tensor,
-            crash=crash,
-            **vars(judgement),
-        )
-
-    if answer.status == "unsupported":
-        yield row("*", Judgement("unsupported", answer.reason))
-        return
-    if answer.status in ("error", "crash"):
-        yield row("*", Judgement("error", answer.reason), crash=answer.status == "crash")
-        return
-    expected = [spec["name"] for spec in subject.programs["forward"]["outputs"]]
-    if job.program == "gradient":
-        expected += [n for n in [*sample.dtypes, *sample.none] if n.startswith("grad/")]
-    for call in answer.calls or {}:
-        seen = set()
-        for name, tensor in answer.tensors(call):
-            seen.add(name)
-            judgement = _judge(name, tensor, sample, tolerance)
-            if call == 1:
-                yield row(name, judgement)
-            elif judgement.verdict == "fail":
-                reason = f"at call {call}, not at the first: {judgement.reason}"
-                yield row(name, Judgement(**{**vars(judgement), "reason": reason}))
-        yield from (
-            row(name, _judge(name, None, sample, tolerance))
-            for name in expected
-            if name not in seen
-        )
-
-
-def _judge(
-    name: str, tensor: torch.Tensor | None, sample: Sample, tolerance: Tolerance | None
-) -> Judgement:
-    if name in sample.none:
-        return judge(name, tensor, None, "", Errors(0.0, 0.0), tolerance)
-    if name not in sample.dtypes:
-        return Judgement("fail", "the model has nothing of this name")
-    if name in sample.omitted:
-        return Judgement(
-            "unsupported", "its truth is too large to be stored in the bundle: give --model"
-        )
-    if name in sample.unstable:
-        return Judgement("unsupported", "the model does not repeat it bit for bit")
-    return judge(
-        name,
-        tensor,
-        truth.read(sample, name),
-        sample.dtypes[name],
-        sample.baseline[name],
-        tolerance,
-    )

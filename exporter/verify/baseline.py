@@ -1,0 +1,88 @@
+"""Equally good ways to compute one and the same thing in the working dtype."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter.program import trainable
+
+__all__ = ["ways"]
+
+_MOVES = 3
+_CHUNK = 2**15  # elements at a time, as in `measure`
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Inputs = Mapping[str, Tensor]
+
+
+def ways(module: nn.Module, inputs: Inputs) -> Iterator[AbstractContextManager[Inputs]]:
+    """Contexts to run `module` in, each with the inputs to run it on.
+
+    The first two are one and the same way: what differs between them does not repeat itself. The
+    others use another number of threads, other kernels, and parameters and inputs that are moved
+    within a unit in the last place.
+    """
+    yield nullcontext(inputs)
+    yield nullcontext(inputs)
+    yield _one_thread(inputs)
+    yield _other_kernels(inputs)
+    for seed in range(_MOVES):
+        yield _moved(module, inputs, seed)
+
+
+@contextmanager
+def _one_thread(inputs: Inputs) -> Iterator[Inputs]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield inputs
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _other_kernels(inputs: Inputs) -> Iterator[Inputs]:
+    """Convolutions and products by other libraries, which sum in another order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, at every use of these flags
+        flags = torch.backends.mkldnn.flags(enabled=False)
+        flags.__enter__()
+    try:
+        yield inputs
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            flags.__exit__(None, None, None)
+
+
+@contextmanager
+def _moved(module: nn.Module, inputs: Inputs, seed: int) -> Iterator[Inputs]:
+    generator = torch.Generator().manual_seed(seed)
+    originals = {name: parameter.data for name, parameter in trainable(module).items()}
+    try:
+        for name, data in originals.items():
+            module.get_parameter(name).data = _neighbour(data, generator)
+        yield {name: _neighbour(tensor, generator) for name, tensor in inputs.items()}
+    finally:
+        for name, data in originals.items():
+            module.get_parameter(name).data = data
+
+
+def _neighbour(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Every element moved by at most one unit in the last place; in half types, every fourth."""
+    if not tensor.is_floating_point():
+        return tensor
+    moved = tensor.detach().clone(memory_format=torch.contiguous_format)
+    for part in moved.view(-1).split(_CHUNK):
+        # The next number away from zero is the next larger integer, read as one.
+        bits = part.view(_BITS[part.dtype.itemsize])
+        step = torch.randint(-1, 2, part.shape, generator=generator, dtype=bits.dtype)
+        # Zero stays: its neighbours are not what another rounding would have made of it.
+        still = (part == 0) | ~part.isfinite()
+        if part.dtype.itemsize < 4:
+            still |= torch.rand(part.shape, generator=generator) >= 0.25
+        bits.add_(step.masked_fill_(still, 0))
+    return moved

@@ -1,0 +1,144 @@
+"""A child process that is watched: its time, its memory, and its end with all that it started."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+__all__ = ["Child", "Limits"]
+
+_WATCH_SECONDS = 0.1
+_TAIL = 2**14  # bytes of what a child printed in which its last words are looked for
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a child may take.
+
+    Attributes:
+        seconds: for one job, loading included.
+        memory: bytes resident in the child and its children; None for no limit.
+    """
+
+    seconds: float = 900.0
+    memory: int | None = None
+
+
+class Child:
+    """A Python module in a process of its own; as a context, it is gone at the end.
+
+    Args:
+        arguments: of `python -m`.
+        errors: the file that its standard error goes to; its standard output goes nowhere.
+        limits: beyond which it is killed. Its time runs while `expect` says so.
+    """
+
+    def __init__(self, arguments: Sequence[str], errors: Path, limits: Limits) -> None:
+        self._errors = errors
+        self._limits = limits
+        self._begin: float | None = None
+        self._verdict: str | None = None
+        self._done = threading.Event()
+        self._descendants: set[psutil.Process] = set()
+        with errors.open("wb") as file:
+            # A session of its own: a terminal's Ctrl-C reaches only the parent, which cleans up.
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                start_new_session=True,
+            )
+        self._process = psutil.Process(self._popen.pid)
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "Child":
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        if self._popen.returncode is None:
+            self._kill()
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        self._popen.wait()
+
+    def expect(self, what: bool) -> None:
+        """Start the clock of a job, or stop it."""
+        self._begin = time.monotonic() if what else None
+
+    def tell(self, text: str) -> None:
+        """Write to its standard input."""
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):  # it ended: who asks for its answer will see that
+            self._popen.stdin.write(text.encode())
+            self._popen.stdin.flush()
+
+    def ended(self) -> bool:
+        """Whether it has ended, by itself or killed. It is not reaped: its group keeps its id."""
+        try:
+            return self._process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    def last_words(self) -> str:
+        """Why it ended, as far as can be told; only once it has."""
+        if self._verdict is not None:
+            return self._verdict
+        self._kill()
+        code = self._popen.wait()
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        with self._errors.open("rb") as file:
+            file.seek(max(0, self._errors.stat().st_size - _TAIL))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+        return f"ended with code {code} before its answer" + (f": {last}" if code else "")
+
+    def _watch(self) -> None:
+        while not self._done.wait(_WATCH_SECONDS):
+            resident = self._resident()
+            begin, limits = self._begin, self._limits
+            if begin is not None and time.monotonic() - begin > limits.seconds:
+                self._verdict = f"stopped after {limits.seconds:g} s without an answer"
+            elif limits.memory is not None and resident > limits.memory:
+                self._verdict = f"stopped at more than {limits.memory / 2**20:.0f} MiB of memory"
+            else:
+                continue
+            self._kill()
+            return
+
+    def _resident(self) -> int:
+        total = 0
+        with suppress(psutil.NoSuchProcess):
+            self._descendants.update(self._process.children(recursive=True))
+        for process in [self._process, *self._descendants]:
+            with suppress(psutil.NoSuchProcess):  # it ended between listing and looking
+                total += process.memory_info().rss
+        return total
+
+    def _kill(self) -> None:
+        """The child, its group, and whatever of its descendants has left the group."""
+        with suppress(psutil.NoSuchProcess):
+            self._descendants.update(self._process.children(recursive=True))
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        for process in self._descendants:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

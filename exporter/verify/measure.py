@@ -1,0 +1,63 @@
+"""How large a tensor is, and how far it is from another one."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Norms", "errors", "is_zero", "norms", "parts"]
+
+# Elements at a time: they stay in the cache, memory stays bounded, and torch does not split them
+# among threads, which for steps as short as these costs more than it gives.
+_CHUNK = 2**15
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The largest and the root mean square absolute value of a tensor, or of an error."""
+
+    max_abs: float
+    rms: float
+
+
+def errors(value: Tensor, truth: Tensor) -> Norms:
+    """How far `value` is from the truth, of the same shape.
+
+    Equal infinities, and NaN where the truth has NaN, are no error; any other is an infinite one.
+    Where the tensors are not floating, a difference counts as 1.
+    """
+    largest, squares = 0.0, 0.0
+    for part, exact in parts(value, truth):
+        if exact.is_floating_point():
+            difference = (part - exact).abs_()  # in float64, as the truth is
+            if not bool(difference.max() < math.inf):  # written so that NaN is seen
+                same = (part == exact) | (part.isnan() & exact.isnan())
+                difference = difference.nan_to_num(nan=math.inf, posinf=math.inf)
+                difference = difference.masked_fill(same, 0.0)
+        else:
+            difference = (part != exact).double()
+        largest = max(largest, float(difference.max()))
+        squares += float(difference.square_().sum())
+    return Norms(largest, math.sqrt(squares / max(1, value.numel())))
+
+
+def norms(tensor: Tensor) -> Norms:
+    """Of a tensor's finite values."""
+    largest, squares = 0.0, 0.0
+    for part, _ in parts(tensor, tensor):
+        size = part.double().abs().nan_to_num(nan=0.0, posinf=0.0)
+        largest = max(largest, float(size.max()))
+        squares += float(size.square_().sum())
+    return Norms(largest, math.sqrt(squares / max(1, tensor.numel())))
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """Whether it is exactly zero throughout."""
+    return not any(bool(part.any()) for part, _ in parts(tensor, tensor))
+
+
+def parts(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both tensors, of the same shape, by flat parts."""
+    pairs = zip(one.reshape(-1).split(_CHUNK), other.reshape(-1).split(_CHUNK), strict=True)
+    return (pair for pair in pairs if pair[0].numel())

@@ -1,0 +1,89 @@
+"""How a model is run for truth and baseline: over reference implementations, and in float64."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fuseport.ops import OPS
+
+__all__ = ["Float64", "References"]
+
+
+class References(TorchFunctionMode):
+    """Calls of fused ops run their reference implementations, in plain differentiable torch."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return _REFERENCES.get(_operator(func), func)(*args, **(kwargs or {}))
+
+
+class Float64(TorchFunctionMode):
+    """All floating arithmetic in float64: what model code casts to, or makes in, narrower types.
+
+    Casts become casts to float64, factories make float64, and tensors of narrower types that the
+    code holds outside of its module are widened where they are used.
+    """
+
+    def __enter__(self) -> "Float64":
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.set_default_dtype(self._default)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _CASTS:
+            return args[0].to(_CASTS[func])
+        args, kwargs = pytree.tree_map(_raised, (tuple(args), dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+
+def _raised(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(_WIDER[value.dtype]) if value.dtype in _WIDER else value
+    if isinstance(value, torch.dtype):
+        return _WIDER.get(value, value)
+    if isinstance(value, str):
+        return _LEGACY.get(value, value)
+    if isinstance(value, type) and value.__module__ == "torch":
+        return _LEGACY.get(f"torch.{value.__name__}", value)
+    return value
+
+
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+_CASTS = {
+    Tensor.float: torch.float64,
+    Tensor.half: torch.float64,
+    Tensor.bfloat16: torch.float64,
+    Tensor.cfloat: torch.complex128,  # type: ignore[attr-defined]  # missing in torch's stubs
+}
+# What `tensor.type` takes beside a dtype.
+_LEGACY = dict.fromkeys(
+    ["torch.FloatTensor", "torch.HalfTensor", "torch.BFloat16Tensor"], "torch.DoubleTensor"
+)
+
+
+def _operator(func: Any) -> str:
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return func._qualified_op_name
+    return func._schema.name if isinstance(func, torch._ops.OpOverload) else ""
+
+
+_REFERENCES: dict[str, Callable[..., Any]] = {
+    operator.qualified_name: operator.reference for op in OPS.values() for operator in op.operators
+}

@@ -1,0 +1,91 @@
+"""Cases with their truth, on disk: in a bundle, or of one verification."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from fuseport.exporter.errors import CorruptInput
+from fuseport.exporter.verify.compare import Expected
+from fuseport.exporter.verify.measure import Norms
+from fuseport.exporter.verify.plan import Case
+
+__all__ = ["INDEX", "Sample", "Truth", "opened", "read_all", "write_index"]
+
+INDEX = "samples.json"
+
+Truth = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A case with its truth, on disk.
+
+    Attributes:
+        case: what was computed.
+        file: safetensors with `input/…`, `cotangent/…`, and the truth, `truth/<name>` in float64,
+            for outputs and for `grad/<name>`.
+        expected: of each output and gradient, what is known beside the truth.
+        none: gradients that do not exist: what they are of does not enter the outputs.
+        omitted: what was too large to be stored.
+        unstable: tensors that differ between two runs of one and the same computation.
+        refused: why the model cannot run this case; nothing else is there then.
+    """
+
+    case: Case
+    file: Path
+    expected: Mapping[str, Expected]
+    none: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
+    unstable: tuple[str, ...] = ()
+    refused: str | None = None
+
+
+def write_index(folder: Path, samples: Sequence[Sample]) -> None:
+    """Write what the files themselves do not say, for `read_all`."""
+    index = [{**asdict(sample), "file": sample.file.name} for sample in samples]
+    (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def read_all(folder: Path) -> tuple[Sample, ...]:
+    """The samples of a folder, in the order in which they were computed.
+
+    Raises:
+        CorruptInput: the folder holds none.
+    """
+    index = folder / INDEX
+    try:
+        entries: list[dict[str, Any]] = json.loads(index.read_text(encoding="utf-8"))
+        if not entries:
+            raise ValueError("empty")
+        return tuple(
+            Sample(
+                case=Case(**entry["case"]),
+                file=folder / entry["file"],
+                expected={name: _expected(known) for name, known in entry["expected"].items()},
+                none=tuple(entry["none"]),
+                omitted=tuple(entry["omitted"]),
+                unstable=tuple(entry["unstable"]),
+                refused=entry["refused"],
+            )
+            for entry in entries
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptInput(f"{index}: no samples of an export; export again") from error
+
+
+@contextmanager
+def opened(sample: Sample) -> Iterator[Truth]:
+    """Name of an output or gradient → its truth; each is read from disk when it is asked for."""
+    with safe_open(sample.file, "pt") as file:
+        yield lambda name: file.get_tensor(f"truth/{name}")
+
+
+def _expected(entry: Mapping[str, Any]) -> Expected:
+    scale, baseline = Norms(**entry["scale"]), Norms(**entry["baseline"])
+    return Expected(**{**entry, "scale": scale, "baseline": baseline})

@@ -1,0 +1,32 @@
+"""Bundles that many tests read, each exported once in a session."""
+
+from pathlib import Path
+
+import pytest
+
+from fuseport.exporter import api
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def lightning_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Lightning checkpoint's bundle. Read-only: copy it to change it."""
+    return _exported("lightning/mamba-kjv.ckpt", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def state_spaces_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a folder as state-spaces publishes it. Read-only: copy it to change it."""
+    return _exported("state_spaces", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def huggingface_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a folder as transformers saves it. Read-only: copy it to change it."""
+    return _exported("huggingface", tmp_path_factory)
+
+
+def _exported(checkpoint: str, factory: pytest.TempPathFactory) -> Path:
+    output = factory.mktemp("bundles") / "bundle"
+    return api.export(FIXTURES / checkpoint, output).folder

@@ -1,0 +1,310 @@
+"""Runtimes in children: whatever one does, it costs its own row, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fuseport.exporter import checkpoint, models
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.verify import truth
+from fuseport.exporter.verify.plan import Case, Job
+from fuseport.exporter.verify.run import Answer, Limits, execute
+
+# A user's model that behaves well in the parent, where truth is computed, and in a child as the
+# environment says, at the lengths it says: "SIGSEGV@2,exit0@4".
+NET = """
+import ctypes, json, os, signal, subprocess, sys, time
+from pathlib import Path
+import torch
+
+WORKER = "_worker" in sys.argv[0]
+PLAN = dict(item.split("@")[::-1] for item in os.environ.get("BEHAVE", "").split(",") if item)
+if WORKER and "load" in PLAN:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def misbehave(what, net, x):
+    if what.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, what))
+        time.sleep(60)
+    elif what.startswith("exit"):
+        os._exit(int(what[4:]))
+    elif what == "raise":
+        raise RuntimeError("first line\\nsecond line")
+    elif what == "hang":
+        time.sleep(1000)
+    elif what == "memory":
+        hold = [bytearray(os.urandom(1) * 2**20) for _ in range(4096)]
+    elif what == "null":
+        ctypes.string_at(0)
+    elif what == "noise":
+        print("x" * 10**6)
+        os.write(1, b"}" * 10**6)
+        sys.stdin.read()
+    elif what == "children":
+        for session in (False, True):
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=session)
+            with open(os.environ["PIDS"], "a") as file:
+                print(child.pid, file=file)
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "third" and net.calls == 3:
+        return x + 1
+    elif what == "nan" and net.calls == 3:
+        return x * float("nan")
+    elif what == "mutate":
+        x.add_(1)
+    elif what == "forge":
+        request = json.loads(Path(sys.argv[1]).read_text())
+        done = {"status": "done", "calls": [], "mutated": [], "token": "?"}
+        for job in request["jobs"]:
+            if not Path(request["folder"], job["id"] + ".json").exists():
+                Path(request["folder"], job["id"] + ".json").write_text(json.dumps(done))
+                break
+        time.sleep(1000)
+    elif what == "garbage":
+        request = json.loads(Path(sys.argv[1]).read_text())
+        Path(request["folder"], request["jobs"][0]["id"] + ".json").write_text("{garbage")
+        time.sleep(1000)
+    return x
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        what = PLAN.get(str(x.shape[0]))
+        if WORKER and what:
+            x = misbehave(what, self, x)
+        return x * self.w
+"""
+
+Run = Callable[..., list[Answer]]
+QUIET = Limits(seconds=120.0)
+
+
+class Setting:
+    """Jobs on the model above, one for each length."""
+
+    def __init__(self, folder: Path, lengths: Sequence[int]) -> None:
+        code = folder / "net.py"
+        code.write_text(NET)
+        torch.save({"w": torch.tensor([1.0, 2.0, 3.0])}, folder / "w.pt")
+        spec = TensorSpec("x", "float32", ("length", 3))
+        model, _ = models.from_checkpoint(
+            checkpoint.load(folder / "w.pt"), code=f"{code}:Net", inputs=(spec,)
+        )
+        (folder / "truth").mkdir()
+        cases = [Case(str(length), {"length": length}, "contiguous", 0) for length in lengths]
+        samples = truth.compute(model, cases, folder / "truth")
+        self.samples = {sample.case.name: sample for sample in samples}
+        weights = folder / "weights.safetensors"
+        save_file(dict(model.module.state_dict()), weights)
+        self.jobs = [Job("eager", weights, "forward", "run", str(n)) for n in lengths]
+        output = TensorSpec("output", "float32", ("length", 3))
+        forward = {
+            "inputs": [asdict(spec)],
+            "outputs": [asdict(output)],
+            "architecture": {"name": "user", "config": dict(model.config)},
+            "code": f"{code}:Net",
+        }
+        self.programs: dict[str, dict[str, Any]] = {"forward": forward}
+        self.folder = folder / "run"
+        self.folder.mkdir()
+
+    def run(self, limits: Limits = QUIET) -> Iterator[Answer]:
+        yield from execute(self.jobs, self.samples, self.programs, self.folder, limits)
+
+
+def states(answers: Sequence[Answer]) -> list[str]:
+    return [answer.status for answer in answers]
+
+
+def gone(pid: int, seconds: float = 60.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_death_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaths = {
+        2: ("SIGSEGV", "killed by SIGSEGV"),
+        3: ("exit0", "ended with code 0 before its answer"),
+        5: ("SIGKILL", "killed by SIGKILL"),
+        6: ("null", "killed by SIGSEGV"),
+        8: ("exit3", "ended with code 3 before its answer"),
+    }
+    plan = ",".join(f"{what}@{length}" for length, (what, _) in deaths.items())
+    monkeypatch.setenv("BEHAVE", plan)
+    setting = Setting(tmp_path, range(1, 10))
+    answers = list(setting.run())
+    assert [answer.job for answer in answers] == setting.jobs
+    for answer in answers:
+        length = int(answer.job.case)
+        if length in deaths:
+            assert answer.status == "crash"
+            assert str(answer.reason).startswith(deaths[length][1])
+        else:
+            assert answer.status == "done"
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_what_is_no_death_is_one_row_of_a_living_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BEHAVE", "raise@1,noise@2,third@3,nan@4,mutate@5")
+    setting = Setting(tmp_path, range(1, 7))
+    found: dict[str, Any] = {}
+    with closing(setting.run()) as answers:
+        pids = set()
+        for answer in answers:
+            pids |= {child.pid for child in psutil.Process().children()}
+            calls = {c: dict(answer.tensors(c)) for c in answer.calls or {}}
+            found[answer.job.case] = (answer, calls)
+            # Two answers may be there and one be written; no more, however many jobs there are.
+            assert len({p.name.split(".")[0] for p in setting.folder.glob("*.safetensors")}) <= 3
+    assert len(pids) == 1
+    answer, _ = found["1"]
+    assert (answer.status, answer.reason) == ("error", "call 1 failed: RuntimeError: first line")
+    answer, calls = found["2"]
+    assert (answer.status, list(calls)) == ("done", [1])
+    # The counter runs on through the lengths: nine calls and no third one but here.
+    for case in ("3", "4"):
+        assert found[case][0].status == "done"
+    answer, calls = found["5"]
+    assert answer.mutated == ("x",)
+    assert list(calls) == [1, 2, 3]
+    answer, calls = found["6"]
+    assert (list(calls), answer.mutated) == ([1], ())
+    assert not list(setting.folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("what", ["third", "nan"])
+def test_a_third_call_that_differs_is_handed_back(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BEHAVE", f"{what}@2")
+    ((calls, tensors),) = [
+        (list(answer.calls or {}), [dict(answer.tensors(c)) for c in answer.calls or {}])
+        for answer in Setting(tmp_path, [2]).run()
+    ]
+    assert calls == [1, 3]
+    assert not torch.equal(tensors[0]["output"], tensors[1]["output"])
+
+
+def test_a_hang_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHAVE", "hang@2")
+    answers = list(Setting(tmp_path, [1, 2, 3]).run(Limits(seconds=15.0)))
+    assert states(answers) == ["done", "crash", "done"]
+    assert answers[1].reason == "stopped after 15 s without an answer"
+
+
+def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHAVE", "memory@2")
+    answers = list(Setting(tmp_path, [1, 2, 3]).run(Limits(120.0, 1536 * 2**20)))
+    assert states(answers) == ["done", "crash", "done"]
+    assert answers[1].reason == "stopped at more than 1536 MiB of memory"
+
+
+def test_a_death_while_loading_is_not_tried_again_for_each_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BEHAVE", "x@load")
+    begin = time.monotonic()
+    answers = list(Setting(tmp_path, range(1, 20)).run())
+    assert states(answers) == ["crash"] * 19
+    assert time.monotonic() - begin < 60
+
+
+def test_a_child_that_cannot_start_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(tmp_path, range(1, 20))
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text("import os; os._exit(9)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    answers = list(setting.run())
+    assert states(answers) == ["crash"] * 19
+    assert str(answers[0].reason).startswith("ended with code 9")
+
+
+def test_the_whole_process_tree_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHAVE", "children@2")
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    assert states(list(Setting(tmp_path, [2, 3]).run())) == ["crash", "done"]
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "reason"),
+    [
+        ("forge", "crash", "an answer that is not the child's own"),
+        ("garbage", "error", "its answer cannot be read"),
+    ],
+)
+def test_an_answer_counts_only_with_its_token(
+    what: str, status: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BEHAVE", f"{what}@2")
+    with closing(Setting(tmp_path, [2]).run()) as answers:
+        (answer,) = answers
+    assert answer.status == status
+    assert str(answer.reason).startswith(reason)
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_closing_early_ends_the_child(tmp_path: Path) -> None:
+    answers = Setting(tmp_path, range(1, 10)).run()
+    assert next(answers).status == "done"
+    (child,) = psutil.Process().children()
+    answers.close()  # type: ignore[attr-defined]
+    assert gone(child.pid)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, None), (signal.SIGKILL, -9)],
+    ids=["SIGTERM", "SIGINT", "SIGKILL"],
+)
+def test_when_the_parent_ends_nothing_stays(
+    number: signal.Signals, code: int | None, state_spaces_bundle: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "fuseport.cli", "verify", str(state_spaces_bundle)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        parent = psutil.Process(process.pid)
+        while not (children := parent.children()):
+            assert process.poll() is None
+            time.sleep(0.02)
+        time.sleep(1.0)
+        process.send_signal(number)
+        ended = process.wait(timeout=30)
+    assert code is None or ended == code
+    assert ended != 0
+    assert all(gone(child.pid) for child in children)
+    if number is not signal.SIGKILL:  # nobody is left then to take the folder away
+        assert not list(tmp_path.glob("fuseport-*"))

@@ -1,0 +1,336 @@
+"""Truth is float64 throughout, whatever the model's code casts to; the baseline is several ways."""
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuseport.exporter import checkpoint, models
+from fuseport.exporter.errors import CorruptInput, ExportFailed
+from fuseport.exporter.models.model import Model
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.runtimes._torch_module import ModuleSession
+from fuseport.exporter.verify import baseline, plan, truth
+from fuseport.exporter.verify.modes import Float64, References
+from fuseport.exporter.verify.plan import Case
+from fuseport.exporter.verify.sample import INDEX, opened, read_all
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+CASE = Case("export", {"batch": 2, "length": 5}, "contiguous", 0)
+# Not representable in float32: a cast on the way shows in the result.
+THIRD = 1.0 / 3.0
+
+
+class Net(nn.Module):
+    """Calls `function` on its input, scaled by a parameter, and on itself."""
+
+    def __init__(self, function: Callable[["Net", Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w = nn.Parameter(torch.randn(4))
+        self.constant = torch.full((4,), THIRD)  # neither parameter nor buffer
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x * self.w)
+
+
+def model_of(function: Callable[[Net, Tensor], Any], **changes: Any) -> Model:
+    spec = TensorSpec("x", "float32", ("batch", "length", 4))
+    return replace(Model(Net(function).eval(), "user", {}, (spec,), CASE.sizes), **changes)
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.float() * THIRD
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient.float() * THIRD
+
+
+def autocast(net: Net, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x @ torch.full((4, 4), THIRD)
+
+
+CASTS: Mapping[str, Callable[[Net, Tensor], Tensor]] = {
+    "float": lambda net, x: x.float() * THIRD,
+    "half": lambda net, x: x.half() * THIRD,
+    "bfloat16": lambda net, x: x.bfloat16() * THIRD,
+    "to dtype": lambda net, x: x.to(torch.float32) * THIRD,
+    "to device and dtype": lambda net, x: x.to("cpu", torch.float16) * THIRD,
+    "to keyword": lambda net, x: x.to(dtype=torch.bfloat16) * THIRD,
+    "to another tensor": lambda net, x: x.to(net.constant) * THIRD,
+    "type of dtype": lambda net, x: x.type(torch.float32) * THIRD,
+    "type of string": lambda net, x: x.type("torch.HalfTensor") * THIRD,
+    "type of class": lambda net, x: x.type(torch.FloatTensor) * THIRD,
+    "type_as": lambda net, x: x.type_as(net.constant) * THIRD,
+    "softmax dtype": lambda net, x: F.softmax(x, -1, dtype=torch.float32),
+    "sum dtype": lambda net, x: x.sum(-1, dtype=torch.float16)[..., None] * x,
+    "zeros without dtype": lambda net, x: torch.zeros(4).add(THIRD) * x,
+    "zeros of dtype": lambda net, x: torch.zeros(4, dtype=torch.float16).add(THIRD) * x,
+    "full": lambda net, x: torch.full((4,), THIRD) * x,
+    "tensor": lambda net, x: torch.tensor([THIRD] * 4) * x,
+    "new_tensor": lambda net, x: x.new_tensor([THIRD] * 4, dtype=torch.float32) * x,
+    "arange": lambda net, x: torch.arange(0, 1, 0.25, dtype=torch.float32).exp() * x,
+    "linspace": lambda net, x: torch.linspace(0, THIRD, 4) @ torch.full((4, 4), THIRD) * x,
+    "default dtype": lambda net, x: x.to(torch.get_default_dtype()) * THIRD,
+    "integer to float": lambda net, x: torch.arange(4).float().div(3) * x,
+    "in a list": lambda net, x: torch.stack([x.float(), x.half()]).mean(0) * THIRD,
+    "constant": lambda net, x: x @ net.constant.diag(),
+    "autocast": autocast,
+    "einsum": lambda net, x: torch.einsum("bli,ij->blj", x.float(), net.constant.diag().float()),
+    "own backward": lambda net, x: Backward.apply(x),  # type: ignore[no-any-return]
+}
+
+
+def differentiated(net: nn.Module, x: Tensor, seed: Tensor) -> dict[str, Tensor | None]:
+    session = ModuleSession(net, net.named_parameters(), lambda result: {"y": result})
+    return session.differentiate({"x": x}, {"y": seed})
+
+
+@pytest.mark.parametrize("what", CASTS)
+def test_casts_are_raised_to_float64(what: str) -> None:
+    """Held against the same code, run where float32 is float64: in a process-wide substitute."""
+    net = Net(CASTS[what]).double()
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    seed = torch.randn(2, 3, 4, dtype=torch.float64)
+    with References(), Float64():
+        found = differentiated(net, x, seed)
+    for value in found.values():
+        assert value is not None
+        assert value.dtype == torch.float64
+    # Central differences of a float64 function agree to 1e-8; of one rounded to float32, to 1e-2.
+    step = 1e-6 * torch.randn(2, 3, 4, dtype=torch.float64)
+    values = []
+    for sign in (1, -1):
+        with References(), Float64(), torch.no_grad():
+            values.append((net(x + sign * step) * seed).sum())
+    gradient = found["grad/x"]
+    assert gradient is not None
+    expected = (2 * step * gradient).sum()
+    assert math.isclose(values[0] - values[1], expected, rel_tol=1e-6, abs_tol=1e-14)
+
+
+def test_the_mode_leaves_nothing_behind() -> None:
+    with Float64():
+        assert torch.get_default_dtype() == torch.float64
+    with pytest.raises(RuntimeError), Float64():
+        torch.ones(2) @ torch.ones(3)
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.ones(1, dtype=torch.float64).float().dtype == torch.float32
+
+
+def test_integers_and_booleans_stay() -> None:
+    with Float64():
+        assert torch.arange(3).dtype == torch.int64
+        assert (torch.ones(2) > 0).dtype == torch.bool
+        assert torch.ones(2).to(torch.int32).dtype == torch.int32
+        assert torch.ones(2, dtype=torch.complex64).dtype == torch.complex128
+
+
+def insists(net: Net, x: Tensor) -> Tensor:
+    assert x.dtype == torch.float32, "float32 only"
+    return x
+
+
+def test_a_model_that_insists_on_float32_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ExportFailed, match=r"does not run in float64.*float32 only"):
+        truth.compute(model_of(insists), [CASE], tmp_path)
+
+
+def test_the_model_is_the_same_afterwards(tmp_path: Path) -> None:
+    model = model_of(lambda net, x: x.exp())
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    threads = torch.get_num_threads()
+    mkldnn = torch._C._get_mkldnn_enabled()
+    truth.compute(model, [CASE], tmp_path)
+    for name, tensor in model.module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert torch.get_num_threads() == threads
+    assert torch._C._get_mkldnn_enabled() == mkldnn
+
+
+def test_nothing_is_printed_or_warned_of(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        truth.compute(model_of(lambda net, x: x.exp()), [CASE], tmp_path)
+
+
+class TestSample:
+    def test_it_holds_inputs_cotangents_and_truth(self, tmp_path: Path) -> None:
+        (sample,) = truth.compute(model_of(lambda net, x: {"y": x.exp()}), [CASE], tmp_path)
+        with safe_open(sample.file, "pt") as file:
+            assert set(file.keys()) == {
+                *("input/x", "cotangent/y", "truth/y", "truth/grad/x", "truth/grad/w")
+            }
+            x, seed = file.get_tensor("input/x").double(), file.get_tensor("cotangent/y").double()
+        with opened(sample) as exact:
+            y, gradient = exact("y"), exact("grad/x")
+        w = Net(insists).w.detach().double()
+        assert torch.allclose(y, (x * w).exp(), rtol=1e-14, atol=0.0)
+        assert torch.allclose(gradient, seed * (x * w).exp() * w, rtol=1e-14, atol=0.0)
+        known = sample.expected["y"]
+        assert known.dtype == "float32"
+        assert known.scale.max_abs == float(y.max())
+        assert 0 < known.baseline.max_abs < 1e-5 * known.scale.max_abs
+
+    def test_it_is_read_back_as_it_was(self, tmp_path: Path) -> None:
+        computed = truth.compute(model_of(lambda net, x: x.exp()), [CASE], tmp_path)
+        assert read_all(tmp_path) == computed
+
+    @pytest.mark.parametrize("text", ["", "{}", "[{}]", "[1]", None])
+    def test_an_index_of_another_kind_is_corrupt(self, text: str | None, tmp_path: Path) -> None:
+        if text is not None:
+            (tmp_path / INDEX).write_text(text)
+        with pytest.raises(CorruptInput):
+            read_all(tmp_path)
+
+    def test_what_is_too_large_is_omitted_but_has_its_figures(self, tmp_path: Path) -> None:
+        model = model_of(lambda net, x: x.exp())
+        (whole,) = truth.compute(model, [CASE], tmp_path)
+        (sample,) = truth.compute(model, [CASE], tmp_path, limit=100)
+        assert set(sample.omitted) == {"output", "grad/x"}
+        assert sample.expected == whole.expected
+        with safe_open(sample.file, "pt") as file:
+            assert set(file.keys()) == {"input/x", "cotangent/output", "truth/grad/w"}
+
+    def test_given_inputs_are_taken(self, tmp_path: Path) -> None:
+        model = model_of(lambda net, x: x.exp())
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        (first,) = truth.compute(model, [CASE], tmp_path / "a")
+        other = replace(CASE, seed=5)
+        (again,) = truth.compute(model, [other], tmp_path / "b", given={"export": first.file})
+        with opened(first) as one, opened(again) as two:
+            assert torch.equal(one("output"), two("output"))
+
+    def test_a_refused_case_says_why(self, tmp_path: Path) -> None:
+        def refuse(net: Net, x: Tensor) -> Tensor:
+            if x.shape[1] == 1:
+                raise ValueError("length 1 is too short")
+            return x
+
+        cases = plan.cases(CASE.sizes, 0)
+        samples = truth.compute(model_of(refuse), cases, tmp_path)
+        assert [s.refused for s in samples if s.refused] == ["ValueError: length 1 is too short"]
+        assert read_all(tmp_path) == samples
+
+    def test_gradients_that_do_not_exist_are_named(self, tmp_path: Path) -> None:
+        def constant(net: Net, x: Tensor) -> Tensor:
+            return torch.ones(2) + 0 * net.w.sum()
+
+        (sample,) = truth.compute(model_of(constant), [CASE], tmp_path)
+        assert sample.none == ("grad/x",)
+        assert sample.expected["grad/w"].scale.max_abs == 0.0
+        assert sample.expected["grad/w"].zero
+
+    def test_a_model_without_gradients_at_all(self, tmp_path: Path) -> None:
+        model = model_of(lambda net, x: x.detach() > 0)
+        (sample,) = truth.compute(model, [CASE], tmp_path)
+        assert set(sample.none) == {"grad/x", "grad/w"}
+        assert sample.expected["output"].dtype == "bool"
+
+    def test_what_does_not_repeat_itself_is_unstable(self, tmp_path: Path) -> None:
+        def noisy(net: Net, x: Tensor) -> dict[str, Tensor]:
+            return {"noise": x + 1e-3 * torch.randn(x.shape), "y": x}
+
+        (sample,) = truth.compute(model_of(noisy), [CASE], tmp_path)
+        assert sample.unstable == ("noise",)
+
+    def test_outputs_that_are_empty_or_scalar(self, tmp_path: Path) -> None:
+        def shapes(net: Net, x: Tensor) -> dict[str, Tensor]:
+            return {"scalar": x.sum(), "empty": x[:0], "token": x.argmax(-1)}
+
+        (sample,) = truth.compute(model_of(shapes), [CASE], tmp_path)
+        assert {n: e.dtype for n, e in sample.expected.items() if "/" not in n} == {
+            "scalar": "float32",
+            "empty": "float32",
+            "token": "int64",
+        }
+
+    def test_expanded_cotangents_are_the_same_in_every_row(self, tmp_path: Path) -> None:
+        case = replace(CASE, layout="expanded")
+        (sample,) = truth.compute(model_of(lambda net, x: x.exp()), [case], tmp_path)
+        with safe_open(sample.file, "pt") as file:
+            seed = file.get_tensor("cotangent/output")
+        assert torch.equal(seed, seed[0, 0].expand(seed.shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_ways_of_the_baseline_move_everything_by_an_ulp(dtype: torch.dtype) -> None:
+    net = Net(insists).to(dtype)
+    inputs = {"x": torch.randn(100).to(dtype), "ids": torch.arange(3)}
+    original = net.w.detach().clone()
+    moved = 0
+    for way in baseline.ways(net, inputs):
+        with way as taken:
+            difference = (taken["x"].double() - inputs["x"].double()).abs()
+            assert bool((difference <= torch.finfo(dtype).eps * inputs["x"].double().abs()).all())
+            assert torch.equal(taken["ids"], inputs["ids"])
+            moved += bool(difference.any())
+        assert torch.equal(net.w, original)
+    assert moved == 3
+
+
+class Calls(TorchDispatchMode):
+    """Counts the fused ops that really run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.count += str(func).startswith("fuseport")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fixture", ["state_spaces", "huggingface"])
+def test_truth_never_runs_a_fused_op(
+    fixture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a kernel's error would be its own truth."""
+    model, _ = models.from_checkpoint(checkpoint.load(FIXTURES / fixture))
+    own = 0
+    if fixture == "huggingface":
+        # Truth of transformers' model is transformers' own path.
+        from transformers.models.mamba import modeling_mamba
+
+        scan = modeling_mamba.mamba_selective_scan
+
+        def counted(*arguments: Any, **choices: Any) -> Any:
+            nonlocal own
+            own += 1
+            return scan(*arguments, **choices)
+
+        monkeypatch.setattr(modeling_mamba, "mamba_selective_scan", counted)
+    with Calls() as calls:
+        truth.compute(model, [CASE], tmp_path)
+    assert calls.count == 0
+    if fixture == "huggingface":
+        assert own > 0
+    inputs = {"input_ids": torch.zeros(1, 3, dtype=torch.int64)}
+    with Calls() as calls, model.fused(), torch.no_grad():
+        model.module(*inputs.values())
+    assert calls.count > 0
+
+
+def test_samples_json_is_plain(tmp_path: Path) -> None:
+    truth.compute(model_of(lambda net, x: x.exp()), [CASE], tmp_path)
+    (entry,) = json.loads((tmp_path / INDEX).read_text())
+    assert entry["file"] == "case0.safetensors"
+    assert entry["expected"]["output"]["dtype"] == "float32"
