@@ -68,7 +68,10 @@ class _Commands(click.Group):
         except OSError as error:
             wrapped = StorageError(f"{error.filename or 'the file system'}: {error.strerror}")
             _fail(wrapped, wrapped.exit_code, debug=debug)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt):
+        except KeyboardInterrupt:
+            click.echo("fuseport: interrupted", err=True)
+            sys.exit(128 + signal.SIGINT)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:  # a bug: said as such, not as a verdict
             text = f"a bug in fuseport: {type(error).__name__}: {error}; --debug shows where"

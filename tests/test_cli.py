@@ -1,0 +1,155 @@
+"""What the command prints, where, and the code that it ends with."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fuseport.cli import main
+
+REPOSITORY = Path(__file__).parent.parent
+FIXTURES = REPOSITORY / "fixtures"
+COMMANDS = sorted(main.commands)
+
+
+def fuseport(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "fuseport.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--help"])
+    assert result.exit_code == 0
+    assert re.search(rf"Examples?:\n\s+fuseport {command}", result.output)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_in_the_readme(command: str) -> None:
+    assert f"fuseport {command}" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def test_help_is_quick_to_import() -> None:
+    code = "import sys, fuseport.cli; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def pickle_with_code(folder: Path) -> Path:
+    import os
+    import pickle
+
+    class Code:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {folder / 'canary'}",)
+
+    path = folder / "model.ckpt"
+    path.write_bytes(pickle.dumps({"state_dict": Code()}))
+    return path
+
+
+def other_architecture(folder: Path) -> Path:
+    import torch
+
+    path = folder / "other.pt"
+    torch.save(torch.nn.Linear(3, 4).state_dict(), path)
+    return path
+
+
+def garbage(folder: Path) -> Path:
+    path = folder / "garbage.ckpt"
+    path.write_bytes(bytes(range(256)) * 64)
+    return path
+
+
+def missing(folder: Path) -> Path:
+    return folder / "missing.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("make", "code"), [(missing, 2), (pickle_with_code, 3), (garbage, 4), (other_architecture, 5)]
+)
+def test_bad_checkpoints(make: "object", code: int, tmp_path: Path) -> None:
+    assert callable(make)
+    path = make(tmp_path)
+    before = {p.name for p in tmp_path.iterdir()}
+    done = fuseport("export", path, "-o", tmp_path / "bundle")
+    assert done.returncode == code
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("fuseport: ")
+    assert path.name in last
+    assert "Traceback" not in done.stderr
+    assert {p.name for p in tmp_path.iterdir()} == before  # no output, no canary
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "word"),
+    [
+        ("--format", "tflite", "torchscript"),
+        ("--program", "backward", "gradient"),
+        ("--opset", "5", "18"),
+        ("--dtype", "int8", "bfloat16"),
+        ("--model", "nowhere.py:Net", "nowhere.py"),
+        ("--model", "no_colon", "module:callable"),
+        ("--input-shapes", "x=3", "[batch"),
+    ],
+)
+def test_bad_options(option: str, value: str, word: str, tmp_path: Path) -> None:
+    checkpoint = FIXTURES / "lightning" / "mamba-kjv.ckpt"
+    done = fuseport("export", checkpoint, "-o", tmp_path / "b", option, value)
+    assert done.returncode == 2
+    assert word in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_that_is_no_bundle_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    checkpoint = FIXTURES / "lightning" / "mamba-kjv.ckpt"
+    done = fuseport("export", checkpoint, "-o", tmp_path, "--force")
+    assert done.returncode == 2
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_verify_of_what_is_no_bundle(tmp_path: Path) -> None:
+    assert fuseport("verify", tmp_path / "nothing").returncode == 2
+    assert fuseport("verify", tmp_path).returncode == 4
+
+
+def test_an_unknown_runtime_lists_those_there_are(lightning_bundle: Path) -> None:
+    done = fuseport("verify", lightning_bundle, "--runtime", "tensorrt")
+    assert done.returncode == 2
+    assert "onnxruntime" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_leaves_nothing_behind(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    checkpoint = FIXTURES / "lightning" / "mamba-kjv.ckpt"
+    command = [
+        sys.executable, "-m", "fuseport.cli", "export", checkpoint, "-o", tmp_path / "bundle",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+        assert run.stderr is not None
+        for line in run.stderr:
+            if b"writing" in line:  # in the middle of the staged folder
+                break
+        time.sleep(0.2)
+        run.send_signal(number)
+        run.stderr.read()
+        run.wait(timeout=120)
+    assert run.returncode == code
+    assert not list(tmp_path.iterdir())
+
+
+def test_doctor_says_what_is_here() -> None:
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0
+    for word in ("torch", "ONNX Runtime", "compiler", "GPU", "selective_scan"):
+        assert word in result.output
