@@ -334,7 +334,8 @@ _GATE_BACKWARD = """
         dy = Mul(dout_wide, silu_z)
 """
 
-_SCAN_BACKWARD = """
+_SCAN_BACKWARD = (
+    """
         dy_time = Transpose <perm = [2, 0, 1]> (dy)
         dy_s = Reshape(dy_time, time_split)
         first = Constant <value_ints = [-1]> ()
@@ -355,13 +356,9 @@ _SCAN_BACKWARD = """
             body = step_back (dh_later, dA_later, u_t, step_t, B_t, C_t, dy_t, h)
                 => (dh_earlier, dA_t, du_t, dstep_t, dB_t, dC_t) {
             axis_N = Constant <value_ints = [-1]> ()
-            axis_c = Constant <value_ints = [2]> ()
-            exponent = Mul(step_t, A_groups)
-            decay = Exp(exponent)
-            kept = Mul(decay, h)
-            inflow = Mul(step_t, u_t)
-            added = Mul(inflow, B_t)
-            h_t = Add(kept, added)
+            axis_c = Constant <value_ints = [2]> ()"""
+    + _STEP
+    + """
             dh_read = Mul(dy_t, C_t)
             dh = Add(dh_later, dh_read)
             dh_earlier = Mul(dh, decay)
@@ -415,3 +412,4 @@ _SCAN_BACKWARD = """
         ddelta = CastLike(dx, delta)
         ddelta_bias = ReduceSum <keepdims = 0> (dx, sum_axes)
 """
+)
