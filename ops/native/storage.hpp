@@ -27,39 +27,81 @@ struct BFloat16 {
 
 FUSEPORT_INLINE float to_real(float x) { return x; }
 FUSEPORT_INLINE double to_real(double x) { return x; }
-
-FUSEPORT_INLINE float to_real(BFloat16 x) { return bits<float>((uint32_t)x.raw << 16); }
-
-// Exponent and mantissa move into place; the product with 2^112 mends the exponent's bias, for
-// subnormal numbers too. The largest exponent means Inf and NaN, and stays the largest.
-FUSEPORT_INLINE float to_real(Half x) {
-  const uint32_t magnitude = (uint32_t)(x.raw & 0x7fff) << 13;
-  const uint32_t special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
-  const uint32_t scaled = bits<uint32_t>(bits<float>(magnitude) * 0x1p112f);
-  return bits<float>(scaled | special | ((uint32_t)(x.raw & 0x8000) << 16));
-}
-
 FUSEPORT_INLINE void from_real(float x, float* to) { *to = x; }
 FUSEPORT_INLINE void from_real(double x, double* to) { *to = x; }
 
+// The formulas below are over the bits of one number (Real, Bits = float, uint32_t) or of a vector
+// of them; a comparison selects.
+
+template <class Real, class Bits>
+FUSEPORT_INLINE Real widened(BFloat16, Bits raw) {
+  return bits<Real>(raw << 16);
+}
+
+// Exponent and mantissa move into place; the product with 2^112 mends the exponent's bias, for
+// subnormal numbers too. The largest exponent means Inf and NaN, and stays the largest.
+template <class Real, class Bits>
+FUSEPORT_INLINE Real widened(Half, Bits raw) {
+  const Bits magnitude = (raw & 0x7fffu) << 13;
+  const Bits special = magnitude >= 0x0f800000u ? Bits{} + 0x7f800000u : Bits{};
+  const Bits scaled = bits<Bits>(bits<Real>(magnitude) * 0x1p112f);
+  return bits<Real>(scaled | special | ((raw & 0x8000u) << 16));
+}
+
 // To the nearest, ties to even; NaN stays NaN.
-FUSEPORT_INLINE void from_real(float x, BFloat16* to) {
-  const uint32_t raw = bits<uint32_t>(x);
-  const uint32_t rounded = (raw + 0x7fffu + ((raw >> 16) & 1u)) >> 16;
-  to->raw = (uint16_t)(x != x ? 0x7fc0u : rounded);
+template <class Real, class Bits>
+FUSEPORT_INLINE Bits narrowed(BFloat16, Bits raw) {
+  const Bits rounded = (raw + 0x7fffu + ((raw >> 16) & 1u)) >> 16;
+  return (raw & 0x7fffffffu) > 0x7f800000u ? Bits{} + 0x7fc0u : rounded;
 }
 
 // To the nearest, ties to even. Normal halves round in the integer that holds them; for subnormal
 // ones the sum with 0.5, whose ulp is their spacing, rounds.
-FUSEPORT_INLINE void from_real(float x, Half* to) {
-  const uint32_t raw = bits<uint32_t>(x);
-  const uint32_t magnitude = raw & 0x7fffffffu;
-  const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  const uint32_t subnormal = bits<uint32_t>(bits<float>(magnitude) + 0.5f) - bits<uint32_t>(0.5f);
-  uint32_t result = magnitude < (113u << 23) ? subnormal : normal;
-  result = magnitude >= (143u << 23) ? 0x7c00u : result;  // 2^16 and more; 65520 rounds up above
-  result = magnitude > 0x7f800000u ? 0x7e00u : result;
-  to->raw = (uint16_t)(result | ((raw >> 16) & 0x8000u));
+template <class Real, class Bits>
+FUSEPORT_INLINE Bits narrowed(Half, Bits raw) {
+  const Bits magnitude = raw & 0x7fffffffu;
+  const Bits normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const Bits subnormal = bits<Bits>(bits<Real>(magnitude) + 0.5f) - 0x3f000000u;
+  Bits result = magnitude < (113u << 23) ? subnormal : normal;
+  // 2^16 and more; what rounds up from 65520 has become Inf already.
+  result = magnitude >= (143u << 23) ? Bits{} + 0x7c00u : result;
+  result = magnitude > 0x7f800000u ? Bits{} + 0x7e00u : result;
+  return result | ((raw >> 16) & 0x8000u);
+}
+
+template <class Stored>
+FUSEPORT_INLINE float to_real(Stored x) {
+  return widened<float, uint32_t>(x, (uint32_t)x.raw);
+}
+
+template <class Stored>
+FUSEPORT_INLINE void from_real(float x, Stored* to) {
+  to->raw = (uint16_t)narrowed<float, uint32_t>(*to, bits<uint32_t>(x));
+}
+
+typedef uint16_t Shorts __attribute__((vector_size(WIDTH / 2)));
+
+// As many numbers in a row as a vector has lanes, as reals.
+template <class F, class Stored>
+FUSEPORT_INLINE typename F::Vector load_reals(const Stored* from) {
+  if constexpr (sizeof(Stored) == sizeof(typename F::Real)) {
+    return load<F>((const typename F::Real*)from);
+  } else {
+    Shorts raw;
+    memcpy(&raw, from, sizeof raw);
+    return widened<typename F::Vector>(Stored{}, __builtin_convertvector(raw, typename F::Bits));
+  }
+}
+
+template <class F, class Stored>
+FUSEPORT_INLINE void store_reals(typename F::Vector v, Stored* to) {
+  if constexpr (sizeof(Stored) == sizeof(typename F::Real)) {
+    store<F>((typename F::Real*)to, v);
+  } else {
+    const auto raw = narrowed<typename F::Vector>(Stored{}, bits<typename F::Bits>(v));
+    const Shorts shorts = __builtin_convertvector(raw, Shorts);
+    memcpy(to, &shorts, sizeof shorts);
+  }
 }
 
 }  // namespace fuseport::FUSEPORT_ISA

@@ -1,13 +1,14 @@
 // Vectors of the widest registers that a kernel is compiled for, and exp, softplus and the logistic
-// function over them. Everything lives in a namespace per instruction set, and nothing comes from
-// the standard library's templates: the linker would keep one copy of such a function for all
+// function over them. Everything lives in a namespace per instruction set, and no function
+// comes from the standard library's templates: the linker would keep one copy of such a function for all
 // instruction sets, and a machine without AVX-512 might run the one that needs it.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -24,9 +25,9 @@ constexpr int WIDTH = 16;
 #endif
 
 // exp(r) = 1 + r + r²·EXP(r) for |r| ≤ ln(2)/2; LN2_HIGH has so few bits that k·LN2_HIGH is exact.
-// 2·atanh(s) = s·(2 + s²·ATANH(s²)) for 0 ≤ s ≤ 1/3. Both are polynomials through the Chebyshev
-// nodes of their range (mpmath's chebyfit, 50 digits), lowest power first, and good to a tenth of an
-// ulp of the result. ROUND + k holds the integer k in its low bits.
+// 2^r = 1 + r·EXP2(r) for |r| ≤ 1/2, and log(1 + e) = e·LOG1P(e) for 0 ≤ e ≤ 1. These are polynomials
+// through the Chebyshev nodes of their range (mpmath's chebyfit, 50 digits), lowest power first, and
+// good to a tenth of an ulp of the result. ROUND + k holds the integer k in its low bits.
 struct F32 {
   using Real = float;
   typedef float Vector __attribute__((vector_size(WIDTH)));
@@ -34,12 +35,16 @@ struct F32 {
   typedef uint32_t Bits __attribute__((vector_size(WIDTH)));
   static constexpr int LANES = WIDTH / 4, MANTISSA = 23, BIAS = 127;
   static constexpr float LOWEST = -104.0f, HIGHEST = 89.0f;  // exp is 0 below, Inf above
+  static constexpr float LARGE = 0x1p63f;                    // whose square is finite
   static constexpr float ROUND = 0x1.8p23f, LOG2E = 0x1.715476p0f;
   static constexpr float LN2_HIGH = 0x1.62e4p-1f, LN2_LOW = 0x1.7f7d1cp-20f;
   static constexpr float EXP[] = {0.5f, 0x1.5554dep-3f, 0x1.55551ap-5f, 0x1.120b62p-7f,
                                   0x1.6d10fcp-10f};
-  static constexpr float ATANH[] = {0x1.555556p-1f, 0x1.9999ap-2f, 0x1.248f58p-2f, 0x1.c7fb36p-3f,
-                                    0x1.65ad56p-3f, 0x1.a9bafcp-3f};
+  static constexpr float EXP2[] = {0x1.62e43p-1f,  0x1.ebfbep-3f,  0x1.c6af6cp-5f,
+                                   0x1.3b2a54p-7f, 0x1.5f089p-10f, 0x1.44138ap-13f};
+  static constexpr float LOG1P[] = {
+      0x1p+0f, -0x1.ffffb8p-2f, 0x1.554bd6p-2f, -0x1.ff0254p-3f, 0x1.92b43p-3f, -0x1.38b908p-3f,
+      0x1.afdde8p-4f, -0x1.cdd008p-5f, 0x1.402f4cp-6f, -0x1.a04acap-9f};
 };
 
 struct F64 {
@@ -48,7 +53,7 @@ struct F64 {
   typedef int64_t Integers __attribute__((vector_size(WIDTH)));
   typedef uint64_t Bits __attribute__((vector_size(WIDTH)));
   static constexpr int LANES = WIDTH / 8, MANTISSA = 52, BIAS = 1023;
-  static constexpr double LOWEST = -746.0, HIGHEST = 710.0;
+  static constexpr double LOWEST = -746.0, HIGHEST = 710.0, LARGE = 0x1p511;
   static constexpr double ROUND = 0x1.8p52, LOG2E = 0x1.71547652b82fep0;
   static constexpr double LN2_HIGH = 0x1.62e42feep-1, LN2_LOW = 0x1.a39ef35793c76p-33;
   static constexpr double EXP[] = {
@@ -62,11 +67,17 @@ struct F64 {
       0x1.71de0db2f6b19p-19,
       0x1.28917c89a43a7p-22,
       0x1.af389ecfc4b9cp-26};
-  static constexpr double ATANH[] = {
-      0x1.5555555555555p-1, 0x1.999999999999ap-2, 0x1.2492492492491p-2, 0x1.c71c71c71ca1dp-3,
-      0x1.745d1745bafd2p-3, 0x1.3b13b1415cc9ap-3, 0x1.11110fedff7ecp-3, 0x1.e1e2292bfd01dp-4,
-      0x1.af225bc679ebbp-4, 0x1.8674e45c1d0c9p-4, 0x1.60558e67dbae1p-4, 0x1.63553ca44fd47p-4,
-      0x1.610015dacf8a8p-5, 0x1.2dbf0bcbc0f89p-3};
+  static constexpr double EXP2[] = {
+      0x1.62e42fefa39efp-1,  0x1.ebfbdff82c598p-3,  0x1.c6b08d704a0c2p-5,  0x1.3b2ab6fba1ddap-7,
+      0x1.5d87fe78a5276p-10, 0x1.430913096fd9fp-13, 0x1.ffcbfc670dcd4p-17, 0x1.62bfd47773353p-20,
+      0x1.b524fae627834p-24, 0x1.e6063f7217bc6p-28, 0x1.e9d3fe3952179p-32};
+  static constexpr double LOG1P[] = {
+      0x1p+0, -0x1.fffffffffffe2p-2, 0x1.555555555426cp-2, -0x1.ffffffff675fp-3,
+      0x1.999999851ab6dp-3, -0x1.555553a360d3bp-3, 0x1.2492310403adp-3, -0x1.fffe16d429dd8p-4,
+      0x1.c70e13a2c5d8ep-4, -0x1.99470de1e7dfcp-4, 0x1.72ea81f4306bfp-4, -0x1.502a5940104acp-4,
+      0x1.2c324b858157p-4, -0x1.01965f46f9127p-4, 0x1.9a3bf844ccce4p-5, -0x1.2310e9937c018p-5,
+      0x1.606fc4b32e031p-6, -0x1.5bd286de8976p-7, 0x1.0946fb1ce4ee5p-8, -0x1.22d14be88b9f2p-10,
+      0x1.956569bb68299p-13, -0x1.0cc64e91b8745p-16};
 };
 
 template <class F>
@@ -83,7 +94,36 @@ FUSEPORT_INLINE void store(typename F::Real* p, typename F::Vector v) {
 
 template <class F>
 FUSEPORT_INLINE typename F::Vector splat(typename F::Real x) {
-  return typename F::Vector{} + x;
+  return x - typename F::Vector{};  // a sum would turn -0 to 0, and so be computed
+}
+
+// The larger, or smaller, of x and a bound; x itself where it is NaN, as these instructions have it.
+template <class F>
+FUSEPORT_INLINE typename F::Vector at_least(typename F::Real bound, typename F::Vector x) {
+  const typename F::Vector b = splat<F>(bound);
+#if defined(__AVX512F__)
+  if constexpr (sizeof bound == 4) return (typename F::Vector)_mm512_max_ps((__m512)b, (__m512)x);
+  return (typename F::Vector)_mm512_max_pd((__m512d)b, (__m512d)x);
+#elif defined(__AVX2__)
+  if constexpr (sizeof bound == 4) return (typename F::Vector)_mm256_max_ps((__m256)b, (__m256)x);
+  return (typename F::Vector)_mm256_max_pd((__m256d)b, (__m256d)x);
+#else
+  return x < b ? b : x;
+#endif
+}
+
+template <class F>
+FUSEPORT_INLINE typename F::Vector at_most(typename F::Real bound, typename F::Vector x) {
+  const typename F::Vector b = splat<F>(bound);
+#if defined(__AVX512F__)
+  if constexpr (sizeof bound == 4) return (typename F::Vector)_mm512_min_ps((__m512)b, (__m512)x);
+  return (typename F::Vector)_mm512_min_pd((__m512d)b, (__m512d)x);
+#elif defined(__AVX2__)
+  if constexpr (sizeof bound == 4) return (typename F::Vector)_mm256_min_ps((__m256)b, (__m256)x);
+  return (typename F::Vector)_mm256_min_pd((__m256d)b, (__m256d)x);
+#else
+  return x > b ? b : x;
+#endif
 }
 
 template <class Real, int COUNT, class Vector>
@@ -92,6 +132,19 @@ FUSEPORT_INLINE Vector polynomial(const Real (&coefficients)[COUNT], Vector x) {
 #pragma GCC unroll 16
   for (int i = COUNT - 2; i >= 0; --i) sum = sum * x + coefficients[i];
   return sum;
+}
+
+// The same with half as long a chain of dependent sums, and one product more.
+template <class Real, int COUNT, class Vector>
+FUSEPORT_INLINE Vector polynomial_by_halves(const Real (&coefficients)[COUNT], Vector x) {
+  const Vector square = x * x;
+  Vector last = Vector{} + coefficients[COUNT - 1], other = Vector{} + coefficients[COUNT - 2];
+#pragma GCC unroll 16
+  for (int i = COUNT - 3; i >= 0; i -= 2) {
+    last = last * square + coefficients[i];
+    if (i > 0) other = other * square + coefficients[i - 1];
+  }
+  return COUNT % 2 ? other * x + last : last * x + other;
 }
 
 // The product of v with 2^k, for integral k; two steps, since 2^k itself may not be representable.
@@ -109,14 +162,12 @@ FUSEPORT_INLINE typename F::Vector scale(typename F::Vector v, typename F::Integ
 template <class F>
 FUSEPORT_INLINE typename F::Vector exp(typename F::Vector x) {
   using Vector = typename F::Vector;
-  // Written so that NaN, for which both comparisons are false, passes.
-  x = x > F::HIGHEST ? splat<F>(F::HIGHEST) : x;
-  x = x < F::LOWEST ? splat<F>(F::LOWEST) : x;
+  x = at_least<F>(F::LOWEST, at_most<F>(F::HIGHEST, x));
   const Vector shifted = x * F::LOG2E + F::ROUND;
   const Vector k = shifted - F::ROUND;
   Vector r = x - k * F::LN2_HIGH;
   r = r - k * F::LN2_LOW;
-  const Vector mantissa = r * r * polynomial(F::EXP, r) + r + (typename F::Real)1;
+  const Vector mantissa = r * r * polynomial_by_halves(F::EXP, r) + r + (typename F::Real)1;
 #if defined(__AVX512F__)
   if constexpr (sizeof(typename F::Real) == 4) {
     return (Vector)_mm512_scalef_ps((__m512)mantissa, (__m512)k);
@@ -135,30 +186,47 @@ FUSEPORT_INLINE typename F::Vector logistic(typename F::Vector x) {
   return (typename F::Real)1 / ((typename F::Real)1 + exp<F>(-x));
 }
 
-// log(1 + exp(x)), and x itself above 20, as torch has it: max(x, 0) + log(1 + e) with e = exp(-|x|)
-// at most 1, and log(1 + e) = 2·atanh(e / (2 + e)), which is accurate for small e too.
+// 2^(x·c), for |x|, |c| ≤ F::LARGE: to about (1 + |x·c|/2) ulps, since x·c is rounded once or, without
+// AVX-512, twice; there, results below the normal numbers are only good to the smallest of these.
 template <class F>
-FUSEPORT_INLINE typename F::Vector softplus(typename F::Vector x) {
+FUSEPORT_INLINE typename F::Vector exp2_of_product(typename F::Vector x, typename F::Vector c) {
   using Vector = typename F::Vector;
+  Vector t = x * c;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(typename F::Real) == 4) {
+    const __m512 k = _mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vector r = (Vector)_mm512_fmsub_ps((__m512)x, (__m512)c, k);
+    return (Vector)_mm512_scalef_ps((__m512)(polynomial(F::EXP2, r) * r + 1.0f), k);
+  } else {
+    const __m512d k = _mm512_roundscale_pd((__m512d)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vector r = (Vector)_mm512_fmsub_pd((__m512d)x, (__m512d)c, k);
+    return (Vector)_mm512_scalef_pd((__m512d)(polynomial(F::EXP2, r) * r + 1.0), k);
+  }
+#else
+  // 2^k moves into the exponent as an integer. At the ends r = 0, and that gives 0 and Inf.
+  using Integers = typename F::Integers;
   using Real = typename F::Real;
-  const Vector e = exp<F>(x > (Real)0 ? -x : x);
-  const Vector s = e / ((Real)2 + e);
-  const Vector q = s * s;
-  const Vector log = s * (q * polynomial(F::ATANH, q) + (Real)2);
-  const Vector sum = (x > (Real)0 ? x : Vector{}) + log;
-  return x > (Real)20 ? x : sum;
+  t = at_least<F>(-F::BIAS, at_most<F>(F::BIAS + 1, t));
+  const Vector shifted = t + F::ROUND;
+  const Vector r = t - (shifted - F::ROUND);
+  const Vector mantissa = polynomial(F::EXP2, r) * r + (Real)1;
+  return (Vector)((Integers)mantissa + ((Integers)shifted << F::MANTISSA));
+#endif
 }
 
-// The sum of the lanes, by halves.
+// x within ±F::LARGE; NaN stays.
 template <class F>
-FUSEPORT_INLINE typename F::Real sum(typename F::Vector v) {
-  typename F::Real lanes[F::LANES];
-  memcpy(lanes, &v, sizeof v);
-#pragma GCC unroll 8
-  for (int width = F::LANES / 2; width > 0; width /= 2)
-#pragma GCC unroll 16
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+FUSEPORT_INLINE typename F::Vector bounded(typename F::Vector x) {
+  return at_least<F>(-F::LARGE, at_most<F>(F::LARGE, x));
+}
+
+// log(1 + exp(x)), and x itself above 20, as torch has it: max(x, 0) + log(1 + e) with e = exp(-|x|).
+template <class F>
+FUSEPORT_INLINE typename F::Vector softplus(typename F::Vector x) {
+  using Real = typename F::Real;
+  const typename F::Vector e = exp<F>(x > (Real)0 ? -x : x);
+  const typename F::Vector sum = polynomial_by_halves(F::LOG1P, e) * e + at_least<F>(0, x);
+  return x > (Real)20 ? x : sum;
 }
 
 // v in the first `count` lanes, zero in the others, whatever they hold.
@@ -167,6 +235,48 @@ FUSEPORT_INLINE typename F::Vector first_lanes(typename F::Vector v, int count) 
   typename F::Integers lane;
   for (int i = 0; i < F::LANES; ++i) lane[i] = i;
   return lane < (typename F::Integers{} + count) ? v : typename F::Vector{};
+}
+
+// Lanes of a and b in turn, from lane START of each on.
+template <class F, int START, int... I>
+FUSEPORT_INLINE typename F::Vector zip(typename F::Vector a, typename F::Vector b,
+                                       std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (I % 2 * F::LANES + START + I / 2)...);
+#else
+  return __builtin_shuffle(a, b, typename F::Integers{(I % 2 * F::LANES + START + I / 2)...});
+#endif
+}
+
+// Rows become columns: as many perfect shuffles of the rows as an index of them has bits.
+template <class F>
+FUSEPORT_INLINE void transpose(typename F::Vector (&rows)[F::LANES]) {
+  constexpr int HALF = F::LANES / 2;
+  constexpr std::make_integer_sequence<int, F::LANES> lanes;
+#pragma GCC unroll 4
+  for (int stage = 1; stage < F::LANES; stage *= 2) {
+    typename F::Vector mixed[F::LANES];
+#pragma GCC unroll 8
+    for (int i = 0; i < HALF; ++i) {
+      mixed[2 * i] = zip<F, 0>(rows[i], rows[i + HALF], lanes);
+      mixed[2 * i + 1] = zip<F, HALF>(rows[i], rows[i + HALF], lanes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < F::LANES; ++i) rows[i] = mixed[i];
+  }
+}
+
+// In lane i the sum of the lanes of rows[i].
+template <class F>
+FUSEPORT_INLINE typename F::Vector sums_of_lanes(typename F::Vector (&rows)[F::LANES]) {
+  constexpr std::make_integer_sequence<int, F::LANES> lanes;
+#pragma GCC unroll 4
+  for (int half = F::LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i)
+      rows[i] = zip<F, 0>(rows[i], rows[i + half], lanes) +
+                zip<F, F::LANES / 2>(rows[i], rows[i + half], lanes);
+  return rows[0];
 }
 
 }  // namespace fuseport::FUSEPORT_ISA

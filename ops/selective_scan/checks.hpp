@@ -104,7 +104,7 @@ struct Check {
     like("dlast_state", dlast_state, A.scalar_type());
     shape("dlast_state", dlast_state, "(b, d, N)", {b, d, A.size(1)});
     like("chunk_states", chunk_states, A.scalar_type());
-    shape("chunk_states", chunk_states, "(b, ⌈l/64⌉ + 1, d, N)", {b, saved, d, A.size(1)});
+    shape("chunk_states", chunk_states, "(b, ⌈l/64⌉ + 1, N, d)", {b, saved, A.size(1), d});
   }
 };
 

@@ -17,6 +17,7 @@ namespace fuseport::selective_scan {
 
 constexpr int64_t CHUNK = 64;  // steps between saved states: shapes.py has the same number
 constexpr int64_t BLOCK = 32;  // channels of a unit, at most
+constexpr int64_t MANY = 512;  // channels of all batch entries that are enough for whole blocks
 
 enum class Dtype { float16, bfloat16, float32, float64 };
 
@@ -54,15 +55,17 @@ struct Problem {
   // Inlined always: a copy that is compiled for one instruction set must not serve another.
   FUSEPORT_INLINED int64_t chunks() const { return (length + CHUNK - 1) / CHUNK; }
   FUSEPORT_INLINED int64_t saved() const { return chunks() + 1; }
-  FUSEPORT_INLINED int64_t blocks_per_span() const { return (span + BLOCK - 1) / BLOCK; }
+  // Small problems are cut finer, so that more threads find work.
+  FUSEPORT_INLINED int64_t block() const { return batches * channels < MANY ? BLOCK / 2 : BLOCK; }
+  FUSEPORT_INLINED int64_t blocks_per_span() const { return (span + block() - 1) / block(); }
   FUSEPORT_INLINED int64_t blocks() const { return channels / span * blocks_per_span(); }
   FUSEPORT_INLINED int64_t units() const { return batches * blocks(); }
 };
 
 struct Forward {
-  MutableSequence out;
-  void* last_state = nullptr;    // (b, d, N), contiguous, in the state's type
-  void* chunk_states = nullptr;  // (b, saved, d, N), likewise: before each chunk, and at the end
+  MutableSequence out;           // out.data is null where only states are wanted
+  void* last_state = nullptr;    // (b, d, N), contiguous, in the state's type; may be null
+  void* chunk_states = nullptr;  // (b, saved, N, d), likewise: before each chunk, and at the end
 };
 
 struct Backward {

@@ -116,7 +116,7 @@ def _forward_node(name: str, inputs: tuple[Tensor, ...], softplus: bool) -> tupl
         version=VERSION,
     )
     # Only the backward node of torch reads the chunk states; the ONNX one has no use for them.
-    chunk_states = A.new_zeros((b, shapes.chunks(l), d, A.shape[1]))
+    chunk_states = A.new_zeros((b, shapes.chunks(l), A.shape[1], d))
     return out, last_state, chunk_states
 
 

@@ -40,7 +40,7 @@ def selective_scan(
     delta_bias: Tensor,
     delta_softplus: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """out, last_state and chunk_states, (b, ⌈l/64⌉ + 1, d, N): at the borders of chunks."""
+    """out, last_state and chunk_states, (b, ⌈l/64⌉ + 1, N, d): at the borders of chunks."""
     check("selective_scan", u, delta, A, B, C, D, None, delta_bias)
     return _forward(u, delta, A, B, C, D, None, delta_bias, delta_softplus)
 
@@ -127,7 +127,7 @@ def _forward(
         ys.append((torch.stack(states[1:]) * _at(C, chunk, d, A.dtype)).sum(-1))
     y = torch.cat(ys) + D * x
     out = y if z is None else y * F.silu(_time_first(z, A.dtype))
-    chunk_states = _contiguous(torch.stack([*saved, state.detach()], 1))
+    chunk_states = _contiguous(torch.stack([*saved, state.detach()], 1).mT)
     return contiguous_as(out.permute(1, 2, 0).to(u.dtype), u), _contiguous(state), chunk_states
 
 
@@ -161,7 +161,7 @@ def _backward(
         chunk = slice(index * CHUNK, min(index * CHUNK + CHUNK, l))
         B_, C_ = _at(B, chunk, d, A.dtype), _at(C, chunk, d, A.dtype)
         decay, drive = _coefficients(step[chunk], x[chunk], A, B_)
-        states = _states(decay, drive, chunk_states[:, index])
+        states = _states(decay, drive, chunk_states[:, index].mT)
         before, after = torch.stack(states[:-1]), torch.stack(states[1:])
 
         adjoints = []

@@ -119,14 +119,14 @@ def check_backward(
     _require_like(op, "dlast_state", dlast_state, A.dtype, u)
     _require_shape(op, "dlast_state", dlast_state, "(b, d, N)", (b, d, states))
     _require_like(op, "chunk_states", chunk_states, A.dtype, u)
-    saved = (b, chunks(l), d, states)
-    _require_shape(op, "chunk_states", chunk_states, "(b, ⌈l/64⌉ + 1, d, N)", saved)
+    saved = (b, chunks(l), states, d)
+    _require_shape(op, "chunk_states", chunk_states, "(b, ⌈l/64⌉ + 1, N, d)", saved)
 
 
 def _outputs(u: Tensor, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     b, d, l = u.shape  # noqa: E741
     states = A.shape[1]
-    return empty_as(u), A.new_empty((b, d, states)), A.new_empty((b, chunks(l), d, states))
+    return empty_as(u), A.new_empty((b, d, states)), A.new_empty((b, chunks(l), states, d))
 
 
 def _flat(t: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ struct Unit {
   Unit(const Problem& p, int64_t unit) {
     batch = unit / p.blocks();
     block = unit % p.blocks();
-    const int64_t within = block % p.blocks_per_span() * BLOCK;
+    const int64_t within = block % p.blocks_per_span() * p.block();
     channel = block / p.blocks_per_span() * p.span + within;
-    channels = (int)(p.span - within < BLOCK ? p.span - within : BLOCK);
+    channels = (int)(p.span - within < p.block() ? p.span - within : p.block());
   }
 };
 
@@ -37,75 +37,132 @@ struct Steps {
   }
 };
 
-template <class Stored, class Real>
-static void load_tile(const Sequence& s, const Unit& unit, const Steps& steps, Real* tile) {
-  const Stored* from = (const Stored*)s.data + unit.batch * s.batch + unit.channel * s.channel +
-                       steps.start * s.time;
-  if (unit.channels < BLOCK) memset(tile, 0, sizeof(Real) * BLOCK * steps.count);
-  if (s.channel == 1) {
-    for (int t = 0; t < steps.count; ++t)
-      for (int c = 0; c < unit.channels; ++c)
-        tile[t * BLOCK + c] = to_real(from[t * s.time + c]);
-  } else {
-    for (int c = 0; c < unit.channels; ++c)
-      for (int t = 0; t < steps.count; ++t)
-        tile[t * BLOCK + c] = to_real(from[c * s.channel + t * s.time]);
+// `rows` × `columns` numbers, of any strides in elements, as rows of a tile; the tile's other
+// columns are left as they are.
+template <class F, class Stored>
+static void load_block(const Stored* from, int64_t row_stride, int64_t column_stride, int rows,
+                       int columns, typename F::Real* tile, int tile_stride) {
+  constexpr int LANES = F::LANES;
+  if (column_stride == 1) {
+    for (int r = 0; r < rows; ++r) {
+      int c = 0;
+      for (; c + LANES <= columns; c += LANES)
+        store<F>(tile + r * tile_stride + c, load_reals<F>(from + r * row_stride + c));
+      for (; c < columns; ++c) tile[r * tile_stride + c] = to_real(from[r * row_stride + c]);
+    }
+    return;
   }
+  int r = 0;
+  if (row_stride == 1) {
+    for (; r + LANES <= rows; r += LANES) {
+      int c = 0;
+      for (; c + LANES <= columns; c += LANES) {
+        typename F::Vector block[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i)
+          block[i] = load_reals<F>(from + (c + i) * column_stride + r);
+        transpose<F>(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i) store<F>(tile + (r + i) * tile_stride + c, block[i]);
+      }
+      for (; c < columns; ++c)
+        for (int i = 0; i < LANES; ++i)
+          tile[(r + i) * tile_stride + c] = to_real(from[c * column_stride + r + i]);
+    }
+  }
+  for (int c = 0; c < columns; ++c)
+    for (int i = r; i < rows; ++i)
+      tile[i * tile_stride + c] = to_real(from[i * row_stride + c * column_stride]);
 }
 
-template <class Stored, class Real>
-static void store_tile(const Real* tile, const Unit& unit, const Steps& steps,
+// And back.
+template <class F, class Stored>
+static void store_block(const typename F::Real* tile, int tile_stride, int rows, int columns,
+                        Stored* to, int64_t row_stride, int64_t column_stride) {
+  constexpr int LANES = F::LANES;
+  if (column_stride == 1) {
+    for (int r = 0; r < rows; ++r) {
+      int c = 0;
+      for (; c + LANES <= columns; c += LANES)
+        store_reals<F>(load<F>(tile + r * tile_stride + c), to + r * row_stride + c);
+      for (; c < columns; ++c) from_real(tile[r * tile_stride + c], to + r * row_stride + c);
+    }
+    return;
+  }
+  int r = 0;
+  if (row_stride == 1) {
+    for (; r + LANES <= rows; r += LANES) {
+      int c = 0;
+      for (; c + LANES <= columns; c += LANES) {
+        typename F::Vector block[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i) block[i] = load<F>(tile + (r + i) * tile_stride + c);
+        transpose<F>(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i)
+          store_reals<F>(block[i], to + (c + i) * column_stride + r);
+      }
+      for (; c < columns; ++c)
+        for (int i = 0; i < LANES; ++i)
+          from_real(tile[(r + i) * tile_stride + c], to + c * column_stride + r + i);
+    }
+  }
+  for (int c = 0; c < columns; ++c)
+    for (int i = r; i < rows; ++i)
+      from_real(tile[i * tile_stride + c], to + i * row_stride + c * column_stride);
+}
+
+template <class F, class Stored>
+static void load_tile(const Sequence& s, const Unit& unit, const Steps& steps,
+                      typename F::Real* tile) {
+  const Stored* from = (const Stored*)s.data + unit.batch * s.batch + unit.channel * s.channel +
+                       steps.start * s.time;
+  if (unit.channels < BLOCK) memset(tile, 0, sizeof *tile * BLOCK * steps.count);
+  load_block<F>(from, s.time, s.channel, steps.count, unit.channels, tile, BLOCK);
+}
+
+template <class F, class Stored>
+static void store_tile(const typename F::Real* tile, const Unit& unit, const Steps& steps,
                        const MutableSequence& s) {
   Stored* to = (Stored*)s.data + unit.batch * s.batch + unit.channel * s.channel +
                steps.start * s.time;
-  if (s.channel == 1) {
-    for (int t = 0; t < steps.count; ++t)
-      for (int c = 0; c < unit.channels; ++c) from_real(tile[t * BLOCK + c], to + t * s.time + c);
-  } else {
-    for (int c = 0; c < unit.channels; ++c)
-      for (int t = 0; t < steps.count; ++t)
-        from_real(tile[t * BLOCK + c], to + c * s.channel + t * s.time);
-  }
+  store_block<F>(tile, BLOCK, steps.count, unit.channels, to, s.time, s.channel);
 }
 
 // B or C over a chunk: [state][step] if it varies, else [state][channel]; rows of CHUNK reals.
-template <class Stored, class Real>
+template <class F, class Stored>
 static void load_coefficient(const Coefficient& k, int64_t states, const Unit& unit,
-                             const Steps& steps, Real* tile) {
+                             const Steps& steps, typename F::Real* tile) {
   static_assert(BLOCK <= CHUNK);
   if (k.varies) {
     const Stored* from = (const Stored*)k.data + unit.batch * k.batch +
                          unit.channel / k.channels * k.group + steps.start * k.time;
-    for (int64_t n = 0; n < states; ++n)
-      for (int t = 0; t < steps.count; ++t)
-        tile[n * CHUNK + t] = to_real(from[n * k.state + t * k.time]);
+    load_block<F>(from, k.state, k.time, (int)states, steps.count, tile, CHUNK);
   } else {
     const Stored* from = (const Stored*)k.data + unit.channel * k.group;
-    memset(tile, 0, sizeof(Real) * CHUNK * states);
-    for (int64_t n = 0; n < states; ++n)
-      for (int c = 0; c < unit.channels; ++c)
-        tile[n * CHUNK + c] = to_real(from[n * k.state + c * k.group]);
+    memset(tile, 0, sizeof *tile * CHUNK * states);
+    load_block<F>(from, k.state, k.group, (int)states, unit.channels, tile, CHUNK);
   }
 }
 
-// (d, N) of one unit, rows of N in memory, as [state][channel]; and back.
-template <class From, class Real>
-static void load_states(const From* from, int64_t states, const Unit& unit, Real* tile) {
-  memset(tile, 0, sizeof(Real) * BLOCK * states);
-  for (int c = 0; c < unit.channels; ++c)
-    for (int64_t n = 0; n < states; ++n) tile[n * BLOCK + c] = from[c * states + n];
+// Numbers per state and channel of one unit, as [state][channel]; and back.
+template <class F>
+static void load_states(const typename F::Real* from, int64_t state_stride, int64_t channel_stride,
+                        int64_t states, const Unit& unit, typename F::Real* tile) {
+  if (unit.channels < BLOCK) memset(tile, 0, sizeof *tile * BLOCK * states);
+  load_block<F>(from, state_stride, channel_stride, (int)states, unit.channels, tile, BLOCK);
 }
 
-template <class Real, class To>
-static void store_states(const Real* tile, int64_t states, const Unit& unit, To* to) {
-  for (int c = 0; c < unit.channels; ++c)
-    for (int64_t n = 0; n < states; ++n) to[c * states + n] = tile[n * BLOCK + c];
+template <class F>
+static void store_states(const typename F::Real* tile, int64_t states, const Unit& unit,
+                         typename F::Real* to, int64_t state_stride, int64_t channel_stride) {
+  store_block<F>(tile, BLOCK, (int)states, unit.channels, to, state_stride, channel_stride);
 }
 
-// Where the states of one unit are that are saved before a chunk.
+// Where the states of one unit are that are saved before a chunk: rows of d numbers.
 template <class Real>
 static Real* saved_states(Real* all, const Problem& p, const Unit& unit, int64_t chunk) {
-  return all + ((unit.batch * p.saved() + chunk) * p.channels + unit.channel) * p.states;
+  return all + (unit.batch * p.saved() + chunk) * p.states * p.channels + unit.channel;
 }
 
 // (d,) of one unit.
@@ -113,6 +170,26 @@ template <class Real>
 static void load_channels(const void* from, const Unit& unit, Real* tile) {
   for (int c = 0; c < BLOCK; ++c)
     tile[c] = c < unit.channels ? ((const Real*)from)[unit.channel + c] : (Real)0;
+}
+
+// A of one unit, as [state][channel].
+template <class F>
+static void load_A(const Problem& p, const Unit& unit, typename F::Real* tile) {
+  const auto* from = (const typename F::Real*)p.A + unit.channel * p.states;
+  load_states<F>(from, 1, p.states, p.states, unit, tile);
+}
+
+// log2(e)·A likewise, rounded once, so that exp(δ̂·A) = 2^(δ̂·that).
+template <class F>
+static void load_exponents(const Problem& p, const Unit& unit, typename F::Real* tile) {
+  using Real = typename F::Real;
+  load_A<F>(p, unit, tile);
+  for (int64_t i = 0; i < p.states * BLOCK; i += F::LANES) {
+    Real scaled[F::LANES];
+    for (int lane = 0; lane < F::LANES; ++lane)
+      scaled[lane] = (Real)(F64::LOG2E * (double)tile[i + lane]);
+    store<F>(tile + i, bounded<F>(load<F>(scaled)));
+  }
 }
 
 // B or C of some states at each step: a number for all channels, or one per channel for all steps.

@@ -105,7 +105,7 @@ Outputs forward_cpu(const char* op, const Tensor& u, const Tensor& delta, const 
   const Problem& p = inputs.problem;
   Tensor out = empty_as(u);
   Tensor last_state = at::empty({p.batches, p.channels, p.states}, A.options());
-  Tensor chunk_states = at::empty({p.batches, p.saved(), p.channels, p.states}, A.options());
+  Tensor chunk_states = at::empty({p.batches, p.saved(), p.states, p.channels}, A.options());
   const Forward forward{mutable_sequence(out), last_state.mutable_data_ptr(),
                         chunk_states.mutable_data_ptr()};
   const Kernels& k = kernels();
