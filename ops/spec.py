@@ -73,13 +73,15 @@ class Case:
     """One set of inputs to compare on: shapes and memory layout fixed, dtype and seed open.
 
     `make(dtype, seed)` returns the inputs of the operator named `operator`, which `dtype` is one
-    of `dtypes`. The same arguments give the same bits.
+    of `dtypes`. The same arguments give the same bits. `lowers` says whether the op's ONNX lowering
+    has a form of it; where not, the lowering refuses it.
     """
 
     name: str
     operator: str
     make: Callable[[torch.dtype, int], Inputs]
     dtypes: tuple[torch.dtype, ...] = FLOATING
+    lowers: bool = True
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fuseport.ops.spec import Case
 
 SPEC = OPS["selective_scan"]
 LOWERING = SPEC.lowering()
-FORWARD = {case.name: case for case in SPEC.cases}
+FORWARD = {case.name: case for case in SPEC.cases if case.lowers}
 # ONNX Runtime's Scan runs no steps not at all, and its ReduceSum loses the shape of what is empty.
 EMPTY = pytest.mark.xfail(raises=onnxruntime.capi.onnxruntime_pybind11_state.Fail, strict=True)
 CASES = [
@@ -162,6 +162,18 @@ def test_there_is_a_body_for_every_operator() -> None:
     operators = {operator.name for operator in SPEC.operators}
     assert set(LOWERING.decompositions()) == operators
     assert {function.name for function in LOWERING.functions(18)} == operators
+
+
+@pytest.mark.parametrize("case", [c for c in SPEC.cases if not c.lowers], ids=lambda c: c.name)
+def test_cases_without_a_form_in_onnx_are_refused(lowered: Any, case: Case) -> None:
+    forward = SPEC.operator(case.operator)
+    inputs = case.make(torch.float32, 0)
+    out, last_state, _ = forward.fake(*inputs.values())
+    cotangents = {"dout": torch.ones_like(out), "dlast_state": torch.ones_like(last_state)}
+    gradient_inputs = SPEC.backward_inputs(forward, inputs, cotangents)
+    for name, values in ((forward.name, inputs), (forward.backward or "", gradient_inputs)):
+        with pytest.raises(ValueError, match="complex A has no form in ONNX"):
+            lowered(in_evaluator, name, list(values.values()), 20)
 
 
 def test_small_steps_keep_their_relative_accuracy(lowered: Any) -> None:

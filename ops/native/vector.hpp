@@ -1,7 +1,7 @@
-// Vectors of the widest registers that a kernel is compiled for, and exp, softplus and the logistic
-// function over them. Everything lives in a namespace per instruction set, and no function
-// comes from the standard library's templates: the linker would keep one copy of such a function for all
-// instruction sets, and a machine without AVX-512 might run the one that needs it.
+// Vectors of the widest registers that a kernel is compiled for, and exp, softplus, the logistic
+// function, cosine and sine over them. Everything lives in a namespace per instruction set, and no
+// function comes from the standard library's templates: the linker would keep one copy of such a
+// function for all instruction sets, and a machine without AVX-512 might run the one that needs it.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,11 @@ constexpr int WIDTH = 16;
 #endif
 
 // exp(r) = 1 + r + r²·EXP(r) for |r| ≤ ln(2)/2; LN2_HIGH has so few bits that k·LN2_HIGH is exact.
-// 2^r = 1 + r·EXP2(r) for |r| ≤ 1/2, and log(1 + e) = e·LOG1P(e) for 0 ≤ e ≤ 1. These are polynomials
-// through the Chebyshev nodes of their range (mpmath's chebyfit, 50 digits), lowest power first, and
-// good to a tenth of an ulp of the result. ROUND + k holds the integer k in its low bits.
+// 2^r = 1 + r·EXP2(r) for |r| ≤ 1/2, and log(1 + e) = e·LOG1P(e) for 0 ≤ e ≤ 1. sin(πf) = f·SIN(f²)
+// and cos(πf) = 1 + f²·COS(f²) for |f| ≤ 1/2. These are polynomials through the Chebyshev nodes of
+// their range (mpmath's chebyfit, 50 digits), lowest power first, and good to a tenth of an ulp of the
+// result, or of 1 for the last two. ROUND + k holds the integer k in its low bits; from WHOLE on all
+// numbers are integers.
 struct F32 {
   using Real = float;
   typedef float Vector __attribute__((vector_size(WIDTH)));
@@ -45,6 +47,11 @@ struct F32 {
   static constexpr float LOG1P[] = {
       0x1p+0f, -0x1.ffffb8p-2f, 0x1.554bd6p-2f, -0x1.ff0254p-3f, 0x1.92b43p-3f, -0x1.38b908p-3f,
       0x1.afdde8p-4f, -0x1.cdd008p-5f, 0x1.402f4cp-6f, -0x1.a04acap-9f};
+  static constexpr float WHOLE = 0x1p23f;
+  static constexpr float SIN[] = {0x1.921fb6p1f, -0x1.4abbc4p2f, 0x1.4668fp1f, -0x1.32531ep-1f,
+                                  0x1.3e142p-4f};
+  static constexpr float COS[] = {-0x1.3bd3ccp2f, 0x1.03c1eep2f, -0x1.55d24ap0f, 0x1.e16eacp-3f,
+                                  -0x1.937d98p-6f};
 };
 
 struct F64 {
@@ -78,6 +85,14 @@ struct F64 {
       0x1.2c324b858157p-4, -0x1.01965f46f9127p-4, 0x1.9a3bf844ccce4p-5, -0x1.2310e9937c018p-5,
       0x1.606fc4b32e031p-6, -0x1.5bd286de8976p-7, 0x1.0946fb1ce4ee5p-8, -0x1.22d14be88b9f2p-10,
       0x1.956569bb68299p-13, -0x1.0cc64e91b8745p-16};
+  static constexpr double WHOLE = 0x1p52;
+  static constexpr double SIN[] = {
+      0x1.921fb54442d18p1,   -0x1.4abbce625be52p2,  0x1.466bc6775aa7dp1,
+      -0x1.32d2cce627c86p-1, 0x1.5078348551854p-4,  -0x1.e3074dfaf87afp-8,
+      0x1.e8f3675ee37ddp-12, -0x1.6f7acdb8f658p-16, 0x1.9d462020fcc78p-21};
+  static constexpr double COS[] = {
+      -0x1.3bd3cc9be45dep2, 0x1.03c1f081b5a9fp2,   -0x1.55d3c7e3c9051p0,  0x1.e1f5068620bcbp-3,
+      -0x1.a6d1f12b0bef2p-6, 0x1.f9d2c1f3b2167p-10, -0x1.b6a6feabe52e9p-14, 0x1.179a329ef414p-18};
 };
 
 template <class F>
@@ -212,6 +227,84 @@ FUSEPORT_INLINE typename F::Vector exp2_of_product(typename F::Vector x, typenam
   const Vector mantissa = polynomial(F::EXP2, r) * r + (Real)1;
   return (Vector)((Integers)mantissa + ((Integers)shifted << F::MANTISSA));
 #endif
+}
+
+// To the nearest integer; NaN and Inf stay.
+template <class F>
+FUSEPORT_INLINE typename F::Vector nearest(typename F::Vector x) {
+  using Vector = typename F::Vector;
+#if defined(__AVX512F__)
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  if constexpr (sizeof(typename F::Real) == 4) {
+    return (Vector)_mm512_roundscale_ps((__m512)x, mode);
+  } else {
+    return (Vector)_mm512_roundscale_pd((__m512d)x, mode);
+  }
+#elif defined(__AVX2__)
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  if constexpr (sizeof(typename F::Real) == 4) {
+    return (Vector)_mm256_round_ps((__m256)x, mode);
+  } else {
+    return (Vector)_mm256_round_pd((__m256d)x, mode);
+  }
+#else
+  const Vector whole = splat<F>(F::WHOLE);
+  const Vector shift = x < 0 ? (x > -whole ? -whole : Vector{}) : (x < whole ? whole : Vector{});
+  return (x + shift) - shift;
+#endif
+}
+
+// x·c - nearest(x·c): rounded once, or without FMA as good as that to 2^-10 of an ulp of x·c. It is
+// in ±1/2, or where x·c has no fraction that a vector could hold, what was lost in rounding x·c.
+template <class F>
+FUSEPORT_INLINE typename F::Vector fraction_of_product(typename F::Vector x, typename F::Vector c) {
+  using Vector = typename F::Vector;
+  const Vector t = x * c, k = nearest<F>(t);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(typename F::Real) == 4) {
+    return (Vector)_mm512_fmsub_ps((__m512)x, (__m512)c, (__m512)k);
+  } else {
+    return (Vector)_mm512_fmsub_pd((__m512d)x, (__m512d)c, (__m512d)k);
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof(typename F::Real) == 4) {
+    return (Vector)_mm256_fmsub_ps((__m256)x, (__m256)c, (__m256)k);
+  } else {
+    return (Vector)_mm256_fmsub_pd((__m256d)x, (__m256d)c, (__m256d)k);
+  }
+#else
+  // Of halves of x and c, products are exact (T. J. Dekker, "A floating-point technique for
+  // extending the available precision", 1971; the halves are cut here, not rounded).
+  using Bits = typename F::Bits;
+  const Bits upper = ~Bits{} << ((F::MANTISSA + 2) / 2);
+  const Vector x_high = (Vector)((Bits)x & upper), x_low = x - x_high;
+  const Vector c_high = (Vector)((Bits)c & upper), c_low = c - c_high;
+  const Vector lost = ((x_high * c_high - t) + x_high * c_low + x_low * c_high) + x_low * c_low;
+  return (t - k) + lost;
+#endif
+}
+
+template <class F>
+struct Complex {
+  typename F::Vector re, im;
+};
+
+// m·exp(2πi·x·(c + c_low)), for any x and c whose product is finite, and NaN where it is not; c_low
+// is what rounding c lost, which would add up over many x with one c. Each part is good to 3.5 ulps of
+// m, and what an error of c + c_low makes of the angle: whole turns are taken off without error (or
+// without FMA 2^-33 of them), in float32 up to 2^45. Beyond, the angle is lost; the modulus is not.
+template <class F>
+FUSEPORT_INLINE Complex<F> turned(typename F::Vector m, typename F::Vector x, typename F::Vector c,
+                                  typename F::Vector c_low) {
+  using Vector = typename F::Vector;
+  using Bits = typename F::Bits;
+  using Real = typename F::Real;
+  const Vector half_turns = (fraction_of_product<F>(x, c) + x * c_low) * (Real)2;
+  const Vector k = nearest<F>(half_turns), f = half_turns - k, square = f * f;
+  constexpr int sign = 8 * (int)sizeof(Real) - 1;
+  const Vector signed_m = (Vector)((Bits)m ^ ((Bits)(k + F::ROUND) << sign));  // - where k is odd
+  return {signed_m * (polynomial(F::COS, square) * square + (Real)1),
+          signed_m * (polynomial(F::SIN, square) * f)};
 }
 
 // x within ±F::LARGE; NaN stays.

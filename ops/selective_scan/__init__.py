@@ -74,32 +74,34 @@ def selective_scan(
 
     δ̂ = δ + delta_bias, then softplus if `delta_softplus` (the identity above 20);
     h_t = exp(δ̂_t A)·h_{t-1} + δ̂_t u_t B_t, from h = 0; y_t = Σ_N C_t h_t;
-    out = (y + D·u)·SiLU(z), without what is not given.
+    out = (y + D·u)·SiLU(z), without what is not given. For complex A, h is complex, and
+    y_t = 2·Re(Σ_N C_t h_t), as if each state had its conjugate beside it.
 
     Args:
         u: (b, d, l), float16, bfloat16, float32 or float64, in any memory layout.
         delta: (b, d, l), u's dtype.
-        A: (d, N), real: float32, or float64 when u is float64.
-        B: (d, N), (b, N, l) or (b, G, N, l), u's dtype; channel i takes group i // (d/G).
+        A: (d, N): float32 or complex64, or float64 or complex128 when u is float64.
+        B: (d, N), (b, N, l) or (b, G, N, l), u's dtype; channel i takes group i // (d/G). For
+            complex A: (d, N) of A's dtype, or (b, N, 2l) or (b, G, N, 2l) of u's dtype, with real
+            and imaginary parts in turn.
         C: like B, independently of it.
-        D: (d,), A's dtype, or None.
+        D: (d,), float32, or float64 when u is float64, or None.
         z: (b, d, l), u's dtype, or None.
-        delta_bias: (d,), A's dtype, or None.
+        delta_bias: (d,), D's dtype, or None.
         delta_softplus: whether delta passes through softplus.
         return_last_state: whether the state after the last step is returned too.
 
     Returns:
         out, (b, d, l), in u's dtype, and in the layout like u's that `fuseport.ops.layout` states;
         with `return_last_state` the pair of out and the last state, (b, d, N), in A's dtype. Both
-        are differentiable, once, in all tensors that are given.
+        are differentiable, once, in all tensors that are given; gradients of complex tensors are
+        torch's, ∂L/∂Re + i·∂L/∂Im.
 
     Raises:
-        ValueError: a shape, dtype or device does not fit; the message names the argument. Complex
-            A is not supported yet.
+        ValueError: a shape, dtype or device does not fit; the message names the argument.
     """
     registration.ensure(SPEC)
     if D is None or delta_bias is None:
-        # Of A's dtype, or of its real part's: complex A is for the operator to refuse.
         real = A.dtype.to_real() if A.is_complex() else A.dtype
         zeros = torch.zeros(u.shape[1:2], dtype=real, device=A.device)
         D = zeros if D is None else D

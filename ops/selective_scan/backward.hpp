@@ -162,9 +162,9 @@ static void backward_chunk(const BackwardScratch<F>& s, const Problem& p, const 
 }
 
 // Before the states: δ̂ and its slope, the drive, and the gate's share of the cotangent.
-template <class F, class Stored>
-static void prepare(const BackwardScratch<F>& s, const Problem& p, const Backward& k,
-                    const Unit& unit, const Steps& steps) {
+template <class F, class Stored, class Tiles>
+static void prepare(const Tiles& s, const Problem& p, const Backward& k, const Unit& unit,
+                    const Steps& steps) {
   using Vector = typename F::Vector;
   using Real = typename F::Real;
   load_tile<F, Stored>(p.u, unit, steps, s.u);
@@ -195,9 +195,9 @@ static void prepare(const BackwardScratch<F>& s, const Problem& p, const Backwar
 }
 
 // After them: du, dδ and dz of the chunk, and its share of dD and the bias's gradient.
-template <class F, class Stored>
-static void finish(const BackwardScratch<F>& s, const Problem& p, const Backward& k,
-                   const Unit& unit, const Steps& steps) {
+template <class F, class Stored, class Tiles>
+static void finish(const Tiles& s, const Problem& p, const Backward& k, const Unit& unit,
+                   const Steps& steps) {
   using Vector = typename F::Vector;
   for (int c = 0; c < unit.channels; c += F::LANES) {
     const Vector D = load<F>(s.D + c);
@@ -227,7 +227,8 @@ static void backward_unit(const Problem& p, const Backward& k, int64_t index, vo
   const BackwardScratch<F> s(p, scratch);
   const int64_t row = unit.batch * p.channels + unit.channel;
   load_A<F>(p, unit, s.A);
-  load_exponents<F>(p, unit, s.exponent);
+  load_A<F>(p, unit, s.exponent);
+  to_exponents<F>(p.states * BLOCK, s.exponent);
   load_states<F>((const Real*)k.dlast_state + row * p.states, 1, p.states, p.states, unit,
                  s.adjoint);
   load_channels(p.D, unit, s.D);
@@ -262,19 +263,19 @@ static void backward_unit(const Problem& p, const Backward& k, int64_t index, vo
   }
 }
 
-// One row (l,) of dB or dC: the sum over the blocks of its group, in their order.
+// One row of dB or dC: the sum over the blocks of its group, in their order.
 template <class Real, class Stored>
 static void sum_row(const Problem& p, const SumUnits& k, int64_t row) {
   const int64_t n = row % p.states, group = row / p.states % k.groups;
   const int64_t batch = row / p.states / k.groups, blocks = p.blocks() / k.groups;
   const Real* first = (const Real*)k.parts +
-                      ((batch * p.blocks() + group * blocks) * p.states + n) * p.length;
-  Stored* to = (Stored*)k.total + row * p.length;
-  for (int64_t start = 0; start < p.length; start += CHUNK) {
-    const int count = (int)(p.length - start < CHUNK ? p.length - start : CHUNK);
+                      ((batch * p.blocks() + group * blocks) * p.states + n) * p.row();
+  Stored* to = (Stored*)k.total + row * p.row();
+  for (int64_t start = 0; start < p.row(); start += CHUNK) {
+    const int count = (int)(p.row() - start < CHUNK ? p.row() - start : CHUNK);
     double total[CHUNK] = {};
     for (int64_t block = 0; block < blocks; ++block) {
-      const Real* from = first + block * p.states * p.length + start;
+      const Real* from = first + block * p.states * p.row() + start;
       for (int t = 0; t < count; ++t) total[t] += (double)from[t];
     }
     for (int t = 0; t < count; ++t) from_real((Real)total[t], to + start + t);

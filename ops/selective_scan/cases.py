@@ -30,6 +30,7 @@ class _Shape:
     gated: bool = False
     bias: bool = True
     softplus: bool = True
+    complex: bool = False
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
     def make(self, dtype: torch.dtype, seed: int) -> Inputs:
@@ -41,19 +42,25 @@ class _Shape:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
         def coefficient(groups: int | None) -> Tensor:
-            if groups is None:
-                return normal(self.d, self.N)
-            return normal(self.b, *((groups,) if groups else ()), self.N, self.l)
+            if groups is not None:
+                steps = 2 * self.l if self.complex else self.l
+                return normal(self.b, *((groups,) if groups else ()), self.N, steps).to(dtype)
+            if self.complex:
+                return torch.complex(normal(self.d, self.N), normal(self.d, self.N)).to(A.dtype)
+            return normal(self.d, self.N).to(dtype)
 
         b, d, l = self.b, self.d, self.l  # noqa: E741
         # Softplus of normal numbers around -1, or uniform ones, are steps as trained models have.
         delta = normal(b, d, l) - 1 if self.softplus else normal(b, d, l).abs() * 0.3
+        u, A = normal(b, d, l).to(dtype), -normal(d, self.N).mul(0.5).exp().to(wide)
+        if self.complex:
+            A = torch.complex(A, normal(d, self.N).to(wide))
         values = {
-            "u": normal(b, d, l).to(dtype),
+            "u": u,
             "delta": delta.to(dtype),
-            "A": -normal(d, self.N).mul(0.5).exp().to(wide),
-            "B": coefficient(self.B_groups).to(dtype),
-            "C": coefficient(self.C_groups).to(dtype),
+            "A": A,
+            "B": coefficient(self.B_groups),
+            "C": coefficient(self.C_groups),
             "D": (normal(d) if self.skip else torch.zeros(d)).to(wide),
             "z": normal(b, d, l).to(dtype),
             "delta_bias": (normal(d) * 0.2 if self.bias else torch.zeros(d)).to(wide),
@@ -124,6 +131,18 @@ _SHAPES = {
     "groups": _Shape(B_groups=3, C_groups=3, gated=True),
     "groups_differ": _Shape(d=12, B_groups=2, C_groups=3, l=66, gated=True),
     "groups_mixed_ranks": _Shape(B_groups=6, C_groups=0),
+    "complex": _Shape(complex=True, l=CHUNK + 1, d=3),
+    "complex_gated": _Shape(complex=True, gated=True),
+    "complex_bare": _Shape(complex=True, skip=False, bias=False, softplus=False),
+    "complex_one_of_everything": _Shape(complex=True, b=1, d=1, l=1, N=1, gated=True),
+    "complex_no_steps": _Shape(complex=True, l=0, B_groups=0, gated=True),
+    "complex_chunks_3_minus_1": _Shape(complex=True, l=3 * CHUNK - 1, d=3, N=3, gated=True),
+    "complex_channels_37": _Shape(complex=True, b=1, d=37, l=70, N=5, C_groups=0, gated=True),
+    "complex_2d_B": _Shape(complex=True, B_groups=None, gated=True),
+    "complex_2d_C": _Shape(complex=True, B_groups=0, C_groups=None, l=67),
+    "complex_2d_coefficients": _Shape(complex=True, B_groups=None, C_groups=None, gated=True),
+    "complex_groups_differ": _Shape(complex=True, d=12, l=66, B_groups=2, C_groups=3, gated=True),
+    "complex_many_units": _Shape(complex=True, d=96, l=300, N=8, B_groups=2, gated=True),
 }
 
 _EVERYTHING = ("u", "delta", "A", "B", "C", "z")
@@ -141,7 +160,7 @@ _LAYOUTS: dict[str, Mapping[str, Layout]] = {
 
 def _case(name: str, shape: _Shape) -> Case:
     operator = "selective_scan_gated" if shape.gated else "selective_scan"
-    return Case(name, operator, shape.make)
+    return Case(name, operator, shape.make, lowers=not shape.complex)
 
 
 CASES: tuple[Case, ...] = (
@@ -149,6 +168,16 @@ CASES: tuple[Case, ...] = (
     *(
         _case(f"layout_{name}", replace(_Shape(d=18, l=67, gated=True), layouts=layouts))
         for name, layouts in _LAYOUTS.items()
+    ),
+    *(
+        _case(
+            f"complex_layout_{name}",
+            replace(
+                _Shape(d=18, l=67, complex=True, gated=True, B_groups=B_groups),
+                layouts=_LAYOUTS[name],
+            ),
+        )
+        for name, B_groups in (("channels_last", 1), ("sliced", None), ("expanded_time", 1))
     ),
     # The strides of a dimension of size 1 say nothing, and must mislead nobody.
     _case(

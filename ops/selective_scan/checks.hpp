@@ -55,20 +55,24 @@ struct Check {
     shape(name, t, "u's shape", {u.size(0), u.size(1), u.size(2)});
   }
 
-  void coefficient(const char* name, const Tensor& t, int64_t states) const {
-    const int64_t b = u.size(0), d = u.size(1), l = u.size(2);
-    like(name, t, u.scalar_type());
+  void coefficient(const char* name, const Tensor& t, const Tensor& A) const {
+    const int64_t b = u.size(0), d = u.size(1), states = A.size(1);
+    const bool complex = A.is_complex();
+    const int64_t row = complex ? 2 * u.size(2) : u.size(2);
+    like(name, t, complex && t.dim() == 2 ? A.scalar_type() : u.scalar_type());
     if (t.dim() == 2) {
       shape(name, t, "(d, N)", {d, states});
     } else if (t.dim() == 3) {
-      shape(name, t, "(b, N, l)", {b, states, l});
+      shape(name, t, complex ? "(b, N, 2l)" : "(b, N, l)", {b, states, row});
     } else if (t.dim() == 4) {
       const int64_t groups = t.size(1);
       require(groups >= 1 && d % groups == 0, name,
               "of groups that divide " + std::to_string(d) + " channels", groups);
-      shape(name, t, "(b, G, N, l)", {b, groups, states, l});
+      shape(name, t, complex ? "(b, G, N, 2l)" : "(b, G, N, l)", {b, groups, states, row});
     } else {
-      require(false, name, "(d, N), (b, N, l) or (b, G, N, l)", tuple(t.sizes()));
+      require(false, name,
+              complex ? "(d, N), (b, N, 2l) or (b, G, N, 2l)" : "(d, N), (b, N, l) or (b, G, N, l)",
+              tuple(t.sizes()));
     }
   }
 
@@ -83,13 +87,11 @@ struct Check {
     const at::ScalarType state_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
 
     sequence("delta", delta);
-    if (A.is_complex())
-      require(false, "A", "real (complex A is not supported yet)", name_of(A.scalar_type()));
-    like("A", A, state_dtype);
+    like("A", A, A.is_complex() ? c10::toComplexType(state_dtype) : state_dtype);
     require(A.dim() == 2, "A", "(d, N)", tuple(A.sizes()));
     shape("A", A, "(d, N)", {d, A.size(1)});
-    coefficient("B", B, A.size(1));
-    coefficient("C", C, A.size(1));
+    coefficient("B", B, A);
+    coefficient("C", C, A);
     like("D", D, state_dtype);
     shape("D", D, "(d,)", {d});
     if (z) sequence("z", *z);

@@ -73,10 +73,44 @@ static auto scan_for(const Problem& p, bool read) {
   return p.C.varies ? scan_chunk<F, false, true, true> : scan_chunk<F, false, false, true>;
 }
 
+// Before the states: δ̂, the drive, and D·u.
+template <class F, class Stored, class Tiles>
+static void prepare_scan(const Tiles& s, const Problem& p, const Unit& unit, const Steps& steps) {
+  using Vector = typename F::Vector;
+  load_tile<F, Stored>(p.u, unit, steps, s.u);
+  load_tile<F, Stored>(p.delta, unit, steps, s.delta);
+  for (int t = 0; t < steps.count; ++t)
+    for (int c = 0; c < unit.channels; c += F::LANES) {
+      const int at = t * BLOCK + c;
+      const Vector u = load<F>(s.u + at);
+      Vector delta = load<F>(s.delta + at) + load<F>(s.bias + c);
+      if (p.softplus) delta = softplus<F>(delta);
+      store<F>(s.delta + at, bounded<F>(delta));
+      store<F>(s.drive + at, delta * u);
+      store<F>(s.y + at, load<F>(s.D + c) * u);
+    }
+}
+
+// After them: the gate, and the chunk of out.
+template <class F, class Stored, class Tiles>
+static void write_out(const Tiles& s, const Problem& p, const Forward& f, const Unit& unit,
+                      const Steps& steps) {
+  using Vector = typename F::Vector;
+  if (p.z.data) {
+    load_tile<F, Stored>(p.z, unit, steps, s.gate);
+    for (int t = 0; t < steps.count; ++t)
+      for (int c = 0; c < unit.channels; c += F::LANES) {
+        const int at = t * BLOCK + c;
+        const Vector z = load<F>(s.gate + at);
+        store<F>(s.y + at, load<F>(s.y + at) * (z * logistic<F>(z)));
+      }
+  }
+  store_tile<F, Stored>(s.y, unit, steps, f.out);
+}
+
 template <class F, class Stored>
 static void forward_unit(const Problem& p, const Forward& f, int64_t index, void* scratch) {
   using Real = typename F::Real;
-  using Vector = typename F::Vector;
   const Unit unit(p, index);
   const ForwardScratch<F> s(p, scratch);
   const bool read = f.out.data != nullptr;
@@ -85,7 +119,8 @@ static void forward_unit(const Problem& p, const Forward& f, int64_t index, void
     Real* to = saved_states((Real*)f.chunk_states, p, unit, chunk);
     store_states<F>(s.state, p.states, unit, to, p.channels, 1);
   };
-  load_exponents<F>(p, unit, s.exponent);
+  load_A<F>(p, unit, s.exponent);
+  to_exponents<F>(p.states * BLOCK, s.exponent);
   load_channels(p.D, unit, s.D);
   load_channels(p.delta_bias, unit, s.bias);
   clear(p.states * BLOCK, s.state);
@@ -93,32 +128,12 @@ static void forward_unit(const Problem& p, const Forward& f, int64_t index, void
   for (int64_t chunk = 0; chunk < p.chunks(); ++chunk) {
     const Steps steps(p, chunk);
     save(chunk);
-    load_tile<F, Stored>(p.u, unit, steps, s.u);
-    load_tile<F, Stored>(p.delta, unit, steps, s.delta);
+    prepare_scan<F, Stored>(s, p, unit, steps);
     load_coefficient<F, Stored>(p.B, p.states, unit, steps, s.B);
     if (read) load_coefficient<F, Stored>(p.C, p.states, unit, steps, s.C);
-    for (int t = 0; t < steps.count; ++t)
-      for (int c = 0; c < unit.channels; c += F::LANES) {
-        const int at = t * BLOCK + c;
-        const Vector u = load<F>(s.u + at);
-        Vector delta = load<F>(s.delta + at) + load<F>(s.bias + c);
-        if (p.softplus) delta = softplus<F>(delta);
-        store<F>(s.delta + at, bounded<F>(delta));
-        store<F>(s.drive + at, delta * u);
-        store<F>(s.y + at, load<F>(s.D + c) * u);
-      }
     scan(s, p, unit.channels, steps.count);
     if (!read) continue;
-    if (p.z.data) {
-      load_tile<F, Stored>(p.z, unit, steps, s.gate);
-      for (int t = 0; t < steps.count; ++t)
-        for (int c = 0; c < unit.channels; c += F::LANES) {
-          const int at = t * BLOCK + c;
-          const Vector z = load<F>(s.gate + at);
-          store<F>(s.y + at, load<F>(s.y + at) * (z * logistic<F>(z)));
-        }
-    }
-    store_tile<F, Stored>(s.y, unit, steps, f.out);
+    write_out<F, Stored>(s, p, f, unit, steps);
   }
   save(p.chunks());
   if (f.last_state) {

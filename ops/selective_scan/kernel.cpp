@@ -2,6 +2,8 @@
 #include "selective_scan/kernel.hpp"
 
 #include "selective_scan/backward.hpp"
+#include "selective_scan/complex.hpp"
+#include "selective_scan/complex_backward.hpp"
 #include "selective_scan/forward.hpp"
 
 namespace fuseport::selective_scan::FUSEPORT_ISA {
@@ -19,24 +21,33 @@ namespace fuseport::selective_scan::FUSEPORT_ISA {
       return CALL(F64, double);        \
   }
 
+template <template <class> class S, template <class> class ComplexS>
+static int64_t scratch_bytes(const Problem& p) {
+  if (p.dtype == Dtype::float64)
+    return p.complex ? ComplexS<F64>(p, nullptr).bytes : S<F64>(p, nullptr).bytes;
+  return p.complex ? ComplexS<F32>(p, nullptr).bytes : S<F32>(p, nullptr).bytes;
+}
+
 int64_t forward_scratch(const Problem& p) {
-  return p.dtype == Dtype::float64 ? ForwardScratch<F64>(p, nullptr).bytes
-                                   : ForwardScratch<F32>(p, nullptr).bytes;
+  return scratch_bytes<ForwardScratch, ComplexForwardScratch>(p);
 }
 
 int64_t backward_scratch(const Problem& p) {
-  return p.dtype == Dtype::float64 ? BackwardScratch<F64>(p, nullptr).bytes
-                                   : BackwardScratch<F32>(p, nullptr).bytes;
+  return scratch_bytes<BackwardScratch, ComplexBackwardScratch>(p);
 }
 
 void forward(const Problem& p, const Forward& k, int64_t unit, void* scratch) {
-#define FUSEPORT_CALL(F, Stored) forward_unit<F, Stored>(p, k, unit, scratch)
+#define FUSEPORT_CALL(F, Stored)                                   \
+  p.complex ? complex_forward_unit<F, Stored>(p, k, unit, scratch) \
+            : forward_unit<F, Stored>(p, k, unit, scratch)
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
 
 void backward(const Problem& p, const Backward& k, int64_t unit, void* scratch) {
-#define FUSEPORT_CALL(F, Stored) backward_unit<F, Stored>(p, k, unit, scratch)
+#define FUSEPORT_CALL(F, Stored)                                    \
+  p.complex ? complex_backward_unit<F, Stored>(p, k, unit, scratch) \
+            : backward_unit<F, Stored>(p, k, unit, scratch)
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }

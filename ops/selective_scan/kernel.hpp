@@ -21,7 +21,8 @@ constexpr int64_t MANY = 512;  // channels of all batch entries that are enough 
 
 enum class Dtype { float16, bfloat16, float32, float64 };
 
-// Elements of (b, d, l), in the problem's dtype; strides in elements, any value.
+// Elements of (b, d, l), in the problem's dtype; strides in elements, any value. Where A is complex,
+// the state's type below is complex too: pairs of a real and an imaginary part, of the real type.
 struct Sequence {
   const void* data = nullptr;
   int64_t batch = 0, channel = 0, time = 0;
@@ -33,7 +34,8 @@ struct MutableSequence {
 };
 
 // B or C. It varies over time, with one (N, l) for each `channels` channels in a row, or it does
-// not, and is (d, N): then `group` is the stride of channels.
+// not, and is (d, N): then `group` is the stride of channels. Where A is complex, B that varies is
+// (N, 2l) of reals, a real and an imaginary part in turn; else its elements are of the state's type.
 struct Coefficient {
   const void* data = nullptr;
   bool varies = true;
@@ -43,18 +45,21 @@ struct Coefficient {
 
 struct Problem {
   Dtype dtype = Dtype::float32;  // of sequences and coefficients; the state is double for float64
+  bool complex = false;          // whether A is, and with it the state
   int64_t batches = 0, channels = 0, length = 0, states = 0;
   int64_t span = 1;  // channels in a row that share a group of B and one of C; not 0
   bool softplus = false;
   Sequence u, delta, z;           // z.data is null where there is no gate
-  const void* A = nullptr;        // (d, N), contiguous, in the state's type, like the next two
-  const void* D = nullptr;        // (d,)
+  const void* A = nullptr;        // (d, N), contiguous, in the state's type
+  const void* D = nullptr;        // (d,), contiguous, in the state's real type, like the next one
   const void* delta_bias = nullptr;
   Coefficient B, C;
 
   // Inlined always: a copy that is compiled for one instruction set must not serve another.
   FUSEPORT_INLINED int64_t chunks() const { return (length + CHUNK - 1) / CHUNK; }
   FUSEPORT_INLINED int64_t saved() const { return chunks() + 1; }
+  // Numbers in a row of a B or C that varies.
+  FUSEPORT_INLINED int64_t row() const { return complex ? 2 * length : length; }
   // Small problems are cut finer, so that more threads find work.
   FUSEPORT_INLINED int64_t block() const { return batches * channels < MANY ? BLOCK / 2 : BLOCK; }
   FUSEPORT_INLINED int64_t blocks_per_span() const { return (span + block() - 1) / block(); }
@@ -74,16 +79,17 @@ struct Backward {
   const void* chunk_states = nullptr;  // as forward left them
   MutableSequence du, ddelta, dz;
   // Sums over one unit, which `sum_units` and the binding add up.
-  double* dA = nullptr;                // (b, d, N)
+  double* dA = nullptr;                // (b, d, N), of pairs where A is complex
   double* dD = nullptr;                // (b, d)
   double* ddelta_bias = nullptr;       // (b, d)
-  void* dB = nullptr;  // B varies: (b, blocks, N, l) in the state's type; else double, (b, d, N)
+  // B varies: (b, blocks, N, row()) in the state's real type; else double, (b, d, N), as dA is.
+  void* dB = nullptr;
   void* dC = nullptr;
 };
 
-// Adds up the parts of dB, of a B that varies, and writes (b, G, N, l), contiguous, in `dtype`.
+// Adds up the parts of dB, of a B that varies, and writes (b, G, N, row()), contiguous, in `dtype`.
 struct SumUnits {
-  const void* parts = nullptr;  // (b, blocks, N, l)
+  const void* parts = nullptr;  // (b, blocks, N, row())
   void* total = nullptr;
   int64_t groups = 0;
 

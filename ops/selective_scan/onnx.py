@@ -3,7 +3,7 @@
 A node stands for the whole scan; a runtime that has no kernel for it runs the function body, which
 is made of standard operators and recurs over time with `Scan`. The bodies know nothing of dtypes:
 the state has A's. They take B and C as (b, G, N, l), of one G; the decompositions bring every other
-form to that one.
+form to that one. ONNX's arithmetic has no complex numbers: complex A is refused.
 
 Bodies use only what onnx's reference evaluator has too: `Scan` along axis 0, forward in time; time
 is reversed with `Slice`.
@@ -52,7 +52,7 @@ def _scan(
     bias: Tensor,
     softplus: bool,
 ) -> tuple[Tensor, ...]:
-    B, C = _grouped(u, B, C)
+    B, C = _grouped(u, A, B, C)
     return _forward_node("selective_scan", (u, delta, A, B, C, D, bias), softplus)
 
 
@@ -67,7 +67,7 @@ def _scan_gated(
     bias: Tensor,
     softplus: bool,
 ) -> tuple[Tensor, ...]:
-    B, C = _grouped(u, B, C)
+    B, C = _grouped(u, A, B, C)
     return _forward_node("selective_scan_gated", (u, delta, A, B, C, D, z, bias), softplus)
 
 
@@ -133,7 +133,7 @@ def _backward_node(
     bias: Tensor,
     softplus: bool,
 ) -> tuple[Tensor, ...]:
-    grouped_B, grouped_C = _grouped(u, B, C)
+    grouped_B, grouped_C = _grouped(u, A, B, C)
     gate = () if z is None else (z,)
     inputs = (dout, dlast_state, u, delta, A, grouped_B, grouped_C, D, *gate, bias)
     # Gradients come in the order of the inputs they belong to, each in its shape and dtype.
@@ -148,8 +148,10 @@ def _backward_node(
     return (du, ddelta, dA, _ungrouped(dB, B), _ungrouped(dC, C), *rest)
 
 
-def _grouped(u: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
+def _grouped(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     """B and C as (b, G, N, l): of any rank, brought to one G."""
+    if A.is_complex():
+        raise ValueError("a selective scan with complex A has no form in ONNX")
     b, d, l = u.shape  # noqa: E741
 
     def four(t: Tensor) -> Tensor:

@@ -11,6 +11,10 @@ the public docstring, and with g_t the cotangent of h_t:
     dC_t = dy_t h_t        dB_t = g_t δ̂_t u_t        dA = Σ_t g_t h_{t-1} a_t δ̂_t
     du_t = δ̂_t Σ_N g_t B_t + D dy_t
     dδ̂_t = u_t Σ_N g_t B_t + Σ_N g_t h_{t-1} a_t A
+
+For complex A, y_t = 2·Re(Σ_N C_t h_t) has 2·dy_t take the place of dy_t beside C and h. Cotangents
+of complex numbers are torch's, ∂L/∂Re + i·∂L/∂Im; g_t, then, is the conjugate of that of h_t, and
+dA, dB and dC are the conjugates of what stands here, du and dδ̂ the real parts.
 """
 
 import torch
@@ -114,8 +118,9 @@ def _forward(
     delta_softplus: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     b, d, l = u.shape  # noqa: E741
-    x = _time_first(u, A.dtype)
-    step = _step(_time_first(delta, A.dtype) + delta_bias, delta_softplus)
+    real = D.dtype
+    x = _time_first(u, real)
+    step = _step(_time_first(delta, real) + delta_bias, delta_softplus)
     state = torch.zeros((b, *A.shape), dtype=A.dtype, device=A.device)
     saved, ys = [], [x[:0]]  # the empty y makes a scan of no steps work
     for start in range(0, l, CHUNK):
@@ -124,9 +129,9 @@ def _forward(
         decay, drive = _coefficients(step[chunk], x[chunk], A, _at(B, chunk, d, A.dtype))
         states = _states(decay, drive, state)
         state = states[-1]
-        ys.append((torch.stack(states[1:]) * _at(C, chunk, d, A.dtype)).sum(-1))
+        ys.append(_read(torch.stack(states[1:]), _at(C, chunk, d, A.dtype)))
     y = torch.cat(ys) + D * x
-    out = y if z is None else y * F.silu(_time_first(z, A.dtype))
+    out = y if z is None else y * F.silu(_time_first(z, real))
     chunk_states = _contiguous(torch.stack([*saved, state.detach()], 1).mT)
     return contiguous_as(out.permute(1, 2, 0).to(u.dtype), u), _contiguous(state), chunk_states
 
@@ -146,15 +151,17 @@ def _backward(
     delta_softplus: bool,
 ) -> tuple[Tensor, ...]:
     d, l = u.shape[1:]  # noqa: E741
-    x = _time_first(u, A.dtype)
-    raw_step = _time_first(delta, A.dtype) + delta_bias
+    real = D.dtype
+    x = _time_first(u, real)
+    raw_step = _time_first(delta, real) + delta_bias
     step = _step(raw_step, delta_softplus)
-    dout_ = dy = _time_first(dout, A.dtype)
+    dout_ = dy = _time_first(dout, real)
     if z is not None:
-        gate = _time_first(z, A.dtype)
+        gate = _time_first(z, real)
         dy = dout_ * F.silu(gate)
+    dread = 2 * dy if A.is_complex() else dy
 
-    g = dlast_state
+    g = dlast_state.conj_physical()
     dA = torch.zeros(A.shape, dtype=A.dtype, device=A.device)
     parts: dict[str, list[Tensor]] = {"y": [], "dx": [], "dstep": [], "dB": [], "dC": []}
     for index in reversed(range(chunk_states.shape[1] - 1)):
@@ -165,19 +172,20 @@ def _backward(
         before, after = torch.stack(states[:-1]), torch.stack(states[1:])
 
         adjoints = []
-        for now, following in zip((dy[chunk, ..., None] * C_).flip(0), decay.flip(0), strict=True):
+        inflow = _scaled(dread[chunk, ..., None], C_)
+        for now, following in zip(inflow.flip(0), decay.flip(0), strict=True):
             adjoints.append(g + now)
             g = following * adjoints[-1]
         dstate = torch.stack(adjoints).flip(0)
 
-        ddrive = (dstate * B_).sum(-1)
+        ddrive = _real((dstate * B_).sum(-1))
         dexponent = dstate * before * decay
-        dA = dA + (dexponent * step[chunk, ..., None]).sum((0, 1))
-        parts["y"].append((after * C_).sum(-1))
+        dA = dA + _scaled(step[chunk, ..., None], dexponent).sum((0, 1))
+        parts["y"].append(_read(after, C_))
         parts["dx"].append(step[chunk] * ddrive)
-        parts["dstep"].append(x[chunk] * ddrive + (dexponent * A).sum(-1))
-        parts["dB"].append(_reduced(dstate * (step[chunk] * x[chunk])[..., None], B))
-        parts["dC"].append(_reduced(after * dy[chunk, ..., None], C))
+        parts["dstep"].append(x[chunk] * ddrive + _real((dexponent * A).sum(-1)))
+        parts["dB"].append(_reduced(_scaled((step[chunk] * x[chunk])[..., None], dstate), B))
+        parts["dC"].append(_reduced(_scaled(dread[chunk, ..., None], after), C))
 
     y, dx, dstep = (torch.cat([x[:0], *reversed(parts[k])]) for k in ("y", "dx", "dstep"))
     if delta_softplus:
@@ -190,7 +198,7 @@ def _backward(
     return (
         contiguous_as((dx + D * dy).permute(1, 2, 0).to(u.dtype), u),
         contiguous_as(dstep.permute(1, 2, 0).to(delta.dtype), delta),
-        _contiguous(dA),
+        _contiguous(dA.conj_physical()),
         _joined(parts["dB"], B),
         _joined(parts["dC"], C),
         (dy * x).sum((0, 1)),
@@ -217,18 +225,26 @@ def _at(coefficient: Tensor, chunk: slice, d: int, dtype: torch.dtype) -> Tensor
         return coefficient.to(dtype)
     if coefficient.dim() == 3:
         coefficient = coefficient[:, None]
-    steps = coefficient[..., chunk].permute(3, 0, 1, 2).to(dtype)
+    if dtype.is_complex:
+        parts = coefficient[..., 2 * chunk.start : 2 * chunk.stop].to(dtype.to_real())
+        values = torch.complex(parts[..., ::2], parts[..., 1::2])
+    else:
+        values = coefficient[..., chunk].to(dtype)
+    steps = values.permute(3, 0, 1, 2)
     groups = steps.shape[2]
     return steps if groups == 1 else steps.repeat_interleave(d // groups, dim=2)
 
 
 def _reduced(gradient: Tensor, coefficient: Tensor) -> Tensor:
     """A gradient per channel, (t, b, d, N), summed over what B or C is broadcast over."""
+    gradient = gradient.conj_physical()
     if coefficient.dim() == 2:
         return gradient.sum((0, 1))
     groups = coefficient.shape[1] if coefficient.dim() == 4 else 1
     t, b, d, N = gradient.shape
     grouped = gradient.reshape(t, b, groups, d // groups, N).sum(3).permute(1, 2, 3, 0)
+    if grouped.is_complex():
+        grouped = torch.view_as_real(grouped).flatten(-2)
     return grouped if coefficient.dim() == 4 else grouped[:, 0]
 
 
@@ -241,9 +257,26 @@ def _joined(parts: list[Tensor], coefficient: Tensor) -> Tensor:
     return _contiguous(total.to(coefficient.dtype))
 
 
+def _real(t: Tensor) -> Tensor:
+    return t.real if t.is_complex() else t
+
+
+def _scaled(real: Tensor, t: Tensor) -> Tensor:
+    """The product with a real tensor: part by part, where torch would make that complex first."""
+    if not t.is_complex():
+        return real * t
+    return torch.complex(real * t.real, real * t.imag)
+
+
+def _read(states: Tensor, C: Tensor) -> Tensor:
+    """y: the states, (t, b, d, N), seen through C; for complex ones, with their conjugates."""
+    y = (states * C).sum(-1)
+    return 2 * y.real if y.is_complex() else y
+
+
 def _coefficients(step: Tensor, x: Tensor, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """exp(δ̂ A) and δ̂ u B over a chunk, (t, b, d, N)."""
-    return torch.exp(step[..., None] * A), (step * x)[..., None] * B
+    return torch.exp(_scaled(step[..., None], A)), _scaled((step * x)[..., None], B)
 
 
 def _states(decay: Tensor, drive: Tensor, state: Tensor) -> list[Tensor]:

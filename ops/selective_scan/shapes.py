@@ -57,20 +57,23 @@ def _require_like(op: str, name: str, t: Tensor, dtype: torch.dtype, like: Tenso
     _require(t.device == like.device, op, name, f"on {like.device}, like u", t.device)
 
 
-def _check_coefficient(op: str, name: str, t: Tensor, u: Tensor, states: int) -> None:
+def _check_coefficient(op: str, name: str, t: Tensor, u: Tensor, A: Tensor) -> None:
     b, d, l = u.shape  # noqa: E741
-    _require_like(op, name, t, u.dtype, u)
+    states = A.shape[1]
+    row, n = ("2l", 2 * l) if A.is_complex() else ("l", l)
+    _require_like(op, name, t, A.dtype if A.is_complex() and t.dim() == 2 else u.dtype, u)
     if t.dim() == 2:
         _require_shape(op, name, t, "(d, N)", (d, states))
     elif t.dim() == 3:
-        _require_shape(op, name, t, "(b, N, l)", (b, states, l))
+        _require_shape(op, name, t, f"(b, N, {row})", (b, states, n))
     elif t.dim() == 4:
         groups = t.shape[1]
         divides = groups >= 1 and d % groups == 0
         _require(divides, op, name, f"of groups that divide {d} channels", groups)
-        _require_shape(op, name, t, "(b, G, N, l)", (b, groups, states, l))
+        _require_shape(op, name, t, f"(b, G, N, {row})", (b, groups, states, n))
     else:
-        _require(False, op, name, "(d, N), (b, N, l) or (b, G, N, l)", tuple(t.shape))
+        forms = f"(d, N), (b, N, {row}) or (b, G, N, {row})"
+        _require(False, op, name, forms, tuple(t.shape))
 
 
 def check(
@@ -92,13 +95,11 @@ def check(
 
     _require_like(op, "delta", delta, u.dtype, u)
     _require_shape(op, "delta", delta, "u's shape", tuple(u.shape))
-    if A.is_complex():
-        _require(False, op, "A", "real (complex A is not supported yet)", _name(A.dtype))
-    _require_like(op, "A", A, state_dtype, u)
+    _require_like(op, "A", A, state_dtype.to_complex() if A.is_complex() else state_dtype, u)
     _require(A.dim() == 2, op, "A", "(d, N)", tuple(A.shape))
     _require_shape(op, "A", A, "(d, N)", (d, A.shape[1]))
-    _check_coefficient(op, "B", B, u, A.shape[1])
-    _check_coefficient(op, "C", C, u, A.shape[1])
+    _check_coefficient(op, "B", B, u, A)
+    _check_coefficient(op, "C", C, u, A)
     _require_like(op, "D", D, state_dtype, u)
     _require_shape(op, "D", D, "(d,)", (d,))
     if z is not None:

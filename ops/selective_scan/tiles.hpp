@@ -179,12 +179,11 @@ static void load_A(const Problem& p, const Unit& unit, typename F::Real* tile) {
   load_states<F>(from, 1, p.states, p.states, unit, tile);
 }
 
-// log2(e)·A likewise, rounded once, so that exp(δ̂·A) = 2^(δ̂·that).
+// log2(e)·A of A in a tile, rounded once, so that exp(δ̂·A) = 2^(δ̂·that).
 template <class F>
-static void load_exponents(const Problem& p, const Unit& unit, typename F::Real* tile) {
+static void to_exponents(int64_t count, typename F::Real* tile) {
   using Real = typename F::Real;
-  load_A<F>(p, unit, tile);
-  for (int64_t i = 0; i < p.states * BLOCK; i += F::LANES) {
+  for (int64_t i = 0; i < count; i += F::LANES) {
     Real scaled[F::LANES];
     for (int lane = 0; lane < F::LANES; ++lane)
       scaled[lane] = (Real)(F64::LOG2E * (double)tile[i + lane]);

@@ -6,14 +6,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <array>
-#include <numeric>
 #include <optional>
 #include <tuple>
 
 #include "native/layout.hpp"
 #include "native/parallel.hpp"
+#include "selective_scan/binding.hpp"
 #include "selective_scan/checks.hpp"
 #include "selective_scan/kernel.hpp"
 
@@ -66,12 +65,12 @@ struct Inputs {
       : A(A_.contiguous()), D(D_.contiguous()), delta_bias(bias.contiguous()) {
     Problem& p = problem;
     p.dtype = dtype(u);
+    p.complex = A.is_complex();
     p.batches = u.size(0);
     p.channels = u.size(1);
     p.length = u.size(2);
     p.states = A.size(1);
-    // A group's border is where a multiple of d/G is, for G of B and of C alike.
-    p.span = std::max<int64_t>(1, std::gcd(p.channels / groups(B), p.channels / groups(C)));
+    p.span = span_of(p.channels, groups(B), groups(C));
     p.softplus = softplus;
     p.u = sequence(u);
     p.delta = sequence(delta);
@@ -84,15 +83,34 @@ struct Inputs {
   }
 };
 
-// Calls run(unit, scratch) for all units on torch's threads; scratch is each thread's own.
-template <class Run>
-void for_each_unit(const Problem& p, int64_t scratch_bytes, const Run& run) {
-  const int64_t units = p.units(), stride = (scratch_bytes + 63) / 64 * 64;
-  const int64_t threads = threads_for(units, p.batches * p.channels * p.length * p.states);
-  const Tensor buffer = at::empty({threads * stride + 64}, at::kByte);
-  char* base = static_cast<char*>(buffer.mutable_data_ptr());
-  base += (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64;
-  parallel(units, threads, [&](int64_t unit, int64_t slot) { run(unit, base + slot * stride); });
+// Torch's threads and memory.
+struct Host {
+  struct Memory {
+    Tensor buffer;
+    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
+  };
+
+  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
+  int64_t threads_for(int64_t units, int64_t steps) const {
+    return fuseport::threads_for(units, steps);
+  }
+  template <class Work>
+  void parallel(int64_t units, int64_t threads, const Work& work) const {
+    fuseport::parallel(units, threads, work);
+  }
+};
+
+// The sum over batches of doubles, or pairs of them, in the shape and dtype of `like`.
+Tensor over_batches(const Tensor& parts, const Tensor& like) {
+  const Tensor total = at::empty(like.sizes(), like.options());
+  const double* from = static_cast<const double*>(parts.const_data_ptr());
+  const int64_t batches = parts.size(0), count = total.numel() * (like.is_complex() ? 2 : 1);
+  if (c10::toRealValueType(like.scalar_type()) == at::kDouble) {
+    sum_batches(from, batches, count, static_cast<double*>(total.mutable_data_ptr()));
+  } else {
+    sum_batches(from, batches, count, static_cast<float*>(total.mutable_data_ptr()));
+  }
+  return total;
 }
 
 using Outputs = std::tuple<Tensor, Tensor, Tensor>;
@@ -109,7 +127,7 @@ Outputs forward_cpu(const char* op, const Tensor& u, const Tensor& delta, const 
   const Forward forward{mutable_sequence(out), last_state.mutable_data_ptr(),
                         chunk_states.mutable_data_ptr()};
   const Kernels& k = kernels();
-  for_each_unit(p, k.forward_scratch(p),
+  for_each_unit(Host{}, p, k.forward_scratch(p),
                 [&](int64_t unit, void* scratch) { k.forward(p, forward, unit, scratch); });
   return {out, last_state, chunk_states};
 }
@@ -119,10 +137,11 @@ struct CoefficientGradient {
   Tensor parts, like;
 
   CoefficientGradient(const Problem& p, const Coefficient& k, const Tensor& coefficient,
-                      at::TensorOptions state)
+                      at::TensorOptions wide)
       : like(coefficient) {
-    parts = k.varies ? at::empty({p.batches, p.blocks(), p.states, p.length}, state)
-                     : at::empty({p.batches, p.channels, p.states}, state.dtype(at::kDouble));
+    const at::TensorOptions real = wide.dtype(p.dtype == Dtype::float64 ? at::kDouble : at::kFloat);
+    parts = k.varies ? at::empty({p.batches, p.blocks(), p.states, p.row()}, real)
+                     : at::empty({p.batches, p.channels, p.states}, wide);
   }
 
   Tensor total(const Problem& p) const {
@@ -148,12 +167,13 @@ std::array<Tensor, 8> backward_cpu(const char* op, const Tensor& dout, const Ten
   const Inputs inputs(u, delta, A, B, C, D, z, bias, softplus);
   const Problem& p = inputs.problem;
   const Tensor last = dlast_state.contiguous(), saved = chunk_states.contiguous();
-  const at::TensorOptions wide = A.options().dtype(at::kDouble);
+  const at::TensorOptions wide = D.options().dtype(at::kDouble);
+  const at::TensorOptions wide_A = A.options().dtype(p.complex ? at::kComplexDouble : at::kDouble);
   Tensor du = empty_as(u), ddelta = empty_as(delta), dz = z ? empty_as(*z) : Tensor();
-  Tensor dA = at::empty({p.batches, p.channels, p.states}, wide);
+  Tensor dA = at::empty({p.batches, p.channels, p.states}, wide_A);
   Tensor dD = at::empty({p.batches, p.channels}, wide);
   Tensor dbias = at::empty({p.batches, p.channels}, wide);
-  const CoefficientGradient dB(p, p.B, B, A.options()), dC(p, p.C, C, A.options());
+  const CoefficientGradient dB(p, p.B, B, wide_A), dC(p, p.C, C, wide_A);
 
   Backward backward;
   backward.dout = sequence(dout);
@@ -162,18 +182,17 @@ std::array<Tensor, 8> backward_cpu(const char* op, const Tensor& dout, const Ten
   backward.du = mutable_sequence(du);
   backward.ddelta = mutable_sequence(ddelta);
   if (z) backward.dz = mutable_sequence(dz);
-  backward.dA = dA.mutable_data_ptr<double>();
+  backward.dA = static_cast<double*>(dA.mutable_data_ptr());
   backward.dD = dD.mutable_data_ptr<double>();
   backward.ddelta_bias = dbias.mutable_data_ptr<double>();
   backward.dB = dB.parts.mutable_data_ptr();
   backward.dC = dC.parts.mutable_data_ptr();
   const Kernels& k = kernels();
-  for_each_unit(p, k.backward_scratch(p),
+  for_each_unit(Host{}, p, k.backward_scratch(p),
                 [&](int64_t unit, void* scratch) { k.backward(p, backward, unit, scratch); });
 
-  const auto over_batches = [&](const Tensor& parts) { return parts.sum(0).to(A.scalar_type()); };
-  return {du, ddelta, over_batches(dA), dB.total(p), dC.total(p), over_batches(dD), dz,
-          over_batches(dbias)};
+  return {du, ddelta, over_batches(dA, A), dB.total(p), dC.total(p), over_batches(dD, D), dz,
+          over_batches(dbias, D)};
 }
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;

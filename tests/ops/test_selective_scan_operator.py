@@ -103,7 +103,7 @@ BAD: dict[str, Callable[[Inputs], dict[str, Tensor]]] = {
     "A is 1-D": lambda x: {"A": x["A"][0]},
     "A has other channels": lambda x: {"A": x["A"][1:]},
     "A is half": lambda x: {"A": x["A"].half()},
-    "A is complex": lambda x: {"A": x["A"].to(torch.complex64)},
+    "A is complex128": lambda x: {"A": x["A"].to(torch.complex128)},
     "B is 1-D": lambda x: {"B": x["B"][0, 0, 0]},
     "B has other states": lambda x: {"B": x["B"][:, :, 1:]},
     "B has another batch": lambda x: {"B": x["B"][:1]},
@@ -122,6 +122,18 @@ BAD: dict[str, Callable[[Inputs], dict[str, Tensor]]] = {
     "B is on another device": lambda x: {"B": x["B"].to("meta")},
     "bias is on another device": lambda x: {"delta_bias": x["delta_bias"].to("meta")},
 }
+# The same with complex A.
+BAD_COMPLEX: dict[str, Callable[[Inputs], dict[str, Tensor]]] = {
+    "complex A is 1-D": lambda x: {"A": x["A"][0]},
+    "B has one number for each step": lambda x: {"B": x["B"][..., ::2]},
+    "B of three dimensions has one": lambda x: {"B": x["B"][:, 0, :, ::2]},
+    "B has too many dimensions": lambda x: {"B": x["B"][None]},
+    "B is constant and real": lambda x: {"B": x["A"].real},
+    "B is constant and complex128": lambda x: {"B": x["A"].to(torch.complex128)},
+    "C varies and is complex": lambda x: {"C": torch.complex(x["C"], x["C"])},
+    "D is complex": lambda x: {"D": x["D"].to(torch.complex64)},
+    "bias is complex": lambda x: {"delta_bias": x["delta_bias"].to(torch.complex64)},
+}
 BAD_GRADIENTS: dict[str, Callable[[Inputs], dict[str, Tensor]]] = {
     "dout is shorter": lambda x: {"dout": x["dout"][..., 1:]},
     "dout is float64": lambda x: {"dout": x["dout"].double()},
@@ -137,10 +149,13 @@ def message(run: Callable[..., object], inputs: Inputs) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("what", [*BAD, *BAD_GRADIENTS])
+@pytest.mark.parametrize("what", [*BAD, *BAD_COMPLEX, *BAD_GRADIENTS])
 def test_bad_inputs_are_refused_alike_by_kernel_reference_and_fake(spec: OpSpec, what: str) -> None:
+    name = "selective_scan_gated"
     if what in BAD:
-        name, good, change = "selective_scan_gated", CASE["gated"].make(torch.float32, 0), BAD[what]
+        good, change = CASE["gated"].make(torch.float32, 0), BAD[what]
+    elif what in BAD_COMPLEX:
+        good, change = CASE["complex_gated"].make(torch.float32, 0), BAD_COMPLEX[what]
     else:
         name, good = backward_inputs(spec, CASE["gated"], torch.float32)
         change = BAD_GRADIENTS[what]
@@ -153,13 +168,6 @@ def test_bad_inputs_are_refused_alike_by_kernel_reference_and_fake(spec: OpSpec,
     with FakeTensorMode() as mode:
         fakes = {k: mode.from_tensor(v) if isinstance(v, Tensor) else v for k, v in inputs.items()}
         assert message(operator, fakes) == expected
-
-
-def test_complex_decay_is_refused_by_the_public_function() -> None:
-    x = CASE["plain"].make(torch.float32, 0)
-    A = x["A"].to(torch.complex64)
-    with pytest.raises(ValueError, match="complex A is not supported yet"):
-        selective_scan(x["u"], x["delta"], A, x["B"], x["C"])
 
 
 class Block(torch.nn.Module):
@@ -223,7 +231,7 @@ def test_torchscript_keeps_the_operator_and_its_gradients(spec: OpSpec) -> None:
     torch.jit.save(torch.jit.script(Scan()), saved)
     saved.seek(0)
     loaded = torch.jit.load(saved)
-    for name in ("plain", "chunks_3_minus_1", "plain"):
+    for name in ("plain", "chunks_3_minus_1", "complex", "plain"):
         x = CASE[name].make(torch.float64, 0)
         x.pop("z", None)
         inputs = [v.requires_grad_() for v in x.values() if isinstance(v, Tensor)]
@@ -249,15 +257,18 @@ for operator in spec.operators:
     overload = getattr(torch.ops.fuseport, operator.name).default
     found["schemas"][operator.name] = str(overload._schema)
 for case in spec.cases:
-    if case.name not in ("plain", "gated", "groups_differ", "2d_B", "layout_channels_last"):
+    if case.name not in {
+        "plain", "gated", "groups_differ", "2d_B", "layout_channels_last", "complex_gated"
+    }:
         continue
     inputs = list(case.make(torch.float64, 0).values())
     tensors = [x.requires_grad_() for x in inputs if isinstance(x, Tensor)]
     torch.library.opcheck(getattr(torch.ops.fuseport, case.operator).default, tuple(inputs))
     out, last, saved = spec.operator(case.operator)(*inputs)
     assert not saved.requires_grad
-    gradients = torch.autograd.grad(out.sin().sum() + last.cos().sum(), tensors, create_graph=True)
-    found["gradients"][case.name] = [g.tolist() for g in gradients]
+    loss = out.sin().sum() + last.cos().sum().real
+    gradients = torch.autograd.grad(loss, tensors, create_graph=True)
+    found["gradients"][case.name] = [torch.view_as_real(g + 0j).tolist() for g in gradients]
     try:
         torch.autograd.grad(gradients[0].sum(), tensors[0])
     except RuntimeError as error:
@@ -278,9 +289,10 @@ def test_fallback_has_the_schemas_gradients_and_refusal_of_the_native_library(
         inputs = list(CASE[name].make(torch.float64, 0).values())
         tensors = [x.requires_grad_() for x in inputs if isinstance(x, Tensor)]
         out, last, _ = spec.operator(CASE[name].operator)(*inputs)
-        expected = torch.autograd.grad(out.sin().sum() + last.cos().sum(), tensors)
+        expected = torch.autograd.grad(out.sin().sum() + last.cos().sum().real, tensors)
         for got, wanted in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), wanted)
+            pairs = torch.view_as_real(wanted + 0j)
+            torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), pairs)
     assert re.match(r"derivative for fuseport::\w+_backward is not implemented", found["refusal"])
 
 

@@ -1,6 +1,8 @@
 """The selective scan computes what it says: values and gradients, all cases, all dtypes."""
 
 import math
+import os
+import random
 from collections.abc import Callable
 
 import pytest
@@ -9,8 +11,16 @@ from torch import Tensor
 
 from fuseport.ops import OPS
 from fuseport.ops.selective_scan import reference, selective_scan
-from fuseport.ops.selective_scan.cases import CASES
-from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
+from fuseport.ops.selective_scan.cases import (
+    CASES,
+    _Shape,
+    channels_last,
+    expanded_batch,
+    expanded_time,
+    offset,
+    sliced,
+)
+from fuseport.ops.spec import FLOATING, Case, Inputs, Operator, OpSpec
 
 CASE = {case.name: case for case in CASES}
 
@@ -19,8 +29,13 @@ def on_each(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", [CASE[n] for n in names or CASE], ids=lambda c: c.name)
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float64, or complex128 for complex numbers."""
+    return torch.promote_types(dtype, torch.float64)
+
+
 def widened(inputs: Inputs) -> Inputs:
-    return {k: v.double() if isinstance(v, Tensor) else v for k, v in inputs.items()}
+    return {k: v.to(wide(v.dtype)) if isinstance(v, Tensor) else v for k, v in inputs.items()}
 
 
 def tensors(inputs: Inputs) -> dict[str, Tensor]:
@@ -32,7 +47,7 @@ def cotangents_of(operator: Operator, inputs: Inputs, seed: int) -> dict[str, Te
     generator = torch.Generator().manual_seed(seed)
     outputs = operator.fake(*inputs.values())[:2]
     return {
-        "d" + name: torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
+        "d" + name: torch.randn(y.shape, generator=generator, dtype=wide(y.dtype)).to(y.dtype)
         for name, y in zip(operator.outputs[:2], outputs, strict=True)
     }
 
@@ -65,8 +80,17 @@ def differentiated(
     return {"out": out.detach(), "last_state": last_state.detach(), **named}
 
 
-def assert_as_good(got: dict[str, Tensor], baseline: dict[str, Tensor], truth: Inputs) -> None:
-    """Errors of at most three times the baseline's, and a few ulps of the tensor's scale."""
+def assert_as_good(
+    got: dict[str, Tensor],
+    baseline: dict[str, Tensor],
+    truth: Inputs,
+    factor: float = 3,
+    scale: float = 0,
+) -> None:
+    """Errors of at most `factor` times the baseline's, and a few ulps of the tensor's scale.
+
+    `scale` is the least that counts as such, for sums whose terms cancel.
+    """
     assert got.keys() == baseline.keys() == truth.keys()
     for name, value in got.items():
         expected = truth[name]
@@ -74,11 +98,11 @@ def assert_as_good(got: dict[str, Tensor], baseline: dict[str, Tensor], truth: I
         assert value.dtype == baseline[name].dtype, name
         if value.numel() == 0:
             continue
-        error = (value.double() - expected).abs().max()
-        allowed = 3 * (baseline[name].double() - expected).abs().max()
+        error = (value.to(expected.dtype) - expected).abs().max()
+        allowed = factor * (baseline[name].to(expected.dtype) - expected).abs().max()
         # In float64 the truth is the baseline itself, so that the ulps must suffice.
-        ulps = 64 if value.dtype == torch.float64 else 4
-        allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max()
+        ulps = 64 if value.dtype == expected.dtype else 4
+        allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max().clamp(min=scale)
         assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
 
 
@@ -106,7 +130,10 @@ def test_backward_of_the_reference_is_autograd_of_its_forward(spec: OpSpec, case
         torch.testing.assert_close(result, expected[name], rtol=1e-10, atol=1e-10)
 
 
-@on_each("gated", "bare", "one_of_everything", "2d_coefficients", "groups_mixed_ranks", "states_1")
+@on_each(
+    *("gated", "bare", "one_of_everything", "2d_coefficients", "groups_mixed_ranks", "states_1"),
+    *("complex_gated", "complex_2d_B", "complex_2d_C", "complex_2d_coefficients"),
+)
 def test_gradcheck(spec: OpSpec, case: Case) -> None:
     operator = spec.operator(case.operator)
     inputs = case.make(torch.float64, 5)
@@ -117,7 +144,7 @@ def test_gradcheck(spec: OpSpec, case: Case) -> None:
     )
 
 
-@on_each("gated", "channels_37", "groups_differ")
+@on_each("gated", "channels_37", "groups_differ", "complex_gated", "complex_channels_37")
 def test_cotangents_may_have_any_layout(spec: OpSpec, case: Case) -> None:
     operator = spec.operator(case.operator)
     inputs = case.make(torch.float64, 6)
@@ -133,7 +160,7 @@ def test_cotangents_may_have_any_layout(spec: OpSpec, case: Case) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
 
 
-@on_each("many_units")
+@on_each("many_units", "complex_many_units")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_do_not_depend_on_threads(spec: OpSpec, case: Case, dtype: torch.dtype) -> None:
     operator = spec.operator(case.operator)
@@ -243,7 +270,7 @@ def test_state_is_not_rounded_to_half_before_the_output(spec: OpSpec) -> None:
     assert (state - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
-@on_each("no_steps", "chunk", "chunks_3_minus_1", "channels_37")
+@on_each("no_steps", "chunk", "chunks_3_minus_1", "channels_37", "complex_channels_37")
 def test_saved_states_are_those_at_the_borders_of_chunks(spec: OpSpec, case: Case) -> None:
     operator = spec.operator(case.operator)
     inputs = case.make(torch.float64, 17)
@@ -303,3 +330,52 @@ def test_cases_are_reproducible_and_named_once() -> None:
             case.make(torch.float32, 0).values(), case.make(torch.float32, 0).values(), strict=True
         ):
             assert torch.equal(torch.as_tensor(first), torch.as_tensor(second))
+
+
+def random_case(seed: int) -> tuple[Case, torch.dtype]:
+    """Any shape, dtype, options, groups and memory layouts, drawn from a seed."""
+    draw = random.Random(seed)
+    groups, kind = draw.choice([1, 1, 1, 2, 3]), draw.choice(["both", "both", "both", "mixed"])
+    options: list[int | None] = [groups, 0 if groups == 1 else groups, None]
+    B_groups = options[0] if kind == "both" else draw.choice(options)
+    C_groups = B_groups if kind == "both" else draw.choice(options)
+    layouts = [None, None, channels_last, sliced, offset, expanded_batch, expanded_time]
+    drawn = {name: draw.choice(layouts) for name in ("u", "delta", "B", "C", "z")}
+    constant = {"B": B_groups is None, "C": C_groups is None}
+    gated, softplus = draw.random() < 0.5, draw.random() < 0.7
+    shape = _Shape(
+        b=draw.choice([1, 1, 2, 3]),
+        d=groups * draw.choice([1, 2, 5, 16, 17, 33]),
+        l=draw.choice([1, 2, 15, 16, 17, 63, 64, 65, draw.randint(1, 200)]),
+        N=draw.choice([1, 2, 3, 4, 7, 8, 9, 16, 17]),
+        B_groups=B_groups,
+        C_groups=C_groups,
+        skip=draw.random() < 0.7,
+        gated=gated,
+        bias=softplus and draw.random() < 0.7,  # no negative steps, whose states explode
+        softplus=softplus,
+        layouts={
+            name: layout
+            for name, layout in drawn.items()
+            if layout is not None and not constant.get(name) and (gated or name != "z")
+        },
+    )
+    operator = "selective_scan_gated" if gated else "selective_scan"
+    return Case(str(shape), operator, shape.make), draw.choice(FLOATING)
+
+
+def test_random_scans(spec: OpSpec) -> None:
+    """FUSEPORT_RANDOM_SCANS says how many; the seed of one that fails is in the message."""
+    for seed in range(int(os.environ.get("FUSEPORT_RANDOM_SCANS", "200"))):
+        case, dtype = random_case(seed)
+        operator = spec.operator(case.operator)
+        inputs = case.make(dtype, seed)
+        cotangents = cotangents_of(operator, inputs, seed + 1)
+        truth = differentiated(operator.reference, widened(inputs), widened(cotangents))
+        baseline = differentiated(operator.reference, inputs, cotangents)
+        got = differentiated(operator, inputs, cotangents)
+        try:
+            # One baseline of many scans is sometimes lucky; an error of indexing is never small.
+            assert_as_good(got, baseline, truth, factor=10, scale=8)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, {dtype}, {case.name}: {error}") from error
