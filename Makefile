@@ -9,7 +9,7 @@ CHECKPOINT ?= fixtures/lightning/mamba-kjv.ckpt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types format wheel-test clean
+.PHONY: help setup demo test lint types format ort-headers wheel-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,8 @@ demo: $(SET_UP) ## export a Lightning checkpoint to every format, and verify the
 	$(BIN)/fuseport verify .demo/bundle
 
 test: lint ## style, types and all tests
+	@$(MAKE) --no-print-directory ort-headers || \
+		echo 'so the tests of fused kernels in ONNX Runtime will be skipped'
 	$(BIN)/python -m pytest
 
 lint: types ## style and types
@@ -40,6 +42,11 @@ types: $(SET_UP) ## types
 format: $(SET_UP) ## put the sources into style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# fuseport looks for them in the folder of its virtual environment, too.
+ort-headers: $(SET_UP) ## ONNX Runtime's C headers into .venv, unless the machine has them
+	@$(BIN)/python -c 'from fuseport.ops import ort; ort.headers()' 2>/dev/null || \
+		.ci/onnxruntime-headers $(VENV)/include/onnxruntime
 
 wheel-test: $(SET_UP) ## build the wheel, and do the whole job with it outside the repository
 	.ci/wheel-test $(BIN)/python $(CHECKPOINT)

@@ -130,6 +130,7 @@ def _probes() -> Iterator[_Probe]:
         _onnxruntime,
         "pip install --force-reinstall onnxruntime-gpu (or onnxruntime)",
     )
+    yield optional("fused in ONNX Runtime", _fused, "install torch first")
     yield optional("CUDA GPU", _gpu, "not needed: without one, all runs on the CPU")
     yield optional(
         "transformers",
@@ -286,6 +287,17 @@ def _onnxruntime() -> _Finding:
     if "CUDAExecutionProvider" not in providers and _gpus():
         return _Finding(found, "warning", f"it cannot use the GPU: {remove} onnxruntime-gpu")
     return _judge("onnxruntime-gpu", version, found)
+
+
+def _fused() -> _Finding:
+    from fuseport.ops import OPS, ort
+
+    status = ort.status(OPS.values())
+    if status.state == "unavailable":
+        return _Finding("nodes of ops run their function bodies, slowly", "missing", status.detail)
+    if status.state == "buildable":
+        return _Finding(f"not compiled yet: {status.detail}; headers in {ort.headers()}")
+    return _Finding(f"compiled: {status.detail}")
 
 
 def _gpus() -> list[str]:

@@ -7,12 +7,13 @@ type-checked code import a function from its own package, which checkers can fol
 
 import importlib
 import pkgutil
+from pathlib import Path
 
-from fuseport.ops import registration
+from fuseport.ops import ort, registration
 from fuseport.ops.registration import Implementation
 from fuseport.ops.spec import OpSpec
 
-__all__ = ["OPS", "register"]
+__all__ = ["OPS", "onnxruntime_library", "register"]
 
 
 def _find() -> dict[str, OpSpec]:
@@ -28,6 +29,19 @@ def register() -> dict[str, Implementation]:
     public functions. Returns what runs each op; see `fuseport.ops.registration.ensure`.
     """
     return {name: registration.ensure(spec) for name, spec in OPS.items()}
+
+
+def onnxruntime_library() -> Path:
+    """The library of fused kernels for ONNX Runtime, compiled now if it is not compiled yet.
+
+    Give it to `SessionOptions.register_custom_ops_library`, once: the session then runs nodes of
+    the domain `fuseport.ops` by these kernels instead of their function bodies. C++ programs do so
+    by `SessionOptions::RegisterCustomOpsLibrary`.
+
+    Raises:
+        fuseport.ops.build.BuildError: it cannot be compiled; the message says what is missing.
+    """
+    return ort.library(OPS.values())
 
 
 OPS: dict[str, OpSpec] = _find()

@@ -1,23 +1,26 @@
-"""Compiles, caches and loads the native library of an op: `<op>-<sources>-<compiler>.so`.
+"""Compiles, caches and loads native libraries: `<name>-<sources>-<compiler>.so`.
 
-An op's folder has `torch.cpp`, compiled once, and `kernel.cpp`, compiled once for each instruction
-set that the kernel may find at run time, so that one binary serves every machine of an
-architecture. The library links libtorch_cpu and libc10, and no Python: a C++ host can dlopen it.
+The library of an op for torch is made of its `torch.cpp`, compiled once, and its `kernel.cpp`,
+compiled once for each instruction set that the kernel may find at run time, so that one binary
+serves every machine of an architecture. It links libtorch_cpu and libc10, and no Python: a C++ host
+can dlopen it. `ops.ort` has the library for ONNX Runtime.
 
-The file's name holds two hashes: one of the sources, the flags and torch's version, one of the
-compiler. It is written under another name first, behind a lock, so it is never seen half done.
+A file's name holds two hashes: one of the sources that go into it, the flags and torch's version,
+one of the compiler. It is written under another name first, behind a lock, so it is never seen half
+done.
 """
 
 import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,9 +30,29 @@ from filelock import FileLock
 
 from fuseport.ops.spec import OpSpec
 
-__all__ = ["BuildError", "Status", "cache_folder", "cached", "library_path", "load", "status"]
+__all__ = [
+    "OPS_FOLDER",
+    "VARIANTS",
+    "BuildError",
+    "Library",
+    "Status",
+    "Unit",
+    "built",
+    "cache_folder",
+    "cached",
+    "compiler_command",
+    "compiler_version",
+    "find",
+    "kernel_units",
+    "library_path",
+    "load",
+    "look",
+    "run_compiler",
+    "status",
+]
 
-_OPS = Path(__file__).parent
+OPS_FOLDER = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
 _FLAGS = (
     "-std=c++20",
     "-O3",
@@ -37,14 +60,13 @@ _FLAGS = (
     "-fvisibility=hidden",
     "-fno-math-errno",  # with the next one: comparisons and conversions become vector code; unlike
     "-fno-trapping-math",  # -ffast-math, both leave NaN, Inf and the order of sums alone
-    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
 )
 _X86: dict[str, tuple[str, ...]] = {
     "baseline": (),
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"),
 }
-_VARIANTS = _X86 if platform.machine().lower() in ("x86_64", "amd64") else {"baseline": ()}
+VARIANTS = _X86 if platform.machine().lower() in ("x86_64", "amd64") else {"baseline": ()}
 
 
 class BuildError(Exception):
@@ -52,8 +74,35 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True)
+class Unit:
+    """A source that is compiled once, and its flags beyond those of all sources."""
+
+    source: Path
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Library:
+    """What a native library is built from.
+
+    Attributes:
+        name: what its file's name begins with.
+        units: its sources; includes in quotes are relative to the folder of ops.
+        include: the flags that name folders of other headers; BuildError if those are not here.
+        link: flags of the linker.
+        version: what else the file depends on: a version of torch.
+    """
+
+    name: str
+    units: tuple[Unit, ...]
+    include: Callable[[], Sequence[str]]
+    link: tuple[str, ...] = ()
+    version: str = ""
+
+
+@dataclass(frozen=True)
 class Status:
-    """Whether an op's library is there: `built`, `buildable` on first use, or `unavailable`."""
+    """Whether a library is there: `built`, `buildable` on first use, or `unavailable`."""
 
     state: Literal["built", "buildable", "unavailable"]
     detail: str
@@ -67,39 +116,60 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path(home).expanduser()) / "fuseport"
 
 
-def cached(spec: OpSpec) -> Path | None:
-    """The op's library if it need not be built; None if it must be.
+def find(library: Library) -> Path | None:
+    """The library if it need not be built; None if it must be.
 
     Where there is no compiler, a library of the same sources that any compiler built is right.
     """
-    candidates = sorted(cache_folder().glob(f"{spec.name}-{_source_key(spec)}-*.so"))
+    candidates = sorted(cache_folder().glob(f"{library.name}-{_source_key(library)}-*.so"))
     if not candidates:
         return None
     try:
-        wanted = _target(spec, _compiler())
+        wanted = _target(library, compiler_command())
     except BuildError:
         return candidates[0]
     return wanted if wanted in candidates else None
 
 
-def library_path(spec: OpSpec) -> Path:
-    """The op's library, built now if it is not in the cache; BuildError if it cannot be."""
-    if found := cached(spec):
+def built(library: Library) -> Path:
+    """The library, built now if it is not in the cache; BuildError if it cannot be."""
+    if found := find(library):
         return found
-    compiler = _compiler()
-    target = _target(spec, compiler)
+    compiler = compiler_command()
+    target = _target(library, compiler)
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(target.parent / f"{spec.name}.lock"):
+        with FileLock(target.parent / f"{library.name}.lock"):
             if not target.exists():  # another process may have built it meanwhile
-                _build(spec, compiler, target)
+                _build(library, compiler, target)
     except OSError as error:
         raise BuildError(f"cannot write to {target.parent}: {error}") from error
     return target
 
 
+def look(library: Library) -> Status:
+    """What a use of the library would find; builds nothing."""
+    try:
+        if found := find(library):
+            return Status("built", str(found))
+        library.include()
+        return Status("buildable", f"with {shlex.join(compiler_command())}, on first use")
+    except BuildError as error:
+        return Status("unavailable", str(error))
+
+
+def cached(spec: OpSpec) -> Path | None:
+    """The op's library for torch if it need not be built; see `find`."""
+    return find(_for_torch(spec))
+
+
+def library_path(spec: OpSpec) -> Path:
+    """The op's library for torch, built now if need be; BuildError if it cannot be."""
+    return built(_for_torch(spec))
+
+
 def load(spec: OpSpec) -> Path:
-    """Loads the op's library into this process, which registers its operators."""
+    """Loads the op's library into this process, which registers its operators with torch."""
     path = library_path(spec)
     try:
         torch.ops.load_library(path)
@@ -109,36 +179,71 @@ def load(spec: OpSpec) -> Path:
 
 
 def status(spec: OpSpec) -> Status:
-    """What a call of the op would find; builds nothing."""
-    try:
-        if found := cached(spec):
-            return Status("built", str(found))
-        return Status("buildable", f"with {shlex.join(_compiler())}, on first use")
-    except BuildError as error:
-        return Status("unavailable", str(error))
+    """What a call of the op in torch would find; builds nothing."""
+    return look(_for_torch(spec))
 
 
-def _sources(spec: OpSpec) -> Iterator[Path]:
-    for folder in (_OPS / "native", spec.folder):
-        yield from sorted(p for p in folder.iterdir() if p.suffix in (".cpp", ".hpp"))
+def kernel_units(spec: OpSpec) -> tuple[Unit, ...]:
+    """The op's kernels, once for each instruction set."""
+    return tuple(
+        Unit(spec.folder / "kernel.cpp", (f"-DFUSEPORT_ISA={variant}", *flags))
+        for variant, flags in VARIANTS.items()
+    )
 
 
-def _source_key(spec: OpSpec) -> str:
+def _for_torch(spec: OpSpec) -> Library:
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    headers, lib = _TORCH / "include", _TORCH / "lib"
+    include = (
+        f"-I{headers}",
+        f"-I{headers / 'torch/csrc/api/include'}",
+        f"-ffile-prefix-map={_TORCH}=torch",
+    )
+    link: tuple[str, ...] = (f"-L{lib}", "-ltorch_cpu", "-lc10")
+    if sys.platform == "darwin":
+        # Symbols of OpenMP come from the runtime that torch has loaded: native/parallel.hpp.
+        link = (*link, f"-Wl,-rpath,{lib}", "-Wl,-undefined,dynamic_lookup")
+    # Elsewhere no rpath: whoever opens the library has loaded libtorch, wherever that lies.
+    return Library(
+        spec.name,
+        (Unit(spec.folder / "torch.cpp", (abi,)), *kernel_units(spec)),
+        lambda: include,
+        link,
+        torch.__version__,
+    )
+
+
+def _sources(library: Library) -> dict[str, bytes]:
+    """The text of each unit and of all that they include of this package, by path."""
+    found: dict[Path, bytes] = {}
+    waiting = [unit.source for unit in library.units]
+    while waiting:
+        path = waiting.pop()
+        if path not in found and path.is_file():  # of one that is absent, the compiler tells
+            found[path] = path.read_bytes()
+            names = re.findall(rb'^#include "([^"]+)"', found[path], re.MULTILINE)
+            waiting += [OPS_FOLDER / name.decode() for name in names]
+    return {path.relative_to(OPS_FOLDER).as_posix(): text for path, text in sorted(found.items())}
+
+
+def _source_key(library: Library) -> str:
     digest = hashlib.sha256()
-    for part in (torch.__version__, platform.system(), platform.machine(), *_FLAGS, str(_VARIANTS)):
+    flags = (*_FLAGS, *(str((u.source.name, u.flags)) for u in library.units))
+    link = (flag for flag in library.link if not flag.startswith("-L"))
+    for part in (library.version, platform.system(), platform.machine(), *flags, *link):
         digest.update(part.encode() + b"\0")
-    for path in _sources(spec):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, text in _sources(library).items():
+        digest.update(name.encode() + b"\0" + text + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _target(spec: OpSpec, compiler: list[str]) -> Path:
-    version = _version(shlex.join(compiler))
+def _target(library: Library, compiler: list[str]) -> Path:
+    version = compiler_version(shlex.join(compiler))
     key = hashlib.sha256(f"{shlex.join(compiler)}\0{version}".encode()).hexdigest()[:8]
-    return cache_folder() / f"{spec.name}-{_source_key(spec)}-{key}.so"
+    return cache_folder() / f"{library.name}-{_source_key(library)}-{key}.so"
 
 
-def _compiler() -> list[str]:
+def compiler_command() -> list[str]:
     if chosen := os.environ.get("CXX"):
         command = shlex.split(chosen)
         if command and shutil.which(command[0]):
@@ -154,34 +259,25 @@ def _compiler() -> list[str]:
 
 
 @functools.cache
-def _version(compiler: str) -> str:
-    return _run([*shlex.split(compiler), "--version"])
+def compiler_version(compiler: str) -> str:
+    return run_compiler([*shlex.split(compiler), "--version"])
 
 
-def _build(spec: OpSpec, compiler: list[str], target: Path) -> None:
-    torch_folder = Path(torch.__file__).parent
-    headers = torch_folder / "include"
-    include = (f"-I{headers}", f"-I{headers / 'torch/csrc/api/include'}")
-    units: list[tuple[str, str, tuple[str, ...]]] = [("torch", "torch.cpp", include)]
-    for variant, flags in _VARIANTS.items():
-        units.append((variant, "kernel.cpp", (f"-DFUSEPORT_ISA={variant}", *flags)))
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{spec.name}-") as scratch:
-        objects = [f"{scratch}/{name}.o" for name, _, _ in units]
-        for (_, name, flags), compiled in zip(units, objects, strict=True):
-            source = str(spec.folder / name)
-            _run([*compiler, *_FLAGS, f"-I{_OPS}", *flags, "-c", source, "-o", compiled])
-        built = f"{scratch}/library.so"
-        _run([*compiler, *objects, *_link_flags(torch_folder / "lib"), "-o", built])
-        os.replace(built, target)
+def _build(library: Library, compiler: list[str], target: Path) -> None:
+    include = (f"-I{OPS_FOLDER}", *library.include())
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{library.name}-") as scratch:
+        objects = [f"{scratch}/{index}.o" for index in range(len(library.units))]
+        for unit, compiled in zip(library.units, objects, strict=True):
+            # Messages name no folder of this machine, for a library may go into a bundle.
+            private = f"-ffile-prefix-map={OPS_FOLDER}=ops"
+            flags = (*_FLAGS, private, *include, *unit.flags)
+            run_compiler([*compiler, *flags, "-c", str(unit.source), "-o", compiled])
+        linked = f"{scratch}/library.so"
+        run_compiler([*compiler, "-shared", *objects, *library.link, "-o", linked])
+        os.replace(linked, target)
 
 
-def _link_flags(lib: Path) -> list[str]:
-    flags = ["-shared", f"-L{lib}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{lib}"]
-    # Symbols of OpenMP come from the runtime that torch has loaded: native/parallel.hpp.
-    return [*flags, "-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else flags
-
-
-def _run(command: list[str]) -> str:
+def run_compiler(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])

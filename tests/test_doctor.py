@@ -48,6 +48,7 @@ def test_this_environment_has_all_that_is_needed() -> None:
         "onnx",
         "onnxscript",
         "ONNX Runtime",
+        "fused in ONNX Runtime",
         "CUDA GPU",
         "transformers",
     }
@@ -191,6 +192,33 @@ def test_a_compiler_without_its_standard_library_is_found_out(
     check = check_of("C++ compiler")
     assert check.status == "missing"
     assert "fatal error: vector: no such file" in check.found
+
+
+@pytest.fixture
+def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for ONNX Runtime's headers, without them, and an empty cache."""
+    monkeypatch.setenv("FUSEPORT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FUSEPORT_ONNXRUNTIME_HEADERS", str(tmp_path))
+    return tmp_path
+
+
+def test_without_onnxruntimes_headers_kernels_there_are_optional(headers: Path) -> None:
+    diagnosis = diagnose()
+    assert diagnosis.ok
+    check = check_of("fused in ONNX Runtime", diagnosis)
+    assert check.status == "missing"
+    assert f"FUSEPORT_ONNXRUNTIME_HEADERS names {headers}" in check.advice
+
+
+def test_with_the_headers_it_says_where_they_are(headers: Path) -> None:
+    (headers / "onnxruntime_c_api.h").touch()
+    check = check_of("fused in ONNX Runtime")
+    assert check.status == "ok"
+    assert f"headers in {headers}" in check.found
+
+
+def test_a_library_of_kernels_that_is_there_is_shown(fused_library: Path) -> None:
+    assert check_of("fused in ONNX Runtime").found.startswith(f"compiled: {fused_library.parent}")
 
 
 def test_native_code_switched_off_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

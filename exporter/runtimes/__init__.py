@@ -1,4 +1,5 @@
-"""Artifact → session. One file is one runtime, and the file's name is the runtime's.
+"""Artifact → session. One file is one runtime, and the file's name is the runtime's: `a__b.py` has
+`a+b`, which is `a` with something added.
 
 Sessions run in child processes (`_worker`), which load the artifact, run it and hand tensors back;
 the process that judges the results never loads an artifact itself. Modules with a leading
@@ -18,7 +19,9 @@ from fuseport.exporter.errors import UsageError
 __all__ = ["RUNTIMES", "Differentiable", "Runtime", "Session", "Unsupported", "get"]
 
 RUNTIMES = tuple(
-    module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+    module.name.replace("__", "+")
+    for module in pkgutil.iter_modules(__path__)
+    if not module.name.startswith("_")
 )
 """The names of all runtimes."""
 
@@ -28,7 +31,10 @@ class Unsupported(Exception):
 
 
 class Session(Protocol):
-    """An artifact, loaded."""
+    """An artifact, loaded.
+
+    One that hands tensors to another process may say what its last call took there: `seconds`.
+    """
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The program's outputs by name; `inputs` by name, in the program's order."""
@@ -77,4 +83,4 @@ def get(name: str) -> Runtime:
     """
     if name not in RUNTIMES:
         raise UsageError(f"{name} is not a runtime; there are: {', '.join(RUNTIMES)}")
-    return cast(Runtime, importlib.import_module(f"{__name__}.{name}"))
+    return cast(Runtime, importlib.import_module(f"{__name__}.{name.replace('+', '__')}"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fuseport.ops import build
+from fuseport.ops import build, ort
 from fuseport.ops.spec import OpSpec
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -43,7 +43,7 @@ class Compiler:
             f"if '-shared' in arguments:\n    shutil.copy({str(self.library)!r}, target)\n"
         )
         self.script.chmod(0o755)
-        build._version.cache_clear()
+        build.compiler_version.cache_clear()
 
     def links(self) -> int:
         return sum("-shared" in line for line in self.log.read_text().splitlines())
@@ -55,7 +55,7 @@ def compiler(spec: OpSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     stand_in = Compiler(tmp_path, library)
     monkeypatch.setenv("CXX", str(stand_in.script))
     monkeypatch.setenv("FUSEPORT_CACHE", str(tmp_path / "cache"))
-    build._version.cache_clear()
+    build.compiler_version.cache_clear()
     return stand_in
 
 
@@ -158,3 +158,109 @@ def test_the_library_needs_no_python(spec: OpSpec) -> None:
     libraries = [line for line in needed.splitlines() if "NEEDED" in line]
     assert any("libtorch_cpu" in line for line in libraries)
     assert not any("python" in line or "gomp" in line for line in libraries)
+
+
+def test_a_source_that_does_not_go_into_a_library_does_not_rebuild_it(spec: OpSpec) -> None:
+    for_torch, for_onnxruntime = build._for_torch(spec), ort._library([spec])
+    names = set(build._sources(for_torch)), set(build._sources(for_onnxruntime))
+    common = {"selective_scan/kernel.cpp", "selective_scan/forward.hpp", "native/vector.hpp"}
+    assert common <= names[0] & names[1]
+    assert {"selective_scan/torch.cpp", "native/parallel.hpp"} <= names[0] - names[1]
+    assert {"selective_scan/ort.cpp", "native/ort.cpp", "native/ort.hpp"} <= names[1] - names[0]
+
+
+@pytest.fixture
+def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with headers of ONNX Runtime, as far as looking for them tells."""
+    folder = tmp_path / "headers"
+    folder.mkdir()
+    (folder / "onnxruntime_c_api.h").touch()
+    monkeypatch.setenv(ort.HEADERS, str(folder))
+    return folder
+
+
+class TestForOnnxRuntime:
+    def test_it_is_built_once_from_the_headers_that_are_found(
+        self, spec: OpSpec, compiler: Compiler, headers: Path
+    ) -> None:
+        assert ort.status([spec]).state == "buildable"
+        path = ort.library([spec])
+        assert ort.status([spec]) == build.Status("built", str(path))
+        assert ort.library([spec]) == path
+        assert compiler.links() == 1
+        compiled = [line for line in compiler.log.read_text().splitlines() if " -c " in line]
+        assert all(f"-I{headers}" in line for line in compiled)
+        assert not any("torch" in line.replace("no-trapping", "") for line in compiled)
+
+    def test_an_op_without_a_binding_has_no_part_in_it(self, spec: OpSpec, tmp_path: Path) -> None:
+        other = type("Other", (), {"name": "other", "folder": tmp_path})()
+        assert ort._library([other]).units == ort._library([]).units
+        assert ort._library([spec, other]).units == ort._library([spec]).units
+
+    def test_once_built_it_needs_no_headers(
+        self, spec: OpSpec, compiler: Compiler, headers: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = ort.library([spec])
+        monkeypatch.setenv(ort.HEADERS, "nowhere")
+        assert ort.library([spec]) == path
+
+    def test_without_headers_it_says_how_to_get_them(
+        self, spec: OpSpec, compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(ort.HEADERS, raising=False)
+        monkeypatch.setattr(ort, "_folders", lambda: iter([tmp_path]))
+        with pytest.raises(build.BuildError, match="apt install libonnxruntime-dev") as caught:
+            ort.library([spec])
+        assert ort.HEADERS in str(caught.value)
+        assert "onnxruntime-linux-x64" in str(caught.value)
+        assert ort.status([spec]) == build.Status("unavailable", str(caught.value))
+
+    def test_without_a_compiler_it_says_so(
+        self, spec: OpSpec, compiler: Compiler, headers: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        assert "no-such-compiler" in ort.status([spec]).detail
+        with pytest.raises(build.BuildError, match="no-such-compiler"):
+            ort.library([spec])
+
+    def test_who_wants_no_native_code_gets_none(
+        self, spec: OpSpec, compiler: Compiler, headers: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FUSEPORT_NATIVE", "0")
+        assert ort.status([spec]).state == "unavailable"
+        with pytest.raises(build.BuildError, match="FUSEPORT_NATIVE=0"):
+            ort.library([spec])
+
+
+class TestHeaders:
+    def test_a_folder_that_is_named_is_the_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(ort.HEADERS, str(tmp_path))
+        with pytest.raises(build.BuildError, match=f"{ort.HEADERS} names .*no onnxruntime_c_api.h"):
+            ort.headers()
+        (tmp_path / "onnxruntime_c_api.h").touch()
+        assert ort.headers() == tmp_path.resolve()
+
+    def test_the_environments_own_are_found(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(ort.HEADERS, raising=False)
+        monkeypatch.setattr(sys, "prefix", str(tmp_path))
+        folder = tmp_path / "include/onnxruntime"
+        folder.mkdir(parents=True)
+        (folder / "onnxruntime_c_api.h").touch()
+        assert ort.headers() == folder
+
+    def test_those_that_pkg_config_knows_are_found(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        program = tmp_path / "pkg-config"
+        program.write_text(f"#!/bin/sh\necho '-I{tmp_path}/h -I/elsewhere'\n")
+        program.chmod(0o755)
+        (tmp_path / "h").mkdir()
+        (tmp_path / "h/onnxruntime_c_api.h").touch()
+        monkeypatch.delenv(ort.HEADERS, raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(sys, "prefix", str(tmp_path))
+        assert ort.headers() == tmp_path / "h"

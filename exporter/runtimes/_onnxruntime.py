@@ -1,0 +1,93 @@
+"""A session of ONNX Runtime on the CPU."""
+
+import ctypes
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseport.exporter.runtimes import Unsupported
+from fuseport.exporter.runtimes._numpy import to_array, to_tensor
+
+__all__ = ["PROVIDER", "OnnxRuntimeSession", "from_value", "missing", "to_value"]
+
+PROVIDER = "CPUExecutionProvider"
+_BFLOAT16 = 16  # in TensorProto.DataType; ONNX Runtime's arrays have no such type
+
+
+def missing() -> str | None:
+    """What to install, where the package is not there."""
+    if find_spec("onnxruntime") is None:
+        return "ONNX Runtime is not installed: pip install onnxruntime-gpu (or onnxruntime)"
+    return None
+
+
+class OnnxRuntimeSession:
+    """An `.onnx` file, loaded.
+
+    Args:
+        artifact: the file.
+        library: of custom ops, whose kernels take the place of function bodies; None for none.
+
+    Raises:
+        Unsupported: ONNX Runtime has no kernel for an operator and dtype in it.
+    """
+
+    def __init__(self, artifact: Path, library: Path | None = None) -> None:
+        import onnxruntime
+        from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if library is not None:
+            options.register_custom_ops_library(str(library))
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(artifact), options, providers=[PROVIDER]
+            )
+        except NoKernel as error:
+            raise Unsupported(f"no kernel: {str(error).splitlines()[0]}") from error
+        # ONNX Runtime falls back to another provider with no more than a warning.
+        providers = self._session.get_providers()
+        if providers[0] != PROVIDER:
+            raise RuntimeError(f"asked for {PROVIDER}, running on {providers[0]}")
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The program's outputs by name.
+
+        Raises:
+            Unsupported: a kernel refuses a dtype only now that it runs.
+        """
+        from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
+
+        values = {name: to_value(tensor) for name, tensor in inputs.items()}
+        try:
+            results = self._session.run_with_ort_values(self._outputs, values)
+        except RuntimeException as error:
+            if "data type is not supported" in str(error):
+                raise Unsupported(f"no kernel: {str(error).splitlines()[0]}") from error
+            raise
+        return {n: from_value(r) for n, r in zip(self._outputs, results, strict=True)}
+
+
+def to_value(tensor: Tensor) -> Any:
+    """An OrtValue with the tensor's values, of any dtype that ONNX Runtime has."""
+    from onnxruntime import OrtValue
+
+    array = to_array(tensor)
+    if tensor.dtype != torch.bfloat16:
+        return OrtValue.ortvalue_from_numpy(array)
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view("int16"), _BFLOAT16)
+
+
+def from_value(value: Any) -> Tensor:
+    """A tensor of its own with the values of an OrtValue on the CPU."""
+    if value.data_type() != "tensor(bfloat16)":
+        return to_tensor(value.numpy())
+    tensor = torch.empty(value.shape(), dtype=torch.bfloat16)
+    ctypes.memmove(tensor.data_ptr(), value.data_ptr(), tensor.nbytes)
+    return tensor

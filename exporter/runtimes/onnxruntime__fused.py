@@ -1,0 +1,86 @@
+"""ONNX Runtime on the CPU with the library of fused kernels, on the same `.onnx` files.
+
+ONNX Runtime would run a function body without a word where it did not take a kernel: each call
+counts what the library's kernels have done.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fuseport import ops
+from fuseport.exporter.runtimes import Unsupported, _onnxruntime
+from fuseport.exporter.runtimes._onnxruntime import PROVIDER, OnnxRuntimeSession
+from fuseport.ops import ort
+from fuseport.ops.build import BuildError
+
+__all__ = ["AUTOGRAD", "FORMAT", "PROVIDER", "load", "missing"]
+
+FORMAT = "onnx"
+AUTOGRAD = False
+
+
+def missing() -> str | None:
+    """What the library needs, where it is not built and cannot be; it is built here."""
+    if reason := _onnxruntime.missing():
+        return reason
+    try:
+        ops.onnxruntime_library()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
+    """A session on an `.onnx` file.
+
+    Raises:
+        Unsupported: there is no node in it that the library has a kernel for, or ONNX Runtime has
+            no kernel for another one.
+    """
+    library = ops.onnxruntime_library()
+    types = _op_types(artifact)
+    fused = sorted(op for op in types if ort.calls(library, op) is not None)
+    if not fused:
+        found = f"no fused kernel for {', '.join(sorted(types))}" if types else "nothing to fuse"
+        raise Unsupported(f"{found}: the runtime onnxruntime runs the same")
+    return _FusedSession(OnnxRuntimeSession(artifact, library), library, fused)
+
+
+class _FusedSession:
+    def __init__(self, session: OnnxRuntimeSession, library: Path, fused: Iterable[str]) -> None:
+        self._session = session
+        self._library = library
+        self._fused = tuple(fused)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        before = self._calls()
+        outputs = self._session.run(inputs)
+        idle = [op for op, calls in self._calls().items() if calls == before[op]]
+        if idle:
+            raise RuntimeError(f"the fused kernel did not run, but the body of {', '.join(idle)}")
+        return outputs
+
+    def _calls(self) -> dict[str, int | None]:
+        return {op: ort.calls(self._library, op) for op in self._fused}
+
+
+def _op_types(artifact: Path) -> set[str]:
+    """The types of nodes of the domain of fused ops in a model, whatever graph they are in."""
+    import onnx
+
+    model = onnx.load(artifact, load_external_data=False)
+    # The bodies of fused ops themselves are what is not to run.
+    others = [f for f in model.functions if f.domain != ort.DOMAIN]
+    found = [*_nodes(model.graph.node), *(n for f in others for n in _nodes(f.node))]
+    return {node.op_type for node in found if node.domain == ort.DOMAIN}
+
+
+def _nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph.node)
