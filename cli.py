@@ -48,6 +48,13 @@ Exit codes: 0 pass, 1 mismatch, 2 usage, 3 refused as unsafe, 4 unreadable or co
 5 something needed is missing, 6 a runtime crashed, 7 reading or writing failed, 8 export failed.
 """
 
+_BENCH = """\b
+Examples:
+  fuseport bench bundle/
+  fuseport bench bundle/ --size length=1024,batch=1 --program forward --json bench.json
+  fuseport bench bundle/ --runtime onnxruntime --runtime onnxruntime+fused
+"""
+
 _DOCTOR = """\b
 Example:
   fuseport doctor
@@ -115,7 +122,13 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     metavar="NAME:[DIM,…]",
     help="Inputs of your own model, once for each; names are dynamic dimensions.",
 )
-@click.option("--format", "format_", multiple=True, metavar="NAME", help="Default: all formats.")
+@click.option(
+    "--format",
+    "format_",
+    multiple=True,
+    metavar="NAME",
+    help="If absent, all but aot_inductor, which takes minutes; `all` for really all.",
+)
 @click.option(
     "--program", multiple=True, metavar="NAME", help="forward or gradient; both if absent."
 )
@@ -146,8 +159,7 @@ def export(
             output,
             model=model,
             inputs=parse_inputs(input_shapes) or None,
-            format=[_one_of(name, formats.FORMATS, "format") for name in format_]
-            or formats.FORMATS,
+            format=_formats(format_, formats.FORMATS) or None,
             programs=[_one_of(name, api.PROGRAMS, "program") for name in program] or api.PROGRAMS,
             opset=formats.DEFAULT_OPSET if opset is None else opset,
             dtype=dtype,
@@ -161,7 +173,7 @@ def export(
     count = manifest["parameters"]["count"]
     click.echo(f"{manifest['architecture']['name']}, {count:,} parameters → {output}/")
     for name, entry in manifest["files"].items():
-        if "/" not in name:
+        if not name.startswith("samples/"):
             click.echo(f"  {name:<22} {_size(entry['bytes']):>10}")
     click.echo(f"Next: fuseport verify {output}")
 
@@ -189,6 +201,12 @@ def export(
     "--timeout", type=float, default=900.0, show_default=True, help="Seconds for one job."
 )
 @click.option("--memory", type=float, help="GiB that a runtime's process may take.")
+@click.option(
+    "--trust-native",
+    multiple=True,
+    metavar="SHA256",
+    help="Of a manifest or file whose machine code may be loaded, from now on.",
+)
 @click.option("--strict", is_flag=True, help="Count what is unsupported as a mismatch.")
 def verify(
     bundle: Path,
@@ -201,6 +219,7 @@ def verify(
     rtol: float | None,
     timeout: float,
     memory: float | None,
+    trust_native: tuple[str, ...],
     strict: bool,
 ) -> None:
     """Compare the artifacts of BUNDLE with its model: outputs and gradients."""
@@ -219,6 +238,7 @@ def verify(
             model=model,
             tolerance=Tolerance(atol or 0.0, rtol or 0.0) if given else None,
             limits=Limits(timeout, None if memory is None else int(memory * 2**30)),
+            trust_native=trust_native,
             progress=progress,
         )
     printed = json_ is not None and str(json_) == "-"
@@ -229,6 +249,60 @@ def verify(
     else:
         _print_report(report)
     sys.exit(report.exit_code(strict=strict))
+
+
+@main.command(epilog=_BENCH)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--runtime", multiple=True, metavar="NAME", help="Default: all that are installed.")
+@click.option("--program", metavar="NAME", help="forward or gradient; both if absent.")
+@click.option(
+    "--size",
+    multiple=True,
+    metavar="DIM=N,…",
+    help="Of dynamic dimensions; several times for several points. Default: the bundle's cases.",
+)
+@click.option("--model", metavar="MODULE:CALLABLE", help="Your own code that builds the model.")
+@click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1), help="Turns.")
+@click.option(
+    "--json", "json_", type=click.Path(path_type=Path), help="Write the result; - prints it."
+)
+@click.option(
+    "--timeout", type=float, default=900.0, show_default=True, help="Seconds for one turn."
+)
+def bench(
+    bundle: Path,
+    runtime: tuple[str, ...],
+    program: str | None,
+    size: tuple[str, ...],
+    model: str | None,
+    rounds: int,
+    json_: Path | None,
+    timeout: float,
+) -> None:
+    """Time the artifacts of BUNDLE in every runtime, in turns with the model in eager."""
+    with _progress() as progress:
+        progress("loading torch")
+        from fuseport.exporter import api
+        from fuseport.exporter.child import Limits
+
+        result = api.bench(
+            bundle,
+            runtime=runtime or None,
+            program=None if program is None else _one_of(program, api.PROGRAMS, "program"),
+            sizes=[_sizes(text) for text in size],
+            model=model,
+            rounds=rounds,
+            limits=Limits(timeout),
+            progress=progress,
+        )
+    printed = json_ is not None and str(json_) == "-"
+    if json_ is not None and not printed:
+        json_.write_text(result.to_json() + "\n", encoding="utf-8")
+    if printed:
+        click.echo(result.to_json())
+    else:
+        _print_bench(result)
+    sys.exit(result.exit_code())
 
 
 @main.command(epilog=_DOCTOR)
@@ -247,10 +321,7 @@ def doctor(json_: bool) -> None:
 
 
 def _print_report(report: Any) -> None:
-    from rich.console import Console
-
-    # A pipe has no width: CI logs are wide, and a folded table is hard to read.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = _console()
     console.print(report.table())
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
@@ -261,6 +332,35 @@ def _print_report(report: Any) -> None:
         console.print(f"… and {len(failures) - _LISTED} more: --json has all of them")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in report.summary.items() if count)
     console.print(f"{counts or 'nothing compared'} in {report.seconds:.0f} s", markup=False)
+
+
+def _print_bench(result: Any) -> None:
+    console = _console()
+    console.print(result.table())
+    for line in result.reasons():
+        console.print(line, markup=False)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    # A pipe has no width: CI logs are wide, and a folded table is hard to read.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """`length=1024,batch=2` as numbers by dimension."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if not name or not number.isdecimal() or int(number) < 1:
+            raise UsageError(f"--size {text}: write DIM=N,DIM=N with numbers from 1 up")
+        sizes[name.strip()] = int(number)
+    return sizes
+
+
+def _formats(names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    return known if "all" in names else tuple(_one_of(n, (*known, "all"), "format") for n in names)
 
 
 def _one_of(name: str, known: Any, what: str) -> Any:

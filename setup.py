@@ -26,9 +26,10 @@ setup(
     # `fuseport` itself is not listed as a package: that would put setup.py into the wheel.
     py_modules=[f"{NAME}.__init__", f"{NAME}.cli"],
     package_dir={NAME: ".", **{f"{NAME}.{root}": root for root in ROOTS}},
-    # `native` is no package, since there is no Python in it.
+    # `native` and `host` are no packages, since there is no Python in them.
     package_data={
         "": ["*.cpp", "*.hpp", "*.h", "*.cuh"],
+        f"{NAME}.exporter.runtimes": ["host/**"],
         f"{NAME}.ops": ["native/**"],
     },
 )

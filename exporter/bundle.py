@@ -23,7 +23,16 @@ from safetensors import SafetensorError
 
 from fuseport.exporter.errors import CorruptInput, Missing, StorageError, UsageError
 
-__all__ = ["MANIFEST", "SCHEMA", "WEIGHTS", "Bundle", "check_target", "open_bundle", "staged"]
+__all__ = [
+    "MANIFEST",
+    "SCHEMA",
+    "WEIGHTS",
+    "Bundle",
+    "check_target",
+    "hash_file",
+    "open_bundle",
+    "staged",
+]
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
@@ -154,7 +163,10 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 def _inventory(folder: Path) -> dict[str, dict[str, Any]]:
     return {
-        path.relative_to(folder).as_posix(): {"sha256": _hash(path), "bytes": path.stat().st_size}
+        path.relative_to(folder).as_posix(): {
+            "sha256": hash_file(path),
+            "bytes": path.stat().st_size,
+        }
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -175,14 +187,19 @@ def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
             raise CorruptInput(f"{path}: is not part of the bundle; take it out, or export again")
         # Only a regular file is read: a pipe would never end.
         is_file = path.is_file() and not path.is_symlink()
-        if not is_file or _hash(path) != files[name]["sha256"]:
+        if not is_file or hash_file(path) != files[name]["sha256"]:
             raise CorruptInput(
                 f"{path}: changed since the export; to verify a changed copy, keep it outside the "
                 "bundle and give it by --artifact"
             )
 
 
-def _hash(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

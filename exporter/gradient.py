@@ -116,7 +116,9 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
     # dispatcher, since some derivatives (of padding, for one) have symbolic forms only there. The
     # fused attention of each device has a backward of its own; the plain form runs anywhere.
     mode = next(iter(fakes.values())).fake_mode
-    arguments = [*fakes.values(), *(torch.empty_like(r) for r in results if r.is_floating_point())]
+    # Cotangents are contiguous, whatever their outputs are: AOTInductor takes strides for given.
+    seeds = (_empty(result) for result in results if result.is_floating_point())
+    arguments = [*fakes.values(), *seeds]
     with (
         mode,
         enable_python_dispatcher(),
@@ -235,3 +237,7 @@ def _placeholder_names(forward: Program) -> list[str]:
 
 def _contiguous(tensor: Tensor) -> Tensor:
     return torch.clone(tensor, memory_format=torch.contiguous_format)
+
+
+def _empty(like: Tensor) -> Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)

@@ -216,7 +216,7 @@ def test_every_format_computes_what_eager_does(kind: type[nn.Module], tmp_path: 
     programs = programs_of(module, specs)
     artifacts = {}
     for program in programs:
-        for name in formats.FORMATS:
+        for name in formats.default():
             writer = formats.get(name)
             file = tmp_path / f"{program.kind}{writer.SUFFIX}"
             writer.write(program, file, formats.Options(tmp_path / "weights.safetensors"))
@@ -224,7 +224,7 @@ def test_every_format_computes_what_eager_does(kind: type[nn.Module], tmp_path: 
     for sizes in (SIZES, *held_out):
         inputs = inputs_of(specs, sizes)
         cotangents, outputs, gradients = expected_of(module, inputs)
-        for name in formats.FORMATS:
+        for name in formats.default():
             assert_same(artifacts["forward", name](inputs), outputs, 1e-4)
             got = artifacts["gradient", name]({**inputs, **cotangents})
             assert_same(got, outputs | gradients, 1e-4)
@@ -306,7 +306,7 @@ def digests(folder: Path) -> dict[str, str]:
     module = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 3))
     found = {}
     for program in programs_of(module, SEQUENCE):
-        for name in formats.FORMATS:
+        for name in formats.default():
             writer = formats.get(name)
             file = folder / f"{program.kind}{writer.SUFFIX}"
             writer.write(program, file, formats.Options(folder / "weights.safetensors"))
@@ -379,7 +379,9 @@ def test_torchscript_has_no_form_of_a_branch(tmp_path: Path) -> None:
 
 
 def test_a_name_of_no_format_is_usage() -> None:
-    with pytest.raises(UsageError, match="there are: exported_program, onnx, torchscript"):
+    with pytest.raises(
+        UsageError, match="there are: aot_inductor, exported_program, onnx, torchscript"
+    ):
         formats.get("tensorflow")
 
 

@@ -11,19 +11,21 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from fuseport.exporter import runtimes
+from fuseport.exporter import formats, runtimes
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.runtimes import RUNTIMES, Unsupported
 from fuseport.exporter.runtimes._layouts import LAYOUTS, lay_out
 from fuseport.exporter.runtimes._numpy import to_array, to_tensor
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 
-FORMATS = {"torchscript": ".pt", "onnx": ".onnx", "exported_program": ".pt2"}
+# Those of files that an export writes unasked; tests/test_aot_inductor.py has the others.
+DEFAULT = [name for name in RUNTIMES if runtimes.get(name).FORMAT in (None, *formats.default())]
 
 
-def test_there_are_the_five() -> None:
+def test_there_are_the_eight() -> None:
     assert set(RUNTIMES) >= {
-        *("eager", "torchscript", "exported_program", "onnxruntime", "onnx_reference")
+        *("eager", "torchscript", "libtorch", "exported_program", "onnxruntime", "onnx_reference"),
+        *("aot_inductor", "aot_inductor_cpp"),
     }
     with pytest.raises(UsageError, match="onnxruntime"):
         runtimes.get("tensorrt")
@@ -32,14 +34,15 @@ def test_there_are_the_five() -> None:
 @pytest.mark.parametrize(
     ("name", "program"),
     # The model itself has no gradient program.
-    [(name, "forward") for name in RUNTIMES]
-    + [(name, "gradient") for name in RUNTIMES if runtimes.get(name).FORMAT is not None],
+    [(name, "forward") for name in DEFAULT]
+    + [(name, "gradient") for name in DEFAULT if runtimes.get(name).FORMAT is not None],
 )
 def test_outputs_have_the_names_of_the_manifest(
     name: str, program: str, lightning_bundle: Path
 ) -> None:
     runtime = runtimes.get(name)
-    assert runtime.missing() is None
+    if reason := runtime.missing():  # headers or a compiler: CI has them
+        pytest.skip(reason)
     manifest = json.loads((lightning_bundle / "manifest.json").read_text())
     spec: dict[str, Any] = manifest["programs"][program]
     if runtime.FORMAT is None:
@@ -48,7 +51,9 @@ def test_outputs_have_the_names_of_the_manifest(
             {**spec, "architecture": manifest["architecture"], "code": None},
         )
     else:
-        session = runtime.load(lightning_bundle / f"{program}{FORMATS[runtime.FORMAT]}", spec)
+        session = runtime.load(
+            lightning_bundle / f"{program}{formats.get(runtime.FORMAT).SUFFIX}", spec
+        )
     sizes = {"batch": 1, "length": 3}
     inputs: dict[str, torch.Tensor] = {}
     for entry in spec["inputs"]:

@@ -1,19 +1,20 @@
 """Program → artifact. One file is one format, and the file's name is the format's.
 
-A format has a `SUFFIX` and `write(program, path, options)`, which raises ExportFailed for what it
-cannot say. Modules with a leading underscore are parts of formats.
+A format has `SUFFIX`, `DEFAULT` and `write(program, path, options)`, which raises ExportFailed for
+what it cannot say. Modules with a leading underscore are parts of formats.
 """
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.program import Program
 
-__all__ = ["DEFAULT_OPSET", "FORMATS", "OPSETS", "Format", "Options", "get"]
+__all__ = ["DEFAULT_OPSET", "FORMATS", "OPSETS", "Format", "Options", "default", "get", "of_file"]
 
 OPSETS = range(18, 24)
 DEFAULT_OPSET = 20
@@ -41,9 +42,18 @@ class Format(Protocol):
     """What a module here implements."""
 
     SUFFIX: str
+    """Of its files; a longer one that fits goes before a shorter one."""
 
-    def write(self, program: Program, path: Path, options: Options) -> None:
-        """Write `program` to a new file at `path`."""
+    DEFAULT: bool
+    """Whether an export writes it unasked."""
+
+    def write(self, program: Program, path: Path, options: Options) -> Mapping[str, Any]:
+        """Write `program` to a new file at `path`; says what the manifest notes of it."""
+
+
+def default() -> tuple[str, ...]:
+    """The names of the formats that an export writes unasked."""
+    return tuple(name for name in FORMATS if get(name).DEFAULT)
 
 
 def get(name: str) -> Format:
@@ -55,3 +65,16 @@ def get(name: str) -> Format:
     if name not in FORMATS:
         raise UsageError(f"{name} is not a format; there are: {', '.join(FORMATS)}")
     return cast(Format, importlib.import_module(f"{__name__}.{name}"))
+
+
+def of_file(name: str) -> str:
+    """The format of a file of that name.
+
+    Raises:
+        UsageError: no format has its suffix.
+    """
+    suffixes = {get(format_name).SUFFIX: format_name for format_name in FORMATS}
+    for suffix in sorted(suffixes, key=len, reverse=True):
+        if name.endswith(suffix):
+            return suffixes[suffix]
+    raise UsageError(f"{name}: no format has its suffix; there are {', '.join(suffixes)}")

@@ -1,6 +1,7 @@
 """Program → exported program, the `.pt2` that `torch.export.load` opens."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -8,12 +9,13 @@ from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.program import Program, one_line
 
-__all__ = ["SUFFIX", "write"]
+__all__ = ["DEFAULT", "SUFFIX", "write"]
 
 SUFFIX = ".pt2"
+DEFAULT = True
 
 
-def write(program: Program, path: Path, options: Options) -> None:
+def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     """Write `program` as `torch.export.save` does; the ops must be registered to load it again.
 
     `torch.export.load(path).module()` takes the inputs by position. It returns the one output as it
@@ -31,3 +33,4 @@ def write(program: Program, path: Path, options: Options) -> None:
         raise ExportFailed(
             f"the {program.kind} program cannot be serialised: {one_line(error)}"
         ) from error
+    return {}

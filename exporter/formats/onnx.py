@@ -33,16 +33,17 @@ from fuseport.exporter.formats._lowering import Table, lowered
 from fuseport.exporter.program import Program, one_line
 from fuseport.ops import OPS
 
-__all__ = ["EMBED_LIMIT", "SUFFIX", "write"]
+__all__ = ["DEFAULT", "EMBED_LIMIT", "SUFFIX", "write"]
 
 SUFFIX = ".onnx"
+DEFAULT = True
 
 # Above this size the file points into the bundle's weights; below it, it holds them, and is whole
 # by itself. Protocol buffers end at 2 GB.
 EMBED_LIMIT = 64 * 2**20
 
 
-def write(program: Program, path: Path, options: Options) -> None:
+def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     """Write `program` as an ONNX file, checked by onnx's own checker.
 
     Where the weights are larger than `EMBED_LIMIT`, the file refers to `options.weights` as
@@ -66,6 +67,7 @@ def write(program: Program, path: Path, options: Options) -> None:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportFailed(f"ONNX's checker refuses {path.name}: {one_line(error)}") from error
+    return {"opset": options.opset}
 
 
 def _translate(program: Program, opset: int) -> ir.Model:

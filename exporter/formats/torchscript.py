@@ -21,9 +21,10 @@ from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.program import Program, module_tree, one_line
 
-__all__ = ["SUFFIX", "source", "write"]
+__all__ = ["DEFAULT", "SUFFIX", "source", "write"]
 
 SUFFIX = ".pt"
+DEFAULT = True
 
 # Operators on sizes, as templates over their arguments.
 _SIZE_OPERATORS: dict[Any, str] = {
@@ -65,7 +66,7 @@ _ASSERTIONS = {
 }
 
 
-def write(program: Program, path: Path, options: Options) -> None:
+def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     """Write `program` as a TorchScript archive that C++ libtorch and `torch.jit.load` open.
 
     `forward` takes the program's inputs in order. It returns the one output as it is, several as a
@@ -88,6 +89,7 @@ def write(program: Program, path: Path, options: Options) -> None:
                 f"TorchScript refuses the {program.kind} program: {one_line(error)}"
             ) from error
         scripted.save(str(path))
+    return {}
 
 
 @contextmanager

@@ -1,9 +1,12 @@
 """Memory layouts that a case hands its tensors over in; the values are the same in all of them."""
 
+from collections import Counter
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-__all__ = ["LAYOUTS", "lay_out"]
+__all__ = ["LAYOUTS", "apart", "lay_out"]
 
 LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
 
@@ -31,3 +34,12 @@ def lay_out(tensor: Tensor, layout: str) -> Tensor:
         row = tensor[(0,) * (tensor.dim() - 1)]
         return row.expand(tensor.shape)
     return tensor
+
+
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, no two of them sharing memory: safetensors files do not allow that."""
+    storages = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
+    return {
+        name: t.clone() if storages[t.untyped_storage().data_ptr()] > 1 else t
+        for name, t in tensors.items()
+    }

@@ -12,8 +12,8 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -25,17 +25,19 @@ from torch import Tensor
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.runtimes import Session, Unsupported
-from fuseport.exporter.runtimes._layouts import lay_out
+from fuseport.exporter.runtimes._layouts import apart, lay_out
 
-__all__ = ["main"]
+__all__ = ["die_with", "failure", "main", "standard_input", "write"]
 
 
 def main(request_file: str) -> None:
     """Do all jobs of a request."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
-    _die_with(request["parent"])
-    allowed = _standard_input()
+    die_with(request["parent"])
+    allowed = standard_input()
     folder = Path(request["folder"])
+    # What a runtime unpacks goes with the folder, even if this process is killed.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     sessions: dict[str, Session | dict[str, Any]] = {}
     for job in request["jobs"]:
         if not allowed.readline():
@@ -47,10 +49,10 @@ def main(request_file: str) -> None:
         (folder / f"{job['id']}.loaded").touch()
         session = sessions[job["artifact"]]
         answer = session if isinstance(session, dict) else _run(session, job, folder)
-        _write(folder / f"{job['id']}.json", {**answer, "token": request["token"]})
+        write(folder / f"{job['id']}.json", {**answer, "token": request["token"]})
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """End when the parent does, even if it is killed."""
     if sys.platform == "linux":
         set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -59,7 +61,7 @@ def _die_with(parent: int) -> None:
         sys.exit("the parent is gone")
 
 
-def _standard_input() -> IO[bytes]:
+def standard_input() -> IO[bytes]:
     """Standard input for this file alone; whatever else reads it finds it empty."""
     own = os.fdopen(os.dup(0), "rb", buffering=0)
     empty = os.open(os.devnull, os.O_RDONLY)
@@ -72,7 +74,7 @@ def _load(job: Mapping[str, Any]) -> Session | dict[str, Any]:
     try:
         return runtimes.get(job["runtime"]).load(Path(job["artifact"]), job["program"])
     except Exception as error:  # whatever a runtime raises becomes a row of the report
-        return _failure("cannot load the artifact", error)
+        return failure("cannot load the artifact", error)
 
 
 def _run(session: Session, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -86,15 +88,15 @@ def _run(session: Session, job: Mapping[str, Any], folder: Path) -> dict[str, An
                 named = {f"cotangent_{name}": tensor for name, tensor in cotangents.items()}
                 results = session.run({**inputs, **named})
         except Exception as error:  # as above
-            return _failure(f"call {call} failed", error)
+            return failure(f"call {call} failed", error)
         found = {name: t.detach().contiguous() for name, t in results.items() if t is not None}
         del results
         # On disk, so that later results of a large model do not lie in memory beside the first.
         if call == 1 or not _same(folder / f"{job['id']}.1.safetensors", found):
             try:
-                save_file(_apart(found), folder / f"{job['id']}.{call}.safetensors")
+                save_file(apart(found), folder / f"{job['id']}.{call}.safetensors")
             except Exception as error:  # no room, or a dtype that the file format lacks
-                return _failure(f"what call {call} gave cannot be written", error)
+                return failure(f"what call {call} gave cannot be written", error)
             calls.append(call)
         del found
     given, seeds = _passed(job)
@@ -118,15 +120,6 @@ def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[
     return [n for n in before if not torch.equal(_bits(before[n]), _bits(after[n]))]
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, no two of them sharing memory: the file format does not allow that."""
-    storages = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
-    return {
-        name: t.clone() if storages[t.untyped_storage().data_ptr()] > 1 else t
-        for name, t in tensors.items()
-    }
-
-
 def _same(first: Path, found: Mapping[str, Tensor]) -> bool:
     with safe_open(first, "pt") as file:
         if set(file.keys()) != set(found):
@@ -146,7 +139,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8) if flat.numel() else flat
 
 
-def _failure(what: str, error: Exception) -> dict[str, Any]:
+def failure(what: str, error: Exception) -> dict[str, Any]:
     traceback.print_exc()
     status = "unsupported" if isinstance(error, Unsupported) else "error"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -154,7 +147,7 @@ def _failure(what: str, error: Exception) -> dict[str, Any]:
     return {"status": status, "reason": str(error) if status == "unsupported" else reason}
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def write(path: Path, content: Mapping[str, Any]) -> None:
     """In one step, so that a result is there whole or not at all."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(content), encoding="utf-8")

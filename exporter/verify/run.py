@@ -15,7 +15,7 @@ from typing import Any, Literal
 from safetensors import safe_open
 from torch import Tensor
 
-from fuseport.exporter.verify.child import Child, Limits
+from fuseport.exporter.child import Child, Limits
 from fuseport.exporter.verify.plan import REPEATS, Job
 from fuseport.exporter.verify.sample import Sample
 

@@ -19,7 +19,7 @@ from fuseport.exporter.verify.rows import judged, repeated, whole
 from fuseport.exporter.verify.run import Limits, execute
 from fuseport.exporter.verify.sample import Sample, read_all
 
-__all__ = ["Subject", "prepare", "whole"]
+__all__ = ["Subject", "prepare", "programs_of", "whole"]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def prepare(
     return Subject(
         bundle,
         {s.case.name: s for s in samples if s.refused is None},
-        _programs(manifest, code),
+        programs_of(manifest, code),
         rebuilt,
         tuple(rows),
         tuple(notes),
@@ -146,7 +146,8 @@ def _give_back() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def _programs(manifest: Mapping[str, Any], code: str | None) -> dict[str, dict[str, Any]]:
+def programs_of(manifest: Mapping[str, Any], code: str | None) -> dict[str, dict[str, Any]]:
+    """By kind, what a runtime is told of a program; see `runtimes.Runtime.load`."""
     model = {"architecture": manifest["architecture"], "code": code}
     return {kind: {**program, **model} for kind, program in manifest["programs"].items()}
 
@@ -157,13 +158,7 @@ def _recognised(
     """Format and program of a file made elsewhere."""
     if not artifact.is_file():
         raise UsageError(f"{artifact}: there is no such file")
-    suffixes = {formats.get(name).SUFFIX: name for name in formats.FORMATS}
-    if artifact.suffix not in suffixes:
-        raise UsageError(
-            f"{artifact}: no format has the suffix {artifact.suffix or '(none)'}; "
-            f"there are {', '.join(suffixes)}"
-        )
-    format_name = suffixes[artifact.suffix]
+    format_name = formats.of_file(artifact.name)
     if program is None:
         program = _program_of_onnx(artifact) if format_name == "onnx" else None
         program = program or ("gradient" if "gradient" in artifact.name else "forward")

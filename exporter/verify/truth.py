@@ -19,6 +19,7 @@ from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
 from fuseport.exporter.models.model import example
 from fuseport.exporter.program import named_outputs, one_line
+from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.verify import baseline
 from fuseport.exporter.verify.compare import Expected
@@ -76,7 +77,7 @@ def _sample(
     passed |= {f"cotangent/{name}": t for name, t in cotangents.items()}
     exact = _exact(model, wide, inputs, cotangents)
     none = tuple(name for name, tensor in exact.items() if tensor is None)
-    kept = {f"truth/{n}": t.contiguous() for n, t in exact.items() if t is not None}
+    kept = apart({f"truth/{n}": t.contiguous() for n, t in exact.items() if t is not None})
     # From here on the truth is read from disk, so that memory has it once and then not at all.
     del exact
     _save(passed | kept, file)

@@ -31,7 +31,7 @@ def export(model: models.Model, folder: Path) -> tuple[float, dict[str, int]]:
     begin = time.perf_counter()
     counts = {}
     for program in capture(model, PROGRAMS, seed=0):
-        for name in formats.FORMATS:
+        for name in formats.default():
             writer = formats.get(name)
             path = folder / f"{program.kind}{writer.SUFFIX}"
             writer.write(program, path, formats.Options(folder / "weights.safetensors"))

@@ -1,0 +1,166 @@
+"""Program → AOTInductor package: C++ code that Inductor writes, compiled here, weights included.
+
+A package runs without the model's code and without Python, on machines like this one: the same
+version of torch and system, and a processor with the same instruction sets. It takes the strides of
+its inputs for known: they must be contiguous.
+"""
+
+import copy
+import json
+import mmap
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+import torch
+from filelock import FileLock
+from torch import fx
+
+from fuseport.exporter import machine
+from fuseport.exporter.errors import ExportFailed, Missing
+from fuseport.exporter.formats import Options
+from fuseport.exporter.program import Program, one_line
+from fuseport.ops import build
+
+__all__ = ["BOUND", "DEFAULT", "SUFFIX", "write"]
+
+SUFFIX = ".aoti.pt2"
+DEFAULT = False
+
+# The key in a package's metadata under which it says what machine it is for.
+BOUND = "fuseport"
+
+_AVX2 = ("avx2", "f16c", "fma3")
+
+
+def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
+    """Compile `program` and write it as a package that `torch._inductor.aoti_load_package` opens.
+
+    Inputs and outputs are those of the program, by position in C++; in Python the package returns
+    several outputs as a dictionary by name. On x86-64 with AVX2 the code needs AVX2 and no more.
+
+    Raises:
+        ExportFailed: Inductor or the compiler refuses the program.
+        Missing: there is no compiler that Inductor can use.
+    """
+    del options
+    config, bound = _config(_compiler())
+    exported = copy.copy(program.exported)
+    exported.example_inputs = (_examples(program), {})
+    with _work_folder() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, on its own code
+        from torch._inductor import aot_compile
+        from torch._inductor.package.package import package_aoti
+
+        try:
+            module = exported.module(check_guards=False)
+            assert isinstance(module, fx.GraphModule)
+            found = aot_compile(module, *exported.example_inputs, options=config)
+            assert isinstance(found, list)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # Inductor raises errors of many unrelated types
+            raise ExportFailed(
+                f"AOTInductor refuses the {program.kind} program: {one_line(error)}"
+            ) from error
+        # The sources are not needed any more, and name folders of this machine.
+        files = [file for file in found if not str(file).endswith(".cpp")]
+        for library in (Path(str(file)) for file in files if str(file).endswith(".so")):
+            _blank(library, [folder, Path(torch.__file__).parent])
+        package_aoti(str(path), files)
+    return {"compiled_for": bound}
+
+
+def _compiler() -> str:
+    try:
+        command = build.compiler_command()
+    except build.BuildError as error:
+        raise Missing(f"aot_inductor: {error}") from error
+    if len(command) > 1:
+        raise Missing(f"aot_inductor: Inductor takes a program alone, not CXX='{join(command)}'")
+    return command[0]
+
+
+def _config(compiler: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inductor's options, and what the code is bound to."""
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    features = machine.cpu_features()
+    portable: dict[str, Any] = {}
+    if "cpp.march" in known and set(_AVX2) <= set(features):
+        # Inductor's own choice is -march=native, of a width that not all processors have.
+        portable = {"cpp.march": "", "cpp.simdlen": 256}
+        features = _AVX2
+    bound = {**machine.here(), "cpu": list(features)}
+    wanted = {
+        **portable,
+        "aot_inductor.package": True,
+        "aot_inductor.metadata": {BOUND: json.dumps(bound)},
+        "aot_inductor.precompile_headers": False,  # they would stay in the temporary folder
+        "aot_inductor.enable_line_tables": False,
+        "compile_threads": 1,  # no pool of processes that outlives the export
+        "cpp.cxx": (None, compiler),
+        "cpp.dynamic_threads": True,  # as many as where it runs, not as here
+        "force_disable_caches": True,
+    }
+    return {name: value for name, value in wanted.items() if name in known}, bound
+
+
+def _examples(program: Program) -> tuple[torch.Tensor, ...]:
+    """Inputs of the sizes of the capture; Inductor compiles for all sizes, and runs nothing."""
+    nodes = {node.name: node for node in program.exported.graph.nodes}
+    values = [nodes[str(n)].meta["val"] for n in program.exported.graph_signature.user_inputs]
+    assert all(value.is_contiguous() for value in values), "callers pass contiguous inputs"
+    return tuple(
+        torch.zeros([_hint(size) for size in value.shape], dtype=value.dtype) for value in values
+    )
+
+
+def _hint(size: Any) -> int:
+    return int(size) if isinstance(size, int) else int(size.node.hint)
+
+
+@contextmanager
+def _work_folder() -> Iterator[Path]:
+    """A folder for all that Inductor and the compiler write, gone afterwards.
+
+    It is always the same one, since the code that Inductor writes holds its name, and one program
+    should give the same bytes each time.
+    """
+    from torch._inductor.utils import clear_caches
+
+    parent = build.cache_folder()
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = parent / "inductor"
+    with FileLock(parent / "inductor.lock"):
+        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed
+        folder.mkdir()
+        before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+        clear_caches()
+        try:
+            yield folder
+        finally:
+            clear_caches()
+            if before is None:
+                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+            else:
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _blank(library: Path, folders: list[Path]) -> None:
+    """Overwrite what messages in a library say of where it was compiled, in place."""
+    with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        for folder in folders:
+            name = os.fsencode(folder)
+            position = content.find(name)
+            while position >= 0:
+                content[position : position + len(name)] = b"/" * len(name)
+                position = content.find(name, position)

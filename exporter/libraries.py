@@ -1,0 +1,84 @@
+"""The native libraries of ops that travel in a bundle, so that C++ programs run its artifacts."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fuseport.exporter import machine, trust
+from fuseport.exporter.bundle import MANIFEST
+from fuseport.ops import OPS, build
+from fuseport.ops.spec import OpSpec
+
+__all__ = ["FOLDER", "find", "pack"]
+
+FOLDER = "ops"
+
+
+def pack(manifest: Mapping[str, Any], folder: Path) -> tuple[list[dict[str, str]], list[str]]:
+    """Copy the library of each op that the programs use to `ops/<op>.so` in the bundle.
+
+    Args:
+        manifest: of the bundle; its `ops` are the operators in use.
+        folder: of the bundle.
+
+    Returns:
+        What the manifest says of them under `libraries`, and a note on each that cannot be built.
+    """
+    entries: list[dict[str, str]] = []
+    notes: list[str] = []
+    for spec in _used(manifest):
+        try:
+            library = _own(spec)
+        except build.BuildError as error:
+            notes.append(
+                f"no library of {spec.name} is in the bundle, which C++ programs need: {error}"
+            )
+            continue
+        (folder / FOLDER).mkdir(exist_ok=True)
+        file = f"{FOLDER}/{spec.name}.so"
+        shutil.copyfile(library, folder / file)
+        entries.append({"op": spec.name, "file": file, **machine.here()})
+    return entries, notes
+
+
+def find(artifact: Path) -> list[Path]:
+    """The libraries that an artifact needs, to be loaded before it.
+
+    They are the bundle's own, where the user trusts it and it was exported for this system, machine
+    and version of torch; else those of this machine, which are built if they are not in the cache.
+    For a file outside a bundle these are the libraries of all ops.
+
+    Raises:
+        BuildError: one is needed from this machine, and cannot be built.
+    """
+    try:
+        content = (artifact.parent / MANIFEST).read_bytes()
+        manifest = json.loads(content)
+        listed = {entry["file"] for entry in manifest["artifacts"]}
+    except (OSError, ValueError, TypeError, KeyError):
+        listed = set()
+    if artifact.name not in listed:
+        return [_own(spec) for spec in OPS.values()]
+    trusted = trust.is_trusted(hashlib.sha256(content).hexdigest())
+    bundled = {
+        entry["op"]: artifact.parent / entry["file"]
+        for entry in manifest.get("libraries", ())
+        if trusted and machine.unlike(entry) is None
+    }
+    return [bundled.get(spec.name) or _own(spec) for spec in _used(manifest)]
+
+
+def _used(manifest: Mapping[str, Any]) -> Iterator[OpSpec]:
+    for spec in OPS.values():
+        if any(operator.qualified_name in manifest["ops"] for operator in spec.operators):
+            yield spec
+
+
+def _own(spec: OpSpec) -> Path:
+    if os.environ.get("FUSEPORT_NATIVE") == "0":
+        raise build.BuildError("FUSEPORT_NATIVE=0 asks for plain torch")
+    return build.library_path(spec)

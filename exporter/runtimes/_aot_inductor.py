@@ -1,0 +1,40 @@
+"""What both runtimes of AOTInductor packages need to know before they open one."""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from fuseport.exporter import machine
+from fuseport.exporter.formats.aot_inductor import BOUND
+from fuseport.exporter.runtimes import Unsupported
+
+__all__ = ["check", "contiguous"]
+
+
+def check(artifact: Path) -> None:
+    """Look into a package without running anything of it.
+
+    Raises:
+        Unsupported: it was compiled for another machine or version of torch.
+        ValueError: it is no package.
+    """
+    try:
+        with zipfile.ZipFile(artifact) as package:
+            names = package.namelist()
+            found = [n for n in names if n.endswith("_metadata.json")]
+            said = [json.loads(package.read(name)) for name in found]
+    except (zipfile.BadZipFile, ValueError, KeyError) as error:
+        raise ValueError(f"no AOTInductor package: {error}") from error
+    if any(name.startswith("/") or ".." in Path(name).parts for name in names):
+        raise ValueError("no AOTInductor package: a member of it points outside of it")
+    for metadata in said:
+        if BOUND in metadata and (reason := machine.unlike(json.loads(metadata[BOUND]))):
+            raise Unsupported(f"{reason}; export it here with --format aot_inductor")
+
+
+def contiguous(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs as the compiled code takes them: it knows their strides, and does not look."""
+    return {name: tensor.contiguous() for name, tensor in inputs.items()}

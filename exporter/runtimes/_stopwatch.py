@@ -1,0 +1,92 @@
+"""The child process of `fuseport bench`: `python -m fuseport.exporter.runtimes._stopwatch REQUEST`.
+
+REQUEST is a JSON file, written by `fuseport.exporter.bench`. Each line on standard input asks for
+some calls, and gets a file, `<number of the line>.json`; the end of standard input ends the child.
+The first answer, `0.json`, says whether the artifact is loaded.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from safetensors import safe_open
+
+from fuseport.exporter import runtimes
+from fuseport.exporter.runtimes import Session
+from fuseport.exporter.runtimes._worker import die_with, failure, standard_input, write
+
+__all__ = ["main"]
+
+
+def main(request_file: str) -> None:
+    """Time an artifact in a runtime, as often as asked."""
+    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    die_with(request["parent"])
+    asked = standard_input()
+    folder = Path(request["folder"])
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        session = runtimes.get(request["runtime"]).load(
+            Path(request["artifact"]), request["program"]
+        )
+    except Exception as error:  # whatever a runtime raises becomes a row of the table
+        write(folder / "0.json", failure("cannot load the artifact", error))
+        return
+    write(folder / "0.json", {"status": "done"})
+    number = 0
+    while line := asked.readline():
+        number += 1
+        write(folder / f"{number}.json", _timed(session, {**request, **json.loads(line)}))
+
+
+def _timed(session: Session, job: Mapping[str, Any]) -> dict[str, Any]:
+    with safe_open(job["tensors"], "pt") as file:
+        inputs = {name: file.get_tensor(f"input/{name}") for name in job["inputs"]}
+        cotangents = {name: file.get_tensor(f"cotangent/{name}") for name in job["cotangents"]}
+    seconds: list[float] = []
+    try:
+        for _ in range(job["calls"]):
+            begin = time.perf_counter()
+            if job["way"] == "autograd":
+                session.differentiate(inputs, cotangents)  # type: ignore[attr-defined]
+            elif job["kind"] == "gradient":
+                named = {f"cotangent_{name}": tensor for name, tensor in cotangents.items()}
+                session.run({**inputs, **named})
+            else:
+                session.run(inputs)
+            passed = time.perf_counter() - begin
+            # A session that hands tensors to another process says what the call itself took there.
+            seconds.append(getattr(session, "seconds", None) or passed)
+    except Exception as error:  # as above
+        return failure("a call failed", error)
+    return {"status": "done", "seconds": seconds, "peak": _peak()}
+
+
+def _peak() -> int:
+    """The most memory that this process, and each that it started, has had resident, in bytes."""
+    me = psutil.Process()
+    total = 0
+    for process in [me, *me.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            total += _high_water_mark(process)
+    return total
+
+
+def _high_water_mark(process: psutil.Process) -> int:
+    if sys.platform == "linux":
+        with suppress(OSError):
+            for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    return int(process.memory_info().rss)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,47 @@
+"""AOTInductor packages in Python."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseport import ops
+from fuseport.exporter.program import named_outputs
+from fuseport.exporter.runtimes._aot_inductor import check, contiguous
+
+__all__ = ["AUTOGRAD", "FORMAT", "NATIVE", "load", "missing"]
+
+FORMAT = "aot_inductor"
+AUTOGRAD = False
+NATIVE = True  # loading an artifact runs its machine code
+
+
+def missing() -> str | None:
+    """Nothing can be missing: it is part of torch."""
+    return None
+
+
+def load(artifact: Path, program: Mapping[str, Any]) -> "_Session":
+    """A session on an `.aoti.pt2` file.
+
+    Raises:
+        Unsupported: it was compiled for another machine or version of torch.
+    """
+    check(artifact)
+    return _Session(artifact, [spec["name"] for spec in program["outputs"]])
+
+
+class _Session:
+    def __init__(self, artifact: Path, outputs: list[str]) -> None:
+        from torch._inductor import aoti_load_package
+
+        ops.register()
+        self._package = aoti_load_package(str(artifact))
+        self._outputs = outputs
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The program's outputs by name."""
+        with torch.no_grad():
+            return named_outputs(self._package(*contiguous(inputs).values()), self._outputs)

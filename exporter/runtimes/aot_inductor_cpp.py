@@ -1,0 +1,40 @@
+"""AOTInductor packages in C++: a program without Python opens them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fuseport.exporter.runtimes import _host
+from fuseport.exporter.runtimes._aot_inductor import check, contiguous
+
+__all__ = ["AUTOGRAD", "FORMAT", "NATIVE", "load", "missing"]
+
+FORMAT = "aot_inductor"
+AUTOGRAD = False
+NATIVE = True  # loading an artifact runs its machine code
+
+
+def missing() -> str | None:
+    """What to install, where the program cannot be built."""
+    return _host.missing()
+
+
+def load(artifact: Path, program: Mapping[str, Any]) -> "_Session":
+    """A session on an `.aoti.pt2` file, with the ops' libraries as in the runtime `libtorch`.
+
+    Raises:
+        Unsupported: it was compiled for another machine or version of torch.
+    """
+    check(artifact)
+    return _Session(_host.HostSession(FORMAT, artifact, program))
+
+
+class _Session:
+    def __init__(self, host: _host.HostSession) -> None:
+        self._host = host
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The program's outputs by name."""
+        return self._host.run(contiguous(inputs))

@@ -1,0 +1,240 @@
+"""AOTInductor packages, in Python and in C++: compiled here, for all sizes, for such machines."""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fuseport.exporter import api, formats, trust
+from fuseport.exporter.bundle import MANIFEST, hash_file, open_bundle
+from fuseport.exporter.errors import ExportFailed, Missing, UnsafeInput, UsageError
+from fuseport.exporter.forward import capture_forward
+from fuseport.exporter.program import Program, TensorSpec
+from fuseport.exporter.runtimes import Unsupported, aot_inductor, aot_inductor_cpp
+from fuseport.ops import build
+
+RUNTIMES = ("aot_inductor", "aot_inductor_cpp")
+
+# The fused op, outputs that are inputs, parameters and views of each other, and a size of 1.
+NET = """
+import torch
+from fuseport.ops.selective_scan import selective_scan
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = torch.nn.Linear(4, 12)
+        self.A = torch.nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x):
+        u, B, C = self.mix(x).mT.split([4, 4, 4], 1)
+        y = selective_scan(u, u, -self.A.exp(), B[:, :3], C[:, 1:], z=x.mT, delta_softplus=True)
+        return {
+            "y": y, "again": y, "transposed": y.mT, "first": y[..., :1], "x": x, "A": self.A,
+            "best": y.argmax(1), "total": y.sum(),
+        }
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of packages alone. Read-only: copy it to change it."""
+    folder = tmp_path_factory.mktemp("aot")
+    (folder / "net.py").write_text(NET)
+    torch.manual_seed(0)
+    state = {"mix.weight": torch.randn(12, 4), "mix.bias": torch.randn(12)}
+    torch.save({**state, "A": torch.randn(4, 3)}, folder / "net.pt")
+    return api.export(
+        folder / "net.pt",
+        folder / "bundle",
+        model=f"{folder / 'net.py'}:Net",
+        inputs=(TensorSpec("x", "float32", ("batch", "length", 4)),),
+        format=["aot_inductor"],
+    ).folder
+
+
+def linear() -> Program:
+    torch.manual_seed(0)
+    spec = TensorSpec("x", "float32", ("batch", 4))
+    return capture_forward(nn.Linear(4, 3).eval(), {"x": torch.randn(2, 4)}, (spec,))
+
+
+def write(program: Program, file: Path) -> Path:
+    formats.get("aot_inductor").write(program, file, formats.Options(file.parent / "weights"))
+    return file
+
+
+def test_a_bundle_verifies_in_python_and_in_cpp(bundle: Path) -> None:
+    """At held-out sizes too, and with memory layouts that the code was not compiled for."""
+    report = api.verify(bundle, runtime=RUNTIMES, model=f"{bundle.parent / 'net.py'}:Net")
+    assert report.exit_code(strict=True) == 0, report.failures()
+    for runtime in RUNTIMES:
+        rows = [row for row in report.results if row.runtime == runtime]
+        assert {(row.program, row.way) for row in rows} == {("forward", "run"), ("gradient", "run")}
+        assert len({row.case for row in rows}) == 5
+
+
+def test_python_and_cpp_give_the_same_bits_even_of_nothing(bundle: Path) -> None:
+    spec: dict[str, Any] = open_bundle(bundle).manifest["programs"]["forward"]
+    sessions = [r.load(bundle / "forward.aoti.pt2", spec) for r in (aot_inductor, aot_inductor_cpp)]
+    for batch, length in ((0, 5), (1, 1), (2, 67)):
+        x = torch.randn(batch, 4, length).mT
+        one, other = (session.run({"x": x}) for session in sessions)
+        assert list(one) == list(other) == [entry["name"] for entry in spec["outputs"]]
+        for name, value in one.items():
+            assert torch.equal(value, other[name]), (name, batch)
+        assert torch.equal(one["x"], x)
+
+
+def test_the_manifest_says_what_it_is_compiled_for(bundle: Path) -> None:
+    for entry in open_bundle(bundle).manifest["artifacts"]:
+        assert entry["format"] == "aot_inductor"
+        assert entry["file"] == f"{entry['program']}.aoti.pt2"
+        assert entry["compiled_for"]["torch"] == torch.__version__
+        if torch.cpu.get_capabilities().get("avx2"):
+            assert entry["compiled_for"]["cpu"] == ["avx2", "f16c", "fma3"]
+
+
+def test_packages_name_nothing_of_the_machine(bundle: Path) -> None:
+    here = (Path(torch.__file__).parent, build.cache_folder(), bundle.parent)
+    with zipfile.ZipFile(bundle / "gradient.aoti.pt2") as package:
+        assert not [name for name in package.namelist() if name.endswith(".cpp")]
+        for name in package.namelist():
+            for folder in here:
+                assert str(folder).encode() not in package.read(name), (name, folder)
+
+
+def test_the_same_program_gives_the_same_bytes_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    hashes = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        hashes.add(hash_file(write(linear(), tmp_path / name / "f.aoti.pt2")))
+    assert len(hashes) == 1
+    assert not [path for path in temporary.rglob("*") if path.is_file()]
+    assert not (build.cache_folder() / "inductor").exists()
+
+
+def test_it_is_written_only_when_asked_for() -> None:
+    assert "aot_inductor" in formats.FORMATS
+    assert formats.default() == ("exported_program", "onnx", "torchscript")
+
+
+def test_a_file_is_of_the_format_with_the_longest_suffix() -> None:
+    assert formats.of_file("forward.aoti.pt2") == "aot_inductor"
+    assert formats.of_file("forward.pt2") == "exported_program"
+    with pytest.raises(UsageError, match=r"\.aoti\.pt2"):
+        formats.of_file("forward.tflite")
+
+
+def test_a_compiler_that_fails_or_is_not_there_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(Missing, match="no-such-compiler"):
+        write(linear(), tmp_path / "f.aoti.pt2")
+    monkeypatch.setenv("CXX", "false -x")
+    with pytest.raises(Missing, match="false -x"):
+        write(linear(), tmp_path / "f.aoti.pt2")
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(ExportFailed, match="AOTInductor refuses the forward program") as raised:
+        write(linear(), tmp_path / "f.aoti.pt2")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "f.aoti.pt2").exists()
+    assert not (build.cache_folder() / "inductor").exists()
+
+
+def repacked(package: Path, target: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The package with other metadata."""
+    with zipfile.ZipFile(package) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name.endswith("_metadata.json"):
+                metadata = json.loads(content)
+                bound = json.loads(metadata["fuseport"])
+                change(bound)
+                content = json.dumps({**metadata, "fuseport": json.dumps(bound)}).encode()
+            new.writestr(name, content)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"torch": "2.0.0"}, r"compiled for torch 2\.0\.0, not "),
+        ({"machine": "m68k"}, "compiled for machine m68k, not "),
+        ({"cpu": ["avx2", "avx9000"]}, "a processor with avx9000"),
+    ],
+    ids=["torch", "machine", "cpu"],
+)
+@pytest.mark.parametrize("runtime", [aot_inductor, aot_inductor_cpp], ids=RUNTIMES)
+def test_a_package_of_another_machine_is_unsupported(
+    runtime: Any, change: dict[str, Any], reason: str, bundle: Path, tmp_path: Path
+) -> None:
+    file = repacked(
+        bundle / "forward.aoti.pt2", tmp_path / "f.aoti.pt2", lambda b: b.update(change)
+    )
+    with pytest.raises(Unsupported, match=reason):
+        runtime.load(file, {"outputs": []})
+
+
+@pytest.mark.parametrize("runtime", [aot_inductor, aot_inductor_cpp], ids=RUNTIMES)
+def test_what_is_no_package_is_an_error_that_says_so(
+    runtime: Any, bundle: Path, tmp_path: Path
+) -> None:
+    content = (bundle / "forward.aoti.pt2").read_bytes()
+    file = tmp_path / "f.aoti.pt2"
+    for changed in (b"", bytes(range(256)), content[: len(content) // 2]):
+        file.write_bytes(changed)
+        with pytest.raises(ValueError, match="no AOTInductor package"):
+            runtime.load(file, {"outputs": []})
+    with zipfile.ZipFile(file, "w") as package:
+        package.writestr("f/data/aotinductor/model/../../../../evil.so", b"")
+    with pytest.raises(ValueError, match="outside of it"):
+        runtime.load(file, {"outputs": []})
+
+
+class TestTrust:
+    """Machine code is loaded only where this user exported it, or says that it is trusted."""
+
+    @pytest.fixture
+    def foreign(self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The bundle on a machine that did not export it."""
+        cache = tmp_path / "cache"
+        shutil.copytree(build.cache_folder(), cache)
+        (cache / "trusted").unlink()
+        monkeypatch.setenv("FUSEPORT_CACHE", str(cache))
+        return bundle
+
+    def test_it_is_refused_by_name_and_unsupported_else(self, foreign: Path) -> None:
+        model = f"{foreign.parent / 'net.py'}:Net"
+        sha256 = hash_file(foreign / MANIFEST)
+        with pytest.raises(UnsafeInput, match=f"--trust-native {sha256}"):
+            api.verify(foreign, runtime=["aot_inductor"], model=model)
+        file = foreign / "forward.aoti.pt2"
+        with pytest.raises(UnsafeInput, match=hash_file(file)):
+            api.verify(foreign, runtime=["aot_inductor_cpp"], artifact=file, model=model)
+        assert not trust.is_trusted(sha256)
+
+    def test_it_runs_once_it_is_trusted(self, foreign: Path) -> None:
+        sha256 = hash_file(foreign / MANIFEST)
+        report = api.verify(foreign, runtime=["aot_inductor"], trust_native=[sha256])
+        assert report.exit_code() == 0, report.failures()
+        assert trust.is_trusted(sha256)
+
+    def test_without_a_name_the_rows_are_unsupported(self, foreign: Path) -> None:
+        report = api.verify(foreign, model=f"{foreign.parent / 'net.py'}:Net")
+        rows = {row.runtime: row for row in report.results if row.verdict == "unsupported"}
+        assert set(rows) == set(RUNTIMES)
+        assert all("--trust-native" in str(row.reason) for row in rows.values())
