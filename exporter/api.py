@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from fuseport import ops
 from fuseport.exporter import bench as timing
 from fuseport.exporter import checkpoint as checkpoints
 from fuseport.exporter import formats, libraries, models, runtimes, trust
@@ -99,8 +98,6 @@ def export(
     built, notes = models.from_checkpoint(loaded, code=model, inputs=inputs)
     if dtype is not None:
         notes += _convert(built, dtype)
-    progress("compiling or loading the ops")
-    ops.register()
     captured = list(capture(built, programs, seed, progress))
     cases, dropped = plan.admitted(plan.cases(built.sizes, seed), captured[0].admits)
     with staged(target, force=force) as (folder, manifest):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,15 @@ def pack(manifest: Mapping[str, Any], folder: Path) -> tuple[list[dict[str, str]
     return entries, notes
 
 
-def find(artifact: Path) -> list[Path]:
+def find(artifact: Path, operators: Iterable[str] = ()) -> list[Path]:
     """The libraries that an artifact needs, to be loaded before it.
 
     They are the bundle's own, where the user trusts it and it was exported for this system, machine
     and version of torch; else those of this machine, which are built if they are not in the cache.
-    For a file outside a bundle these are the libraries of all ops.
+
+    Args:
+        artifact: the file.
+        operators: that are in it, `fuseport::<name>`, for a file outside a bundle; none for all.
 
     Raises:
         BuildError: one is needed from this machine, and cannot be built.
@@ -62,7 +65,8 @@ def find(artifact: Path) -> list[Path]:
     except (OSError, ValueError, TypeError, KeyError):
         listed = set()
     if artifact.name not in listed:
-        return [_own(spec) for spec in OPS.values()]
+        outside = list(_used({"ops": list(operators)})) or OPS.values()
+        return [_own(spec) for spec in outside]
     trusted = trust.is_trusted(hashlib.sha256(content).hexdigest())
     bundled = {
         entry["op"]: artifact.parent / entry["file"]

@@ -22,13 +22,25 @@ def _find() -> dict[str, OpSpec]:
     return {spec.name: spec for spec in specs}
 
 
-def register() -> dict[str, Implementation]:
-    """Registers every op that is not registered yet, compiling what is not compiled yet.
+def register(*names: str) -> dict[str, Implementation]:
+    """Registers ops that are not registered yet, compiling what is not compiled yet.
 
     Call it before a program that uses the ops is traced, loaded or run without going through the
-    public functions. Returns what runs each op; see `fuseport.ops.registration.ensure`.
+    public functions, which register their op themselves.
+
+    Args:
+        names: of ops, or of operators as the dispatcher knows them, `fuseport::<name>`; none for
+            all ops.
+
+    Returns:
+        What runs each of these ops; see `fuseport.ops.registration.ensure`.
+
+    Raises:
+        KeyError: there is no op of a name.
     """
-    return {name: registration.ensure(spec) for name, spec in OPS.items()}
+    owners = {o.qualified_name: spec.name for spec in OPS.values() for o in spec.operators}
+    wanted = [owners.get(name, name) for name in names] or list(OPS)
+    return {name: registration.ensure(OPS[name]) for name in dict.fromkeys(wanted)}
 
 
 def onnxruntime_library() -> Path:

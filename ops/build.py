@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -244,6 +245,7 @@ def _target(library: Library, compiler: list[str]) -> Path:
 
 
 def compiler_command() -> list[str]:
+    """The C++ compiler: that of CXX, or the first that is here; BuildError if there is none."""
     if chosen := os.environ.get("CXX"):
         command = shlex.split(chosen)
         if command and shutil.which(command[0]):
@@ -260,6 +262,7 @@ def compiler_command() -> list[str]:
 
 @functools.cache
 def compiler_version(compiler: str) -> str:
+    """What the compiler says of itself."""
     return run_compiler([*shlex.split(compiler), "--version"])
 
 
@@ -267,17 +270,22 @@ def _build(library: Library, compiler: list[str], target: Path) -> None:
     include = (f"-I{OPS_FOLDER}", *library.include())
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{library.name}-") as scratch:
         objects = [f"{scratch}/{index}.o" for index in range(len(library.units))]
-        for unit, compiled in zip(library.units, objects, strict=True):
+
+        def compile_one(unit: Unit, compiled: str) -> None:
             # Messages name no folder of this machine, for a library may go into a bundle.
             private = f"-ffile-prefix-map={OPS_FOLDER}=ops"
             flags = (*_FLAGS, private, *include, *unit.flags)
             run_compiler([*compiler, *flags, "-c", str(unit.source), "-o", compiled])
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # one compiler's process for each core
+            list(pool.map(compile_one, library.units, objects))  # raises what one of them raised
         linked = f"{scratch}/library.so"
         run_compiler([*compiler, "-shared", *objects, *library.link, "-o", linked])
         os.replace(linked, target)
 
 
 def run_compiler(command: list[str]) -> str:
+    """What a compiler prints; BuildError, with the end of its complaint, if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])

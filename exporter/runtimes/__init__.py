@@ -70,8 +70,9 @@ class Runtime(Protocol):
 
         Args:
             artifact: the file; for `FORMAT` None, the bundle's weights.
-            program: what the manifest says of the program: `inputs` and `outputs`; for `FORMAT`
-                None also `architecture` and `code`.
+            program: what the manifest says of the program: `inputs`, `outputs`, and `ops`, the
+                operators in it, where that is known; for `FORMAT` None also `architecture` and
+                `code`.
         """
 
 

@@ -87,7 +87,7 @@ class HostSession:
 
     def __init__(self, format_name: str, artifact: Path, program: Mapping[str, Any]) -> None:
         try:
-            libraries = find(artifact)
+            libraries = find(artifact, program.get("ops", ()))
         except BuildError as error:
             raise Unsupported(f"without the ops' libraries: {error}") from error
         self._start = partial(Host, format_name, artifact, libraries)

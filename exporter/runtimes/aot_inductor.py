@@ -30,6 +30,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_Session":
         Unsupported: it was compiled for another machine or version of torch.
     """
     check(artifact)
+    ops.register(*program.get("ops", ()))
     return _Session(artifact, [spec["name"] for spec in program["outputs"]])
 
 
@@ -37,7 +38,6 @@ class _Session:
     def __init__(self, artifact: Path, outputs: list[str]) -> None:
         from torch._inductor import aoti_load_package
 
-        ops.register()
         self._package = aoti_load_package(str(artifact))
         self._outputs = outputs
 

@@ -23,7 +23,7 @@ def missing() -> str | None:
 
 def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """A session on a `.pt2` file."""
-    ops.register()
+    ops.register(*program.get("ops", ()))
     module = torch.export.load(artifact).module()
     names = [spec["name"] for spec in program["outputs"]]
     return ModuleSession(

@@ -24,7 +24,7 @@ def missing() -> str | None:
 
 def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """A session on a `.pt` file."""
-    ops.register()
+    ops.register(*program.get("ops", ()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
         module = torch.jit.load(str(artifact), map_location="cpu")

@@ -148,8 +148,12 @@ def _give_back() -> None:
 
 def programs_of(manifest: Mapping[str, Any], code: str | None) -> dict[str, dict[str, Any]]:
     """By kind, what a runtime is told of a program; see `runtimes.Runtime.load`."""
-    model = {"architecture": manifest["architecture"], "code": code}
-    return {kind: {**program, **model} for kind, program in manifest["programs"].items()}
+    shared = {
+        "architecture": manifest["architecture"],
+        "code": code,
+        "ops": list(manifest["ops"]),
+    }
+    return {kind: {**program, **shared} for kind, program in manifest["programs"].items()}
 
 
 def _recognised(

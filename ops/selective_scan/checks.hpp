@@ -1,54 +1,20 @@
 // What the inputs must be: the checks of shapes.py, in their order, with their messages.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
-#include <c10/util/Exception.h>
-
-#include <initializer_list>
 #include <optional>
-#include <sstream>
 #include <string>
 
+#include "native/checks.hpp"
 #include "selective_scan/kernel.hpp"
 
 namespace fuseport::selective_scan {
 
 using at::Tensor;
 
-// A shape as Python prints a tuple.
-inline std::string tuple(at::IntArrayRef shape) {
-  std::ostringstream text;
-  text << '(';
-  for (size_t i = 0; i < shape.size(); ++i) text << (i ? ", " : "") << shape[i];
-  text << (shape.size() == 1 ? ",)" : ")");
-  return text.str();
-}
-
-inline std::string name_of(at::ScalarType dtype) {
-  return std::string(c10::getDtypeNames(dtype).first);
-}
-
-struct Check {
-  const char* op;
+struct Check : fuseport::Check {
   const Tensor& u;
 
-  template <class Got>
-  void require(bool holds, const char* name, const std::string& expected, const Got& got) const {
-    TORCH_CHECK_VALUE(holds, "fuseport::", op, ": ", name, " must be ", expected, "; got ", got);
-  }
-
-  void shape(const char* name, const Tensor& t, const char* meaning,
-             std::initializer_list<int64_t> expected) const {
-    const at::IntArrayRef wanted(expected);
-    require(t.sizes() == wanted, name, std::string(meaning) + " = " + tuple(wanted),
-            tuple(t.sizes()));
-  }
-
-  void like(const char* name, const Tensor& t, at::ScalarType dtype) const {
-    require(t.scalar_type() == dtype, name, name_of(dtype), name_of(t.scalar_type()));
-    require(t.device() == u.device(), name, "on " + u.device().str() + ", like u", t.device());
-  }
+  Check(const char* op, const Tensor& u) : fuseport::Check{op, "u", u}, u(u) {}
 
   void sequence(const char* name, const Tensor& t) const {
     like(name, t, u.scalar_type());

@@ -7,6 +7,7 @@ Python; a test holds the two against each other.
 import torch
 from torch import Tensor
 
+from fuseport.ops.checks import dtype_name, require, require_like, require_shape
 from fuseport.ops.layout import empty_as
 
 __all__ = [
@@ -35,26 +36,8 @@ def chunks(length: int) -> int:
     return (length + CHUNK - 1) // CHUNK + 1
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _require(holds: bool, op: str, name: str, expected: str, got: object) -> None:
-    if not holds:
-        raise ValueError(f"fuseport::{op}: {name} must be {expected}; got {got}")
-
-
-def _require_shape(op: str, name: str, t: Tensor, meaning: str, shape: tuple[int, ...]) -> None:
-    same = t.dim() == len(shape) and all(
-        got == want for got, want in zip(t.shape, shape, strict=True)
-    )
-    if not same:
-        _require(False, op, name, f"{meaning} = {tuple(shape)}", tuple(t.shape))
-
-
-def _require_like(op: str, name: str, t: Tensor, dtype: torch.dtype, like: Tensor) -> None:
-    _require(t.dtype == dtype, op, name, _name(dtype), _name(t.dtype))
-    _require(t.device == like.device, op, name, f"on {like.device}, like u", t.device)
+def _require_like(op: str, name: str, t: Tensor, dtype: torch.dtype, u: Tensor) -> None:
+    require_like(op, name, t, dtype, u, "u")
 
 
 def _check_coefficient(op: str, name: str, t: Tensor, u: Tensor, A: Tensor) -> None:
@@ -63,17 +46,17 @@ def _check_coefficient(op: str, name: str, t: Tensor, u: Tensor, A: Tensor) -> N
     row, n = ("2l", 2 * l) if A.is_complex() else ("l", l)
     _require_like(op, name, t, A.dtype if A.is_complex() and t.dim() == 2 else u.dtype, u)
     if t.dim() == 2:
-        _require_shape(op, name, t, "(d, N)", (d, states))
+        require_shape(op, name, t, "(d, N)", (d, states))
     elif t.dim() == 3:
-        _require_shape(op, name, t, f"(b, N, {row})", (b, states, n))
+        require_shape(op, name, t, f"(b, N, {row})", (b, states, n))
     elif t.dim() == 4:
         groups = t.shape[1]
         divides = groups >= 1 and d % groups == 0
-        _require(divides, op, name, f"of groups that divide {d} channels", groups)
-        _require_shape(op, name, t, f"(b, G, N, {row})", (b, groups, states, n))
+        require(divides, op, name, f"of groups that divide {d} channels", groups)
+        require_shape(op, name, t, f"(b, G, N, {row})", (b, groups, states, n))
     else:
         forms = f"(d, N), (b, N, {row}) or (b, G, N, {row})"
-        _require(False, op, name, forms, tuple(t.shape))
+        require(False, op, name, forms, tuple(t.shape))
 
 
 def check(
@@ -88,25 +71,27 @@ def check(
     delta_bias: Tensor,
 ) -> None:
     """Raises ValueError, naming `op` and the argument, unless the inputs fit each other."""
-    _require(u.dim() == 3, op, "u", "(b, d, l)", tuple(u.shape))
-    _require(u.dtype in _DTYPES, op, "u", "float16, bfloat16, float32 or float64", _name(u.dtype))
+    require(u.dim() == 3, op, "u", "(b, d, l)", tuple(u.shape))
+    require(
+        u.dtype in _DTYPES, op, "u", "float16, bfloat16, float32 or float64", dtype_name(u.dtype)
+    )
     d = u.shape[1]
     state_dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
 
     _require_like(op, "delta", delta, u.dtype, u)
-    _require_shape(op, "delta", delta, "u's shape", tuple(u.shape))
+    require_shape(op, "delta", delta, "u's shape", tuple(u.shape))
     _require_like(op, "A", A, state_dtype.to_complex() if A.is_complex() else state_dtype, u)
-    _require(A.dim() == 2, op, "A", "(d, N)", tuple(A.shape))
-    _require_shape(op, "A", A, "(d, N)", (d, A.shape[1]))
+    require(A.dim() == 2, op, "A", "(d, N)", tuple(A.shape))
+    require_shape(op, "A", A, "(d, N)", (d, A.shape[1]))
     _check_coefficient(op, "B", B, u, A)
     _check_coefficient(op, "C", C, u, A)
     _require_like(op, "D", D, state_dtype, u)
-    _require_shape(op, "D", D, "(d,)", (d,))
+    require_shape(op, "D", D, "(d,)", (d,))
     if z is not None:
         _require_like(op, "z", z, u.dtype, u)
-        _require_shape(op, "z", z, "u's shape", tuple(u.shape))
+        require_shape(op, "z", z, "u's shape", tuple(u.shape))
     _require_like(op, "delta_bias", delta_bias, state_dtype, u)
-    _require_shape(op, "delta_bias", delta_bias, "(d,)", (d,))
+    require_shape(op, "delta_bias", delta_bias, "(d,)", (d,))
 
 
 def check_backward(
@@ -116,12 +101,12 @@ def check_backward(
     b, d, l = u.shape  # noqa: E741
     states = A.shape[1]
     _require_like(op, "dout", dout, u.dtype, u)
-    _require_shape(op, "dout", dout, "u's shape", (b, d, l))
+    require_shape(op, "dout", dout, "u's shape", (b, d, l))
     _require_like(op, "dlast_state", dlast_state, A.dtype, u)
-    _require_shape(op, "dlast_state", dlast_state, "(b, d, N)", (b, d, states))
+    require_shape(op, "dlast_state", dlast_state, "(b, d, N)", (b, d, states))
     _require_like(op, "chunk_states", chunk_states, A.dtype, u)
     saved = (b, chunks(l), states, d)
-    _require_shape(op, "chunk_states", chunk_states, "(b, ⌈l/64⌉ + 1, N, d)", saved)
+    require_shape(op, "chunk_states", chunk_states, "(b, ⌈l/64⌉ + 1, N, d)", saved)
 
 
 def _outputs(u: Tensor, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
