@@ -132,7 +132,7 @@ def test_the_options_of_the_issue(tmp_path: Path) -> None:
     assert "--force" in again.stderr
     assert fuseport("export", checkpoint, "-o", output, *options, "--force").returncode == 0
     assert {p.name for p in output.iterdir()} == {
-        "gradient.onnx", "manifest.json", "samples", "weights.safetensors",
+        "gradient.onnx", "manifest.json", "ops", "samples", "weights.safetensors",
     }  # fmt: skip
     model = onnx.load(output / "gradient.onnx")
     assert {entry.domain: entry.version for entry in model.opset_import}[""] == 18
