@@ -1,7 +1,7 @@
 """RMS normalisation: each row, or each group of its channels, divided by its root mean square.
 
-Source: Zhang & Sennrich, "Root mean square layer normalization", 2019, equation 4, with the eps that
-implementations put under the root. `rms_norm_gated` is the form with a gate.
+Source: Zhang & Sennrich, "Root mean square layer normalization", 2019, equation 4, with the eps
+that implementations put under the root. `rms_norm_gated` is the form with a gate.
 """
 
 import torch
@@ -15,9 +15,7 @@ from fuseport.ops.spec import Operator, OpSpec
 __all__ = ["SPEC", "rms_norm"]
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float = 1e-5, group_size: int | None = None
-) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, group_size: int | None = None) -> Tensor:
     """x · weight / √(mean(x²) + eps), with one mean for each group of channels in a row.
 
     It is computed in float32, or float64 for a float64 `x`, and rounded once.

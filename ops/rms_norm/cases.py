@@ -20,8 +20,8 @@ __all__ = [
     "expanded_channels",
     "expanded_rows",
     "reordered",
-    "split_projection",
     "sliced",
+    "split_projection",
 ]
 
 Layout = Callable[[Tensor], Tensor]
@@ -151,8 +151,5 @@ LAYOUTS: dict[str, NormShape] = {
 
 CASES: tuple[Case, ...] = (
     *(Case(name, "rms_norm", shape.make, FLOATING) for name, shape in SHAPES.items()),
-    *(
-        Case(f"layout_{name}", "rms_norm", shape.make, FLOATING)
-        for name, shape in LAYOUTS.items()
-    ),
+    *(Case(f"layout_{name}", "rms_norm", shape.make, FLOATING) for name, shape in LAYOUTS.items()),
 )

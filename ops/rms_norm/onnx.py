@@ -1,7 +1,7 @@
 """The norm and its backward as ONNX: nodes of domain `fuseport.ops`, with function bodies.
 
-A node takes weight in the dtype of computation; the decompositions bring every other to that. eps is
-eps_mantissa·2^eps_exponent, since an attribute that is a float would round it to float32.
+A node takes weight in the dtype of computation; the decompositions bring every other to that. eps
+is eps_mantissa·2^eps_exponent, since an attribute that is a float would round it to float32.
 
 Bodies are made of standard operators that opset 18 has, and that onnx's reference evaluator has
 too. From opset 23 on, `RMSNormalization` would be the node itself where a group is all of a row:
@@ -72,7 +72,7 @@ def forward_node(
     (out,) = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         (x, *rest, weight.to(wide(x.dtype))),
-        given,
+        {**given},  # a dict is invariant
         dtypes=(x.dtype,),
         shapes=(x.shape,),
         version=VERSION,
@@ -91,7 +91,7 @@ def backward_node(
     *gradients, dweight = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         (dout, *rest, widened),
-        given,
+        {**given},  # a dict is invariant
         dtypes=[*(t.dtype for t in rest), widened.dtype],
         shapes=[*(t.shape for t in rest), weight.shape],
         version=VERSION,

@@ -73,6 +73,6 @@ def over_rows(t: Tensor) -> Tensor:
 
 
 def contiguous(t: Tensor) -> Tensor:
-    """`t` with the strides of a new tensor, also at dimensions of size 1, which `contiguous` leaves."""
+    """`t` with the strides of a new tensor, which `contiguous` leaves as they are at sizes of 1."""
     wanted = torch.empty(t.shape, device="meta").stride()
     return t if t.stride() == wanted else t.clone(memory_format=torch.contiguous_format)

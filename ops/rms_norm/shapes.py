@@ -55,9 +55,7 @@ def check(
         require_like(op, "weight", weight, x.dtype, x, "x")
     require_like(op, "weight", weight, weight.dtype, x, "x")
     require_shape(op, "weight", weight, "(d,)", (d,))
-    require(
-        math.isfinite(eps) and eps >= 0, op, "eps", "finite and not negative", format(eps, "g")
-    )
+    require(math.isfinite(eps) and eps >= 0, op, "eps", "finite and not negative", format(eps, "g"))
     divides = group_size >= 1 and d % group_size == 0
     require(divides, op, "group_size", f"a divisor of {d} channels", group_size)
 
