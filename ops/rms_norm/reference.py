@@ -59,7 +59,7 @@ def norm_backward(g: Tensor, n: Tensor, rstd: Tensor, group_size: int) -> Tensor
 
 def grouped(t: Tensor, group_size: int) -> Tensor:
     """(…, d) as (…, groups, group_size)."""
-    return t.unflatten(-1, (t.shape[-1] // group_size, group_size))
+    return t.reshape(*t.shape[:-1], t.shape[-1] // group_size, group_size)
 
 
 def spread(t: Tensor, group_size: int) -> Tensor:
