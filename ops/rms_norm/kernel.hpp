@@ -1,0 +1,8 @@
+// The kernels of the plain norm.
+#pragma once
+
+#include "rms_norm/problem.hpp"
+
+namespace fuseport::rms_norm {
+FUSEPORT_NORM_KERNELS
+}

@@ -1,0 +1,170 @@
+// Rows of numbers of any dtype and strides as vectors: in place where channels are contiguous, else
+// gathered into tiles. Compiled once per instruction set.
+#pragma once
+
+#include "native/blocks.hpp"
+#include "rms_norm/problem.hpp"
+
+namespace fuseport::rms_norm::FUSEPORT_ISA {
+
+using namespace fuseport::FUSEPORT_ISA;
+
+constexpr int TILE = 16;    // rows that are gathered at once: no fewer than lanes of a vector
+constexpr int AT_ONCE = 4;  // rows that backward has in a cache at once
+
+// A whole vector of channels.
+template <class F>
+struct Whole {
+  template <class Stored>
+  FUSEPORT_INLINE typename F::Vector load(const Stored* from) {
+    return load_reals<F>(from);
+  }
+  template <class Stored>
+  FUSEPORT_INLINE void store(typename F::Vector v, Stored* to) {
+    store_reals<F>(v, to);
+  }
+  FUSEPORT_INLINE void add(typename F::Vector v, double* to) {
+    typename F::Real lanes[F::LANES];
+    memcpy(lanes, &v, sizeof v);
+    for (int i = 0; i < F::LANES; ++i) to[i] += (double)lanes[i];
+  }
+};
+
+// The last channels of a group, fewer than lanes; zeros in the others.
+template <class F>
+struct Part {
+  int count;
+
+  template <class Stored>
+  inline __attribute__((always_inline)) typename F::Vector load(const Stored* from) const {
+    typename F::Real lanes[F::LANES] = {};
+    for (int i = 0; i < count; ++i) lanes[i] = to_real(from[i]);
+    return fuseport::FUSEPORT_ISA::load<F>(lanes);
+  }
+  template <class Stored>
+  inline __attribute__((always_inline)) void store(typename F::Vector v, Stored* to) const {
+    for (int i = 0; i < count; ++i) from_real((typename F::Real)v[i], to + i);
+  }
+  inline __attribute__((always_inline)) void add(typename F::Vector v, double* to) const {
+    for (int i = 0; i < count; ++i) to[i] += (double)v[i];
+  }
+};
+
+// Calls work(channel, part) for each vector of so many channels.
+template <class F, class Work>
+FUSEPORT_INLINE void each_vector(int64_t count, const Work& work) {
+  int64_t c = 0;
+  for (; c + F::LANES <= count; c += F::LANES) work(c, Whole<F>{});
+  if (c < count) work(c, Part<F>{(int)(count - c)});
+}
+
+// The sum over so many channels of term(channel, part), in a fixed order of pairs.
+template <class F, class Term>
+FUSEPORT_INLINE typename F::Real summed(int64_t count, const Term& term) {
+  constexpr int LANES = F::LANES, CHAINS = 4;
+  typename F::Vector sums[CHAINS] = {};
+  int64_t c = 0;
+  for (; c + CHAINS * LANES <= count; c += CHAINS * LANES)
+#pragma GCC unroll 4
+    for (int j = 0; j < CHAINS; ++j) sums[j] += term(c + j * LANES, Whole<F>{});
+  for (; c + LANES <= count; c += LANES) sums[0] += term(c, Whole<F>{});
+  if (c < count) sums[1] += term(c, Part<F>{(int)(count - c)});
+  typename F::Real lanes[LANES];
+  store<F>(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+#pragma GCC unroll 4
+  for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+// A unit's own memory.
+template <class Real>
+struct Scratch {
+  Real *weight, *row, *tiles[3];
+  int64_t bytes;
+
+  Scratch(const Problem& p, void* base) {
+    char* at = (char*)base;
+    const auto take = [&](int64_t count) {
+      Real* here = (Real*)at;
+      at += (count * (int64_t)sizeof(Real) + 63) / 64 * 64;
+      return here;
+    };
+    weight = take(p.channels);
+    row = take(p.group);
+    for (Real*& tile : tiles) tile = take(p.gather ? TILE * p.channels : 0);
+    bytes = at - (char*)base;
+  }
+};
+
+template <class F>
+static void load_weight(const Problem& p, typename F::Real* to) {
+  const int columns = (int)p.channels, stride = columns;
+  switch (p.weight_dtype) {
+    case Dtype::float16:
+      if constexpr (sizeof(typename F::Real) == 4)
+        load_block<F>((const Half*)p.weight, 0, p.weight_stride, 1, columns, to, stride);
+      return;
+    case Dtype::bfloat16:
+      if constexpr (sizeof(typename F::Real) == 4)
+        load_block<F>((const BFloat16*)p.weight, 0, p.weight_stride, 1, columns, to, stride);
+      return;
+    default:
+      load_block<F>((const typename F::Real*)p.weight, 0, p.weight_stride, 1, columns, to, stride);
+  }
+}
+
+// Rows of COUNT tensors, each of contiguous numbers.
+template <class Number, int COUNT>
+struct Tile {
+  using In = Number;
+  const In* at[COUNT][TILE];
+};
+
+template <class Stored>
+FUSEPORT_INLINE const Stored* row_of(const Problem& p, const Rows& rows, int64_t row) {
+  return (const Stored*)rows.data + row / p.inner * rows.outer_stride +
+         row % p.inner * rows.inner_stride;
+}
+
+// `count` rows of one tensor as rows of reals, d in each.
+template <class F, class Stored>
+static void gather(const Problem& p, const Rows& rows, int64_t row, int count,
+                   typename F::Real* tile) {
+  const int d = (int)p.channels;
+  for (int done = 0; done < count;) {
+    const int64_t left = p.inner - (row + done) % p.inner;
+    const int some = count - done < left ? count - done : (int)left;
+    load_block<F>(row_of<Stored>(p, rows, row + done), rows.inner_stride, rows.channel_stride,
+                  some, d, tile + (int64_t)done * d, d);
+    done += some;
+  }
+}
+
+// Calls work(first row, count, tile) for all rows of a unit; `work` takes tiles of Stored, and of
+// reals where they had to be gathered.
+template <class F, class Stored, int COUNT, class Work>
+static void each_tile(const Problem& p, const Rows* const* inputs, int64_t unit,
+                      const Scratch<typename F::Real>& s, const Work& work) {
+  const int64_t start = unit * p.rows_per_unit();
+  const int64_t end = start + p.rows_per_unit() < p.rows ? start + p.rows_per_unit() : p.rows;
+  for (int64_t row = start; row < end; row += TILE) {
+    const int count = (int)(end - row < TILE ? end - row : TILE);
+    if (p.gather) {
+      Tile<typename F::Real, COUNT> tile;
+      for (int j = 0; j < COUNT; ++j) {
+        gather<F, Stored>(p, *inputs[j], row, count, s.tiles[j]);
+        for (int i = 0; i < count; ++i) tile.at[j][i] = s.tiles[j] + i * p.channels;
+      }
+      work(row, count, tile);
+    } else {
+      Tile<Stored, COUNT> tile;
+      for (int j = 0; j < COUNT; ++j)
+        for (int i = 0; i < count; ++i) tile.at[j][i] = row_of<Stored>(p, *inputs[j], row + i);
+      work(row, count, tile);
+    }
+  }
+}
+
+}  // namespace fuseport::rms_norm::FUSEPORT_ISA
