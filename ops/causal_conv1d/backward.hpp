@@ -13,11 +13,12 @@ FUSEPORT_INLINE typename F::Vector product(const Taps<F, TIME_LAST, W>& taps,
                                            typename F::Vector dy, int k, int64_t position,
                                            int64_t steps) {
   typename F::Vector x = load<F>(taps.s.x + taps.at(position) + k * taps.pitch());
-  if constexpr (PACKED) x = taps.masked(x, taps.width - 1 - k, taps.step(position));
   if constexpr (TIME_LAST)
     if (steps - position * F::LANES < F::LANES)
       x = first_lanes<F>(x, (int)(steps - position * F::LANES));
-  return dy * x;
+  typename F::Vector value = dy * x;
+  if constexpr (PACKED) value = taps.masked(value, taps.width - 1 - k, taps.step(position));
+  return value;
 }
 
 // Turns the tile of dout into the cotangents of what goes into the activation, and sums for the
@@ -101,9 +102,9 @@ static void write_dx(const Scratch<F>& s, const Problem& p, const Backward& k, c
       Vector total = Vector{};
 #pragma GCC unroll 4
       for (int lag = 0; lag < taps.width; ++lag) {
-        Vector dy = load<F>(from + lag * taps.pitch());
-        if constexpr (PACKED) dy = taps.masked(dy, lag, taps.step(i) + lag);
-        total += taps.weight(taps.width - 1 - lag) * dy;
+        Vector part = taps.weight(taps.width - 1 - lag) * load<F>(from + lag * taps.pitch());
+        if constexpr (PACKED) part = taps.masked(part, lag, taps.step(i) + lag);
+        total += part;
       }
       put<F>(total, to + i * pitch, TIME_LAST ? steps - i * LANES : unit.channels - group * LANES);
     }

@@ -181,10 +181,12 @@ def _backward_text(packed: bool) -> str:
         + _tap(packed)
         + """
             axes_bl = Constant <value_ints = [0, 2]> ()
-            products_k = Mul(ds, x_k)
+            seen_k = Mul(ds, x_k)"""
+        + _masked("products_k", "seen_k", packed)
+        + """
             dweight_k = ReduceSum <keepdims = 0> (products_k, axes_bl)
             all_k = Mul(ds, weight_k)"""
-        + ("given_k = Where(same_k, all_k, zero)" if packed else "given_k = Identity(all_k)")
+        + _masked("given_k", "all_k", packed)
         + """
             lag_k = Sub(halo, k_k)
             pads_k = Concat <axis = 0> (k_k, lag_k)
@@ -279,21 +281,29 @@ _SIGMOID = """
 
 
 def _tap(packed: bool) -> str:
-    """The inputs that a tap sees, (b, d, l)."""
+    """The inputs that a tap sees, (b, d, l), and where they are of the same sequence."""
     text = """
             axis_k = Constant <value_ints = [2]> ()
             end_k = Add(k_k, length)
-            slice_k = Slice(inputs, k_k, end_k, axis_k)"""
+            x_k = Slice(inputs, k_k, end_k, axis_k)"""
     if not packed:
-        return text + "x_k = Identity(slice_k)"
+        return text
     return (
         text
         + """
             seq_k = Slice(seq_inputs, k_k, end_k, axis_k)
             equal_k = Equal(seq_k, seq)
-            same_k = And(equal_k, real)
-            x_k = Where(same_k, slice_k, zero)"""
+            same_k = And(equal_k, real)"""
     )
+
+
+def _masked(name: str, value: str, packed: bool) -> str:
+    """Names a value of a tap, or zero where the two steps are not of the same sequence."""
+    if packed:
+        return f"""
+            {name} = Where(same_k, {value}, zero)"""
+    return f"""
+            {name} = Identity({value})"""
 
 
 def _convolution(packed: bool) -> str:
@@ -306,7 +316,9 @@ def _convolution(packed: bool) -> str:
         total = Scan <num_scan_inputs = 2, body = taps (sum_k, weight_k, k_k) => (next_k) {"""
         + _tap(packed)
         + """
-            product_k = Mul(weight_k, x_k)
+            all_k = Mul(weight_k, x_k)"""
+        + _masked("product_k", "all_k", packed)
+        + """
             next_k = Add(sum_k, product_k)
         }> (total_0, weight_s, k_s)"""
     )

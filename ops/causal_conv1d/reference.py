@@ -118,10 +118,10 @@ def _backward(
     dinputs = F.pad(dfinal, (length, 0))
     dweights = []
     for k in range(width):
-        taken = _tap(inputs, k, length, width, seq_idx)
-        dweights.append((ds * taken).sum((0, 2)))
-        given = _masked(weights[:, k, None] * ds, width - 1 - k, seq_idx)
-        dinputs = dinputs + F.pad(given, (k, width - 1 - k))
+        lag = width - 1 - k
+        dweights.append(_masked(ds * inputs[:, :, k : k + length], lag, seq_idx).sum((0, 2)))
+        given = _masked(weights[:, k, None] * ds, lag, seq_idx)
+        dinputs = dinputs + F.pad(given, (k, lag))
     dinitial, dx = dinputs[:, :, : width - 1], dinputs[:, :, width - 1 :]
     return (
         contiguous_as(dx.to(x.dtype), x),
@@ -137,12 +137,9 @@ def _activated(inputs: Tensor, weight: Tensor, bias: Tensor, seq_idx: Tensor | N
     length = inputs.shape[2] - (width - 1)
     total = bias[:, None].expand(inputs.shape[0], -1, length)
     for k in range(width):
-        total = total + weight[:, k, None] * _tap(inputs, k, length, width, seq_idx)
+        product = weight[:, k, None] * inputs[:, :, k : k + length]
+        total = total + _masked(product, width - 1 - k, seq_idx)
     return total
-
-
-def _tap(inputs: Tensor, k: int, length: int, width: int, seq_idx: Tensor | None) -> Tensor:
-    return _masked(inputs[:, :, k : k + length], width - 1 - k, seq_idx)
 
 
 def _masked(values: Tensor, lag: int, seq_idx: Tensor | None) -> Tensor:

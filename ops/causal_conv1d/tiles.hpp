@@ -201,9 +201,9 @@ struct Taps {
     Vector total = bias;
 #pragma GCC unroll 4
     for (int k = 0; k < width; ++k) {
-      Vector x = load<F>(from + k * pitch());
-      if constexpr (PACKED) x = masked(x, width - 1 - k, step(position));
-      total += weight(k) * x;
+      Vector product = weight(k) * load<F>(from + k * pitch());
+      if constexpr (PACKED) product = masked(product, width - 1 - k, step(position));
+      total += product;
     }
     return total;
   }

@@ -241,7 +241,8 @@ def test_nan_and_inf_spread_as_in_the_reference(
     saved = spec.backward_inputs(operator, inputs, cotangents).values()
     got = (*operator(*inputs.values()), *gradient(*saved))
     expected = (*operator.reference(*inputs.values()), *gradient.reference(*saved))
-    assert not all(y.isfinite().all() for y in expected)
+    if case.operator == "causal_conv1d" or name != "x":  # an x at padding has no part in anything
+        assert not all(y.isfinite().all() for y in expected)
     for index, (y, z) in enumerate(zip(got, expected, strict=True)):
         assert torch.equal(y.isnan(), z.isnan()), index
         assert torch.equal(y.isposinf(), z.isposinf()), index

@@ -203,7 +203,6 @@ def test_bits_are_torchs_on_one_thread_and_on_two(
 
 
 WRONG = {
-    "x": ((2, 6), r"x must be \(b, d, l\); got \(2, 6\)"),
     "weight": ((5, 4), r"weight must be \(d, W\) = \(6, 4\); got \(5, 4\)"),
     "bias": ((7,), r"bias must be \(d,\) = \(6,\); got \(7,\)"),
     "initial_states": ((2, 6, 4), r"initial_states must be .* = \(2, 6, 3\); got \(2, 6, 4\)"),
@@ -224,7 +223,7 @@ def test_shapes_that_do_not_fit_are_refused_by_name(fused_library: Path, name: s
             fused(node, 20)([*(tensors | {name: torch.zeros(shape)}).values()])
 
 
-@pytest.mark.parametrize("sizes", [(2**40, 0, 2**30), (0, 1, 2**59)])
+@pytest.mark.parametrize("sizes", [(2**40, 0, 2**10), (0, 1, 2**59)])
 def test_sizes_that_no_memory_holds_do_no_harm_where_nothing_is(
     fused_library: Path, sizes: tuple[int, int, int]
 ) -> None:
