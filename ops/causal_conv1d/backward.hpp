@@ -7,7 +7,7 @@
 
 namespace fuseport::causal_conv1d::FUSEPORT_ISA {
 
-// The inputs that lanes past the last step hold are no numbers of the problem's: out of the sum too.
+// The inputs that lanes past the last step hold are none of the problem's: out of the sum too.
 template <bool PACKED, class F, bool TIME_LAST, int W>
 FUSEPORT_INLINE typename F::Vector product(const Taps<F, TIME_LAST, W>& taps,
                                            typename F::Vector dy, int k, int64_t position,

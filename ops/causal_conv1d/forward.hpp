@@ -14,7 +14,8 @@ static void write_final_states(const Problem& p, const Unit& unit, Stored* to) {
     for (int64_t j = 0; j < halo; ++j) {
       const int64_t channel = unit.channel + c, t = p.length - halo + j;
       const Sequence& from = t < 0 ? p.initial : p.x;
-      const bool there = p.packed ? t >= 0 && counts(seq_idx, p.length - 1, p.length - 1 - t) : true;
+      const bool there =
+          !p.packed || (t >= 0 && counts(seq_idx, p.length - 1, p.length - 1 - t));
       Stored value{};
       if (there)
         value = ((const Stored*)from.data)[unit.batch * from.batch + channel * from.channel +

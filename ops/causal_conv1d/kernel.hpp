@@ -1,5 +1,5 @@
-// What the kernels of the causal convolution take and give, over raw pointers: the interface between
-// kernel.cpp, compiled once per instruction set, and its bindings.
+// What the kernels of the causal convolution take and give, over raw pointers: the interface
+// between kernel.cpp, compiled once per instruction set, and its bindings.
 //
 // Work is cut into units that depend on nothing of each other: one batch entry and a block of
 // channels. A unit's arithmetic does not depend on which thread runs it, and what sums over units

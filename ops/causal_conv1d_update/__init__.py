@@ -63,7 +63,8 @@ def causal_conv1d_update(
             steps, conv_state, cache_seqlens, weight, bias, silu
         )
     conv_state.copy_(new_state)
-    return out.squeeze(2) if x.dim() == 2 else out
+    result: Tensor = out.squeeze(2) if x.dim() == 2 else out
+    return result
 
 
 SPEC = OpSpec(

@@ -1,5 +1,5 @@
-// The kernel for one instruction set, FUSEPORT_ISA; build.py compiles this file for each. Vectors go
-// along channels: the state and a step of x are as short along time as these are long.
+// The kernel for one instruction set, FUSEPORT_ISA; build.py compiles this file for each. Vectors
+// go along channels: the state and a step of x are as short along time as these are long.
 #include "causal_conv1d_update/kernel.hpp"
 
 #include "native/blocks.hpp"

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor
@@ -172,6 +174,27 @@ def test_bad_inputs_are_refused_alike_by_kernel_reference_and_fake(spec: OpSpec,
                 k: mode.from_tensor(v) if isinstance(v, Tensor) else v for k, v in inputs.items()
             }
             assert message(operator, fakes) == expected
+
+
+@pytest.mark.parametrize("name", ["plain", "slots_9", "circular_slots_8"])
+def test_it_becomes_standard_operators_of_onnx(spec: OpSpec, name: str, tmp_path: Path) -> None:
+    case = CASE[name]
+    overload = getattr(torch.ops.fuseport, case.operator).default
+    *tensors, silu = case.make(torch.float32, 0).values()
+
+    class Step(torch.nn.Module):
+        def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+            return overload(*given, silu)
+
+    table = spec.lowering().decompositions()
+    program = torch.export.export(Step(), tuple(tensors))
+    program = program.run_decompositions({overload: table[case.operator]})
+    path = tmp_path / "step.onnx"
+    torch.onnx.export(program, (), path, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), tensors, strict=True)}
+    for got, expected in zip(session.run(None, feed), overload(*tensors, silu), strict=True):
+        torch.testing.assert_close(torch.from_numpy(got), expected)
 
 
 LESSER_ISA = """
