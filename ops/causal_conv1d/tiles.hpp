@@ -1,6 +1,6 @@
 // Tiles: a chunk of one unit's data as reals, whatever its dtype and strides. Vectors go along
-// time, [channel][step], or along channels, [step][channel]; the taps of a step lie one or one row apart,
-// so one text serves both. Compiled once per instruction set.
+// time, [channel][step], or along channels, [step][channel]; the taps of a step lie one or one row
+// apart, so one text serves both. Compiled once per instruction set.
 #pragma once
 
 #include "causal_conv1d/kernel.hpp"
