@@ -1,0 +1,262 @@
+// The causal convolution as operators of torch: schemas, CPU kernels, gradients. No Python in here,
+// so that a C++ program can open the library and run artifacts that use the operators.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <tuple>
+
+#include "causal_conv1d/binding.hpp"
+#include "causal_conv1d/checks.hpp"
+#include "causal_conv1d/kernel.hpp"
+#include "native/layout.hpp"
+#include "native/parallel.hpp"
+
+namespace fuseport::causal_conv1d {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+Sequence sequence(const Tensor& t) {
+  return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+MutableSequence mutable_sequence(const Tensor& t) {
+  return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+Dtype dtype(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kHalf:
+      return Dtype::float16;
+    case at::kBFloat16:
+      return Dtype::bfloat16;
+    case at::kDouble:
+      return Dtype::float64;
+    default:
+      return Dtype::float32;
+  }
+}
+
+// Inputs that passed the checks. It holds tensors, since some are made contiguous.
+struct Inputs {
+  Tensor weight, bias, seq_idx;
+  Problem problem;
+
+  Inputs(const Tensor& x, const Tensor& weight_, const Tensor& bias_,
+         const std::optional<Tensor>& initial_states, const std::optional<Tensor>& seq_idx_,
+         bool silu)
+      : weight(weight_.contiguous()), bias(bias_.contiguous()) {
+    Problem& p = problem;
+    p.dtype = dtype(x);
+    p.wide_weight = weight.scalar_type() != x.scalar_type();
+    p.silu = silu;
+    p.time_last = x.stride(2) == 1 || x.stride(1) != 1;  // as empty_as has it
+    p.batches = x.size(0);
+    p.channels = x.size(1);
+    p.length = x.size(2);
+    p.width = weight.size(1);
+    p.x = sequence(x);
+    p.weight = weight.const_data_ptr();
+    p.bias = bias.const_data_ptr();
+    if (initial_states) p.initial = sequence(*initial_states);
+    if (seq_idx_) {
+      seq_idx = seq_idx_->contiguous();
+      p.packed = true;
+      p.seq_idx = seq_idx.const_data_ptr<int32_t>();
+    }
+  }
+
+  Tensor states(const Tensor& x) const {
+    return at::empty({problem.batches, problem.channels, problem.width - 1}, x.options());
+  }
+};
+
+// Torch's threads and memory.
+struct Host {
+  struct Memory {
+    Tensor buffer;
+    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
+  };
+
+  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
+  int64_t threads_for(int64_t units, int64_t steps) const {
+    return fuseport::threads_for(units, steps);
+  }
+  template <class Work>
+  void parallel(int64_t units, int64_t threads, const Work& work) const {
+    fuseport::parallel(units, threads, work);
+  }
+};
+
+using Outputs = std::tuple<Tensor, Tensor>;
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using PackedGradients = std::tuple<Tensor, Tensor, Tensor>;
+
+Outputs forward_cpu(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                    const std::optional<Tensor>& initial_states,
+                    const std::optional<Tensor>& seq_idx, bool silu) {
+  Check{op, x}.inputs(weight, bias, initial_states, seq_idx);
+  const Inputs inputs(x, weight, bias, initial_states, seq_idx, silu);
+  const Problem& p = inputs.problem;
+  Tensor out = empty_as(x), final_states = inputs.states(x);
+  const Forward forward{mutable_sequence(out), final_states.mutable_data_ptr()};
+  const Kernels& k = kernels();
+  for_each_unit(Host{}, p,
+                [&](int64_t unit, void* scratch) { k.forward(p, forward, unit, scratch); });
+  return {out, final_states};
+}
+
+// (dx, dweight, dbias, dinitial_states); the last is undefined where there are none.
+Gradients backward_cpu(const char* op, const Tensor& dout, const Tensor& dfinal_states,
+                       const Tensor& x, const Tensor& weight, const Tensor& bias,
+                       const std::optional<Tensor>& initial_states,
+                       const std::optional<Tensor>& seq_idx, bool silu) {
+  const Check check{op, x};
+  check.inputs(weight, bias, initial_states, seq_idx);
+  check.cotangents(dout, dfinal_states, weight);
+  const Inputs inputs(x, weight, bias, initial_states, seq_idx, silu);
+  const Problem& p = inputs.problem;
+  Tensor dx = empty_as(x), dinitial = initial_states ? inputs.states(x) : Tensor();
+  Tensor dweight = at::empty(weight.sizes(), weight.options());
+  Tensor dbias = at::empty(bias.sizes(), bias.options());
+  const at::TensorOptions wide = x.options().dtype(at::kDouble);
+  const Tensor weight_parts = at::empty({p.batches, p.channels, p.width}, wide);
+  const Tensor bias_parts = at::empty({p.batches, p.channels}, wide);
+
+  Backward backward;
+  backward.dout = sequence(dout);
+  backward.dfinal = sequence(dfinal_states);
+  backward.dx = mutable_sequence(dx);
+  if (initial_states) backward.dinitial = dinitial.mutable_data_ptr();
+  backward.weight_parts = weight_parts.mutable_data_ptr<double>();
+  backward.bias_parts = bias_parts.mutable_data_ptr<double>();
+  backward.dweight = dweight.mutable_data_ptr();
+  backward.dbias = dbias.mutable_data_ptr();
+  const Kernels& k = kernels();
+  for_each_unit(Host{}, p,
+                [&](int64_t unit, void* scratch) { k.backward(p, backward, unit, scratch); });
+  k.finish(p, backward);
+  return {dx, dweight, dbias, dinitial};
+}
+
+// The four operators, on the CPU.
+
+Outputs conv(const Tensor& x, const Tensor& weight, const Tensor& bias,
+             const Tensor& initial_states, bool silu) {
+  return forward_cpu("causal_conv1d", x, weight, bias, initial_states, {}, silu);
+}
+
+Outputs conv_packed(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                    const Tensor& seq_idx, bool silu) {
+  return forward_cpu("causal_conv1d_packed", x, weight, bias, {}, seq_idx, silu);
+}
+
+Gradients conv_backward(const Tensor& dout, const Tensor& dfinal_states, const Tensor& x,
+                        const Tensor& weight, const Tensor& bias, const Tensor& initial_states,
+                        bool silu) {
+  return backward_cpu("causal_conv1d_backward", dout, dfinal_states, x, weight, bias,
+                      initial_states, {}, silu);
+}
+
+PackedGradients conv_packed_backward(const Tensor& dout, const Tensor& dfinal_states,
+                                     const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                     const Tensor& seq_idx, bool silu) {
+  auto [dx, dweight, dbias, none] = backward_cpu(
+      "causal_conv1d_packed_backward", dout, dfinal_states, x, weight, bias, {}, seq_idx, silu);
+  return {dx, dweight, dbias};
+}
+
+// Gradients. Autograd sees operators only, by their names, so that traces hold them whole and fakes
+// stand in for them.
+
+template <class Signature>
+auto operator_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+struct ConvFunction : torch::autograd::Function<ConvFunction> {
+  // `last` is initial_states, or seq_idx.
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                               const Tensor& bias, const Tensor& last, bool packed, bool silu) {
+    static const auto plain = operator_named<decltype(conv)>("fuseport::causal_conv1d");
+    static const auto of_packed =
+        operator_named<decltype(conv_packed)>("fuseport::causal_conv1d_packed");
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [out, final_states] = packed ? of_packed.call(x, weight, bias, last, silu)
+                                      : plain.call(x, weight, bias, last, silu);
+    ctx->saved_data["packed"] = packed;
+    ctx->saved_data["silu"] = silu;
+    ctx->save_for_backward({x, weight, bias, last});
+    return {out, final_states};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& cotangents) {
+    static const auto plain =
+        operator_named<decltype(conv_backward)>("fuseport::causal_conv1d_backward");
+    static const auto of_packed =
+        operator_named<decltype(conv_packed_backward)>("fuseport::causal_conv1d_packed_backward");
+    const variable_list s = ctx->get_saved_variables();
+    const bool silu = ctx->saved_data["silu"].toBool();
+    const Tensor &dout = cotangents[0], &dfinal = cotangents[1];
+    if (ctx->saved_data["packed"].toBool()) {
+      auto [dx, dweight, dbias] = of_packed.call(dout, dfinal, s[0], s[1], s[2], s[3], silu);
+      return {dx, dweight, dbias, Tensor(), Tensor(), Tensor()};
+    }
+    auto [dx, dweight, dbias, dinitial] = plain.call(dout, dfinal, s[0], s[1], s[2], s[3], silu);
+    return {dx, dweight, dbias, dinitial, Tensor(), Tensor()};
+  }
+};
+
+Outputs conv_autograd(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      const Tensor& initial_states, bool silu) {
+  auto y = ConvFunction::apply(x, weight, bias, initial_states, false, silu);
+  return {y[0], y[1]};
+}
+
+Outputs conv_packed_autograd(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                             const Tensor& seq_idx, bool silu) {
+  auto y = ConvFunction::apply(x, weight, bias, seq_idx, true, silu);
+  return {y[0], y[1]};
+}
+
+TORCH_LIBRARY_FRAGMENT(fuseport, m) {
+  // Where the fakes come from: torch names this module to whom they are missing.
+  m.set_python_module("fuseport.ops.registration");
+  m.def(
+      "causal_conv1d(Tensor x, Tensor weight, Tensor bias, Tensor initial_states, bool silu) "
+      "-> (Tensor out, Tensor final_states)");
+  m.def(
+      "causal_conv1d_packed(Tensor x, Tensor weight, Tensor bias, Tensor seq_idx, bool silu) "
+      "-> (Tensor out, Tensor final_states)");
+  m.def(
+      "causal_conv1d_backward(Tensor dout, Tensor dfinal_states, Tensor x, Tensor weight, "
+      "Tensor bias, Tensor initial_states, bool silu) "
+      "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_states)");
+  m.def(
+      "causal_conv1d_packed_backward(Tensor dout, Tensor dfinal_states, Tensor x, Tensor weight, "
+      "Tensor bias, Tensor seq_idx, bool silu) "
+      "-> (Tensor dx, Tensor dweight, Tensor dbias)");
+}
+
+TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
+  m.impl("causal_conv1d", conv);
+  m.impl("causal_conv1d_packed", conv_packed);
+  m.impl("causal_conv1d_backward", conv_backward);
+  m.impl("causal_conv1d_packed_backward", conv_packed_backward);
+}
+
+TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
+  m.impl("causal_conv1d", conv_autograd);
+  m.impl("causal_conv1d_packed", conv_packed_autograd);
+  // Gradients of gradients: these run as they are, and refuse when they are differentiated.
+  m.impl("causal_conv1d_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("causal_conv1d_packed_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace
+}  // namespace fuseport::causal_conv1d

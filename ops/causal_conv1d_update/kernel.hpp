@@ -1,0 +1,84 @@
+// What the kernel of a decoding step of the causal convolution takes and gives, over raw pointers:
+// the interface between kernel.cpp, compiled once per instruction set, and its bindings.
+//
+// A unit is one batch entry and a block of channels; units depend on nothing of each other.
+#pragma once
+
+#include <cstdint>
+
+#include "native/isa.hpp"
+
+#define FUSEPORT_INLINED inline __attribute__((always_inline))
+
+namespace fuseport::causal_conv1d_update {
+
+constexpr int64_t BLOCK = 128;  // channels of a unit, at most
+
+enum class Dtype { float16, bfloat16, float32, float64 };
+
+// Elements of (b, d, l) in the problem's dtype; strides in elements, any value.
+struct Sequence {
+  const void* data = nullptr;
+  int64_t batch = 0, channel = 0, time = 0;
+};
+
+struct Problem {
+  Dtype dtype = Dtype::float32;  // of sequences; sums are of double for float64, else of float
+  bool wide_weight = false;      // whether weight and bias have the sums' type, or `dtype`
+  bool silu = false;
+  bool circular = false;
+  int64_t batches = 0, channels = 0, length = 0, slots = 0, width = 1;
+  Sequence x, state;              // (b, d, l) and (b, d, slots)
+  const int32_t* seqlens = nullptr;  // (b,), contiguous, where the state is circular
+  const void* weight = nullptr;   // (d, W), contiguous
+  const void* bias = nullptr;     // (d,), contiguous
+  void* out = nullptr;            // (b, d, l), contiguous, like the next one
+  void* new_state = nullptr;      // (b, d, slots)
+
+  // Inlined always: a copy that is compiled for one instruction set must not serve another.
+  FUSEPORT_INLINED int64_t blocks() const { return (channels + BLOCK - 1) / BLOCK; }
+  FUSEPORT_INLINED int64_t units() const { return batches * blocks(); }
+};
+
+#define FUSEPORT_DECLARE(isa)                                                            \
+  namespace isa {                                                                        \
+  int64_t scratch_bytes(const Problem&);  /* for one unit, to be 64-aligned */           \
+  void step(const Problem&, int64_t unit, void* scratch);                                \
+  }
+FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
+#undef FUSEPORT_DECLARE
+
+// The kernels for one instruction set.
+struct Kernels {
+  int64_t (*scratch_bytes)(const Problem&);
+  void (*step)(const Problem&, int64_t, void*);
+};
+
+// The kernels for the best instruction set of this machine.
+inline const Kernels& kernels() {
+#define FUSEPORT_TABLE(isa)                                           \
+  static constexpr Kernels isa##_kernels{isa::scratch_bytes, isa::step}; \
+  if (chosen == Isa::isa) return isa##_kernels;
+  static const Isa chosen = chosen_isa();
+  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
+#undef FUSEPORT_TABLE
+  return baseline_kernels;
+}
+
+// Calls the kernel for all units on the host's threads. `host` has threads_for(units, steps),
+// parallel(units, threads, work), and scratch(bytes), whose result owns memory, with data() for its
+// address.
+template <class Host>
+void run(const Host& host, const Problem& p) {
+  const Kernels& k = kernels();
+  const int64_t units = p.units(), stride = (k.scratch_bytes(p) + 63) / 64 * 64;
+  const int64_t threads =
+      host.threads_for(units, p.batches * p.channels * (p.length * p.width + p.slots));
+  const auto buffer = host.scratch(threads * stride + 64);
+  char* base = buffer.data();
+  base += (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64;
+  host.parallel(units, threads,
+                [&](int64_t unit, int64_t slot) { k.step(p, unit, base + slot * stride); });
+}
+
+}  // namespace fuseport::causal_conv1d_update
