@@ -88,7 +88,9 @@ class Case:
 class OpSpec:
     """An op: its public function, the operators under it, the cases it is compared on.
 
-    `package` is the import path of the op's folder.
+    `package` is the import path of the op's folder; of a module, `__name__` there, for an op that
+    is all Python. `bench` are cases of a size worth timing; where there are none, the largest of
+    `cases` are timed.
     """
 
     name: str
@@ -96,6 +98,7 @@ class OpSpec:
     function: Callable[..., Any]
     operators: tuple[Operator, ...]
     cases: tuple[Case, ...]
+    bench: tuple[Case, ...] = ()
 
     def operator(self, name: str) -> Operator:
         """The operator of this op with that name; KeyError if there is none."""
@@ -107,6 +110,21 @@ class OpSpec:
         location = importlib.import_module(self.package).__file__
         assert location is not None
         return Path(location).parent
+
+    def has(self, file: str) -> bool:
+        """Whether a file of that name is in the op's folder; False where the op is a module."""
+        is_folder = hasattr(importlib.import_module(self.package), "__path__")
+        return is_folder and (self.folder / file).is_file()
+
+    def differentiable(self, operator: Operator) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The inputs that get a gradient, and the outputs that take a cotangent, in order."""
+        if operator.backward is None:
+            return (), ()
+        gradient = self.operator(operator.backward)
+        return (
+            tuple(name for name in operator.inputs if "d" + name in gradient.outputs),
+            tuple(name for name in operator.outputs if "d" + name in gradient.inputs),
+        )
 
     def lowering(self) -> ModuleType:
         """The op's ONNX lowering, `<package>.onnx`; imported here, since few uses need onnx."""
