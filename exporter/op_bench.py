@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fuseport.exporter.describe import environment
 from fuseport.ops import registration
-from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
+from fuseport.ops.spec import Case, Inputs, Operator, OpSpec, as_tuple
 
 __all__ = ["SCHEMA", "OpBench", "OpTiming", "bench"]
 
@@ -95,7 +95,7 @@ def bench(
         seed: of the values.
         progress: told of each step.
     """
-    results = []
+    results: list[OpTiming] = []
     for spec in specs:
         progress(f"{spec.name}: registering, compiling if need be")
         implementation = registration.ensure(spec)
@@ -164,8 +164,7 @@ def _both(
         wanted = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
 
         def results() -> list[Tensor]:
-            found = run(*leaves)
-            found = (found,) if isinstance(found, Tensor) else found
+            found = as_tuple(run(*leaves))
             named = dict(zip(operator.outputs, found, strict=True))
             return [named[name] for name in takes]
 

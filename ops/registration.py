@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import build
-from fuseport.ops.spec import NAMESPACE, Operator, OpSpec
+from fuseport.ops.spec import NAMESPACE, Operator, OpSpec, as_tuple
 
 __all__ = ["Implementation", "ensure", "ensure_if_cached", "implementation"]
 
@@ -80,7 +80,7 @@ def _fill(operator: Operator) -> None:
     """Lets the reference stand in on devices that the native library has no kernel for."""
     warned: set[str] = set()
 
-    def stand_in(*inputs: Any) -> tuple[Tensor, ...]:
+    def stand_in(*inputs: Any) -> Tensor | tuple[Tensor, ...]:
         device = next(t.device.type for t in inputs if isinstance(t, Tensor))
         if device not in warned:
             warned.add(device)
@@ -112,9 +112,9 @@ def _gradients(operator: Operator, gradient: Operator) -> Hooks:
     cotangents = ["d" + name for name in operator.outputs]
     keeps = [name for name in gradient.inputs if name not in cotangents]
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         known = dict(zip(operator.inputs, inputs, strict=True))
-        known |= dict(zip(operator.outputs, output, strict=True))
+        known |= dict(zip(operator.outputs, as_tuple(output), strict=True))
         tensors = [name for name in keeps if isinstance(known[name], Tensor)]
         ctx.tensors = tensors
         ctx.plain = {name: known[name] for name in keeps if name not in tensors}

@@ -1,10 +1,11 @@
 """Checks of values and gradients: against float64, against autograd, against differences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from fuseport.exporter.program import one_line
 from fuseport.exporter.verify.baseline import neighbour
@@ -54,7 +55,7 @@ class Standard:
             for name, t in self._truth.items()
         }
 
-    def fault(self, found: Values) -> str | None:
+    def fault(self, found: Mapping[str, Tensor | None]) -> str | None:
         """What is wrong with the values found, all of them or some; None if nothing is."""
         for name, value in found.items():
             mine = None if value is None else _real(value)
@@ -176,7 +177,7 @@ def gradcheck(subject: Subject) -> Iterator[Trial]:
         fast = size(point) > _TINY
         try:
             torch.autograd.gradcheck(differentiable, tuple(given.values()), fast_mode=fast)
-        except torch.autograd.gradcheck.GradcheckError as error:
+        except GradcheckError as error:
             return one_line(error)
         return None
 

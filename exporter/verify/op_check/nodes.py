@@ -28,7 +28,7 @@ from fuseport.exporter.verify.op_check.subject import (
     size,
 )
 from fuseport.ops import build, ort
-from fuseport.ops.spec import Inputs, Operator
+from fuseport.ops.spec import Inputs, Operator, as_tuple
 
 __all__ = ["bodies", "fused"]
 
@@ -139,9 +139,10 @@ def _lowered(
     Beside the outputs, where each comes from. Saved outputs that the backward node does without
     come from none, and hold nothing.
     """
-    with _Nodes(runner, given) as nodes, torch.no_grad():
+    nodes = _Nodes(runner, given)
+    with nodes, torch.no_grad():
         found = lowering.decompositions()[operator.name](*given)
-    results = (found,) if isinstance(found, Tensor) else tuple(found)
+    results = as_tuple(found)
     return results, [nodes.origin(result) for result in results]
 
 
@@ -149,7 +150,7 @@ class _Nodes(TorchDispatchMode):
     """Runs symbolic ONNX nodes in a runtime, and follows what becomes of their results."""
 
     def __init__(self, runner: Runner, given: Sequence[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._runner = runner
         self._given = {id(t) for t in given}
         self._origins: dict[int, Origin] = {}

@@ -25,7 +25,7 @@ from fuseport.exporter.verify.op_check.subject import (
     unlike,
 )
 from fuseport.ops import build
-from fuseport.ops.spec import Inputs, Operator
+from fuseport.ops.spec import Inputs, Operator, as_tuple
 
 __all__ = ["aot_inductor", "compiled", "export", "torchscript"]
 
@@ -64,7 +64,7 @@ def export(subject: Subject) -> Iterator[Trial]:
     def trial(point: Point) -> str | None:
         operator, given = subject.forward(point.case), point.inputs()
         module = _Call(operator, given)
-        example = tuple(tensors(given).values())
+        example = tuple(map(_dense, tensors(given).values()))
         auto = tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.AUTO) for t in example)
         with torch.no_grad():
             program = torch.export.export(module, example, dynamic_shapes=(auto,))
@@ -147,12 +147,11 @@ class _Call(nn.Module):
             left.pop(0) if is_tensor else fixed
             for is_tensor, fixed in zip(self._tensor, self._fixed, strict=True)
         ]
-        found = self._operator(*values)
-        return (found,) if isinstance(found, Tensor) else tuple(found)
+        return as_tuple(self._operator(*values))
 
 
 class _Transposed(_Call):
-    """The same between code of Inductor's own: inputs are transposed before, outputs doubled after.
+    """The same between code of Inductor's own: inputs are transposed before, outputs copied after.
 
     Where the fake's strides are not the kernel's, that code reads the wrong elements.
     """
@@ -164,7 +163,8 @@ class _Transposed(_Call):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         found = super().forward(*(t.mT if t.dim() > 1 else t for t in given))
-        return tuple(y * 2 if y.is_floating_point() else y for y in found)
+        # Into new memory: doubled in place, an element's place would not matter.
+        return tuple(torch.stack([y, y * 2]) if y.is_floating_point() else y for y in found)
 
 
 def _gradients(run: Callable[..., Any], bases: Sequence[Tensor]) -> dict[str, Tensor | None]:
@@ -201,6 +201,11 @@ def _need_compiler() -> None:
         build.compiler_command()
     except build.BuildError as error:
         raise Unsupported(str(error)) from error
+
+
+def _dense(t: Tensor) -> Tensor:
+    """As it is, unless memory has gaps: of such examples torch.export loses the symbols at times."""
+    return t if torch._prims_common.is_non_overlapping_and_dense(t) else t.contiguous()
 
 
 def _plain(given: Inputs) -> Inputs:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
+from fuseport.ops.spec import Case, Inputs, Operator, OpSpec, as_tuple
 
 __all__ = [
     "LAYOUTS",
@@ -178,8 +178,7 @@ def widened(inputs: Inputs) -> Inputs:
 
 def outputs(run: Run, inputs: Inputs) -> tuple[Tensor, ...]:
     """What an operator, or its reference, returns; a single tensor as a tuple of one."""
-    found = run(*inputs.values())
-    return (found,) if isinstance(found, Tensor) else tuple(found)
+    return as_tuple(run(*inputs.values()))
 
 
 def cotangents(subject: Subject, operator: Operator, inputs: Inputs, layout: str) -> Inputs:
