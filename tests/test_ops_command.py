@@ -325,7 +325,7 @@ def test_fused_kernels_of_other_bits_are_seen(fused_library: Path) -> None:
 # A user's own op: a folder with Python and an ONNX form, and no native sources.
 USERS_OP = """
 import torch
-from fuseport.ops.checks import require
+from fuseport.ops.checks import require, require_like, require_shape
 from fuseport.ops.spec import FLOATING, Case, Operator, OpSpec
 
 def squared(x):
@@ -335,10 +335,8 @@ def checked(op, **given):
     for name, t in given.items():
         require(t.dtype in FLOATING, op, name, "floating", t.dtype)
         require(t.dim() == 2, op, name, "(b, l)", tuple(t.shape))
-    shapes = {tuple(t.shape) for t in given.values()}
-    require(len(shapes) == 1, op, "dout", "x's shape", shapes)
-    dtypes = {t.dtype for t in given.values()}
-    require(len(dtypes) == 1, op, "dout", "x's dtype", dtypes)
+        require_like(op, name, t, given["x"].dtype, given["x"], "x")
+        require_shape(op, name, t, "x's shape", tuple(given["x"].shape))
 
 def reference(x):
     checked("NAME", x=x)

@@ -131,7 +131,7 @@ def _surroundings() -> Iterator[None]:
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     quiet = logging.root.manager.disable
     torch.use_deterministic_algorithms(True, warn_only=True)
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

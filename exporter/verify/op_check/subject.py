@@ -241,10 +241,9 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape, dtype and bits, whatever their strides."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    first, second = (
-        t.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)
-    )
-    return torch.equal(first, second)
+    plain = torch.contiguous_format  # in `contiguous`, a dimension of size 1 keeps any stride
+    first, second = (t.detach().clone(memory_format=plain).reshape(-1) for t in (one, other))
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
 def unlike(one: dict[str, Tensor | None], other: dict[str, Tensor | None], what: str) -> str | None:
