@@ -74,14 +74,15 @@ def export(subject: Subject) -> Iterator[Trial]:
         loaded = torch.export.load(saved).module()
         for other in (point, *points(subject, point.dtype)):
             there = other.inputs()
-            if other.case.operator != operator.name or _plain(there) != _plain(given):
+            alike = other.case.operator == operator.name and _form(there) == _form(given)
+            if not alike:
                 continue
             try:
                 found = loaded(*tensors(there).values())
             except (AssertionError, RuntimeError, TypeError, ValueError):
                 if other is point:
                     raise
-                continue  # of another rank, or of a size that the program was made for one of
+                continue  # of a size that the program was specialised for another of
             expected = outputs(operator, there)
             names = operator.outputs
             if reason := unlike(
@@ -208,8 +209,9 @@ def _dense(t: Tensor) -> Tensor:
     return t if torch.empty_like(t).stride() == t.stride() else t.contiguous()
 
 
-def _plain(given: Inputs) -> Inputs:
-    return {k: v for k, v in given.items() if not isinstance(v, Tensor)}
+def _form(given: Inputs) -> Inputs:
+    """What an exported program fixes: plain values, and ranks and dtypes of tensors."""
+    return {k: (v.dim(), v.dtype) if isinstance(v, Tensor) else v for k, v in given.items()}
 
 
 def _scripted(operator: Operator, given: Inputs) -> torch.jit.ScriptModule:
