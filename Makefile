@@ -9,7 +9,7 @@ CHECKPOINT ?= fixtures/lightning/mamba-kjv.ckpt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types format ort-headers wheel-test clean
+.PHONY: help setup demo test test-all lint types format ort-headers wheel-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: lint ## style, types and all tests
 	@$(MAKE) --no-print-directory ort-headers || \
 		echo 'so the tests of fused kernels in ONNX Runtime will be skipped'
 	$(BIN)/python -m pytest
+
+test-all: test ## the same, and every check of every op, compilers included
+	$(BIN)/fuseport ops check
 
 lint: types ## style and types
 	$(BIN)/ruff check .

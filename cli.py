@@ -55,6 +55,18 @@ Examples:
   fuseport bench bundle/ --runtime onnxruntime --runtime onnxruntime+fused
 """
 
+_OPS = """\b
+Examples:
+  fuseport ops list
+  fuseport ops check --quick
+  fuseport ops check --ops my_ops.py
+  fuseport ops build
+  fuseport ops bench selective_scan --json bench.json
+\b
+Exit codes of check: 0 pass, 1 a check failed, 5 nothing could be checked here, 6 a check could not
+be made.
+"""
+
 _DOCTOR = """\b
 Example:
   fuseport doctor
@@ -295,14 +307,96 @@ def bench(
             limits=Limits(timeout),
             progress=progress,
         )
-    printed = json_ is not None and str(json_) == "-"
-    if json_ is not None and not printed:
-        json_.write_text(result.to_json() + "\n", encoding="utf-8")
-    if printed:
-        click.echo(result.to_json())
-    else:
-        _print_bench(result)
+    _write(result, json_, result.reasons())
     sys.exit(result.exit_code())
+
+
+@main.group(epilog=_OPS)
+def ops() -> None:
+    """List, check, build and time the fused ops, and ops of your own."""
+
+
+_NAMES = click.argument("names", nargs=-1, metavar="[NAME]…")
+_OWN = click.option(
+    "--ops", "own", metavar="FILE", help="Your own: a file, folder or module that defines SPEC(S)."
+)
+_JSON = click.option(
+    "--json", "json_", type=click.Path(path_type=Path), help="Write the result; - prints it."
+)
+
+
+@ops.command("check")
+@_NAMES
+@_OWN
+@click.option("--only", multiple=True, metavar="CHECK", help="Default: all of them.")
+@click.option("--quick", is_flag=True, help="Leave out torch.compile and aot_inductor.")
+@click.option("--cases", type=click.IntRange(min=1), help="Of each operator, drawn; all if absent.")
+@click.option("--seed", default=0, show_default=True, help="Of values, and of drawn cases.")
+@_JSON
+def ops_check(
+    names: tuple[str, ...],
+    own: str | None,
+    only: tuple[str, ...],
+    quick: bool,
+    cases: int | None,
+    seed: int,
+    json_: Path | None,
+) -> None:
+    """Check ops: values, gradients, fakes, layouts, errors, threads, compilers, ONNX."""
+    with _progress() as progress:
+        progress("loading torch")
+        from fuseport.exporter.op_choice import chosen
+        from fuseport.exporter.verify import op_check
+
+        report = op_check.check(
+            chosen(names, own), only=only, quick=quick, cases=cases, seed=seed, progress=progress
+        )
+    _write(report, json_, report.lines())
+    sys.exit(report.exit_code())
+
+
+@ops.command("list")
+@click.option("--json", "json_", is_flag=True, help="Print JSON.")
+@click.option("--markdown", is_flag=True, help="Print a table in Markdown.")
+def ops_list(json_: bool, markdown: bool) -> None:
+    """List the ops, what each has, and why not where it has not."""
+    from fuseport.ops import OPS, support
+
+    if json_:
+        click.echo(json.dumps(support.content(OPS.values()), indent=1, ensure_ascii=False))
+    elif markdown:
+        click.echo(support.markdown(OPS.values()))
+    else:
+        click.echo(support.text(OPS.values()))
+
+
+@ops.command("build")
+@_NAMES
+@_OWN
+def ops_build(names: tuple[str, ...], own: str | None) -> None:
+    """Compile the native libraries of ops now, instead of on first use."""
+    with _progress() as progress:
+        progress("loading torch")
+        from fuseport.exporter.op_choice import built, chosen
+
+        for line in built(chosen(names, own), progress):
+            click.echo(line)
+
+
+@ops.command("bench")
+@_NAMES
+@_OWN
+@click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1), help="Turns.")
+@_JSON
+def ops_bench(names: tuple[str, ...], own: str | None, rounds: int, json_: Path | None) -> None:
+    """Time ops natively, in turns with their references in plain torch."""
+    with _progress() as progress:
+        progress("loading torch")
+        from fuseport.exporter.op_bench import bench as timed
+        from fuseport.exporter.op_choice import chosen
+
+        result = timed(chosen(names, own), rounds=rounds, progress=progress)
+    _write(result, json_, [])
 
 
 @main.command(epilog=_DOCTOR)
@@ -334,10 +428,16 @@ def _print_report(report: Any) -> None:
     console.print(f"{counts or 'nothing compared'} in {report.seconds:.0f} s", markup=False)
 
 
-def _print_bench(result: Any) -> None:
+def _write(result: Any, file: Path | None, lines: list[str]) -> None:
+    """A result as JSON, to a file or printed; or else as a table, with lines below."""
+    if file is not None and str(file) == "-":
+        click.echo(result.to_json())
+        return
+    if file is not None:
+        file.write_text(result.to_json() + "\n", encoding="utf-8")
     console = _console()
     console.print(result.table())
-    for line in result.reasons():
+    for line in lines:
         console.print(line, markup=False)
 
 

@@ -88,7 +88,8 @@ class Library:
 
     Attributes:
         name: what its file's name begins with.
-        units: its sources; includes in quotes are relative to the folder of ops.
+        units: its sources; includes in quotes are relative to the folder of ops, or to that which
+            the op's own folder is in.
         include: the flags that name folders of other headers; BuildError if those are not here.
         link: flags of the linker.
         version: what else the file depends on: a version of torch.
@@ -185,10 +186,11 @@ def status(spec: OpSpec) -> Status:
 
 
 def kernel_units(spec: OpSpec) -> tuple[Unit, ...]:
-    """The op's kernels, once for each instruction set."""
+    """The op's kernels, once for each instruction set; none where all is in its binding."""
     return tuple(
         Unit(spec.folder / "kernel.cpp", (f"-DFUSEPORT_ISA={variant}", *flags))
         for variant, flags in VARIANTS.items()
+        if spec.has("kernel.cpp")
     )
 
 
@@ -217,14 +219,26 @@ def _for_torch(spec: OpSpec) -> Library:
 def _sources(library: Library) -> dict[str, bytes]:
     """The text of each unit and of all that they include of this package, by path."""
     found: dict[Path, bytes] = {}
+    roots = _roots(library)
     waiting = [unit.source for unit in library.units]
     while waiting:
         path = waiting.pop()
         if path not in found and path.is_file():  # of one that is absent, the compiler tells
             found[path] = path.read_bytes()
             names = re.findall(rb'^#include "([^"]+)"', found[path], re.MULTILINE)
-            waiting += [OPS_FOLDER / name.decode() for name in names]
-    return {path.relative_to(OPS_FOLDER).as_posix(): text for path, text in sorted(found.items())}
+            waiting += [root / name.decode() for name in names for root in roots]
+    return {_relative(path, roots): text for path, text in sorted(found.items())}
+
+
+def _roots(library: Library) -> tuple[Path, ...]:
+    """The folders that folders of ops are in: this package's, and those of a user's own ops."""
+    others = (unit.source.parent.parent for unit in library.units)
+    return tuple(dict.fromkeys((OPS_FOLDER, *others)))
+
+
+def _relative(path: Path, roots: tuple[Path, ...]) -> str:
+    root = next((root for root in roots if path.is_relative_to(root)), path.parent)
+    return path.relative_to(root).as_posix()
 
 
 def _source_key(library: Library) -> str:
@@ -267,14 +281,15 @@ def compiler_version(compiler: str) -> str:
 
 
 def _build(library: Library, compiler: list[str], target: Path) -> None:
-    include = (f"-I{OPS_FOLDER}", *library.include())
+    roots = _roots(library)
+    include = (*(f"-I{root}" for root in roots), *library.include())
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{library.name}-") as scratch:
         objects = [f"{scratch}/{index}.o" for index in range(len(library.units))]
 
         def compile_one(unit: Unit, compiled: str) -> None:
             # Messages name no folder of this machine, for a library may go into a bundle.
-            private = f"-ffile-prefix-map={OPS_FOLDER}=ops"
-            flags = (*_FLAGS, private, *include, *unit.flags)
+            private = (f"-ffile-prefix-map={root}=ops" for root in roots)
+            flags = (*_FLAGS, *private, *include, *unit.flags)
             run_compiler([*compiler, *flags, "-c", str(unit.source), "-o", compiled])
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # one compiler's process for each core

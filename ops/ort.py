@@ -92,9 +92,8 @@ def _refuse_if_unwanted() -> None:
 def _library(specs: Iterable[OpSpec]) -> Library:
     units = [Unit(build.OPS_FOLDER / "native" / "ort.cpp")]
     for spec in specs:
-        binding = spec.folder / "ort.cpp"
-        if binding.is_file():
-            units += [Unit(binding), *build.kernel_units(spec)]
+        if spec.has("ort.cpp"):
+            units += [Unit(spec.folder / "ort.cpp"), *build.kernel_units(spec)]
     return Library("onnxruntime", tuple(units), lambda: (f"-I{headers()}",))
 
 

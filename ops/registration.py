@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import build
-from fuseport.ops.spec import NAMESPACE, Operator, OpSpec
+from fuseport.ops.spec import NAMESPACE, Operator, OpSpec, as_tuple
 
 __all__ = ["Implementation", "ensure", "ensure_if_cached", "implementation"]
 
@@ -36,8 +36,9 @@ def implementation(spec: OpSpec) -> Implementation | None:
 def ensure(spec: OpSpec) -> Implementation:
     """Registers the op unless it is, compiling its library if need be; says what runs it.
 
-    With the environment variable FUSEPORT_NATIVE=0 that is the reference. So it is, with one line
-    of warning, where the library cannot be compiled or loaded.
+    With the environment variable FUSEPORT_NATIVE=0 that is the reference, and for an op without
+    native sources. So it is, with one line of warning, where the library cannot be compiled or
+    loaded.
     """
     if spec.name not in _registered:
         _register(spec)
@@ -46,13 +47,13 @@ def ensure(spec: OpSpec) -> Implementation:
 
 def ensure_if_cached(spec: OpSpec) -> Implementation | None:
     """Registers the op if that needs no compiler; says what runs it now."""
-    if not _native_wanted() or build.cached(spec) is not None:
+    if not _native_wanted(spec) or build.cached(spec) is not None:
         return ensure(spec)
     return implementation(spec)
 
 
-def _native_wanted() -> bool:
-    return os.environ.get("FUSEPORT_NATIVE", "1") != "0"
+def _native_wanted(spec: OpSpec) -> bool:
+    return os.environ.get("FUSEPORT_NATIVE", "1") != "0" and spec.has("torch.cpp")
 
 
 def _register(spec: OpSpec) -> None:
@@ -60,7 +61,7 @@ def _register(spec: OpSpec) -> None:
         if spec.name in _registered:
             return
         done: Implementation = "reference"
-        if _native_wanted():
+        if _native_wanted(spec):
             try:
                 build.load(spec)
                 done = "native"
@@ -79,7 +80,7 @@ def _fill(operator: Operator) -> None:
     """Lets the reference stand in on devices that the native library has no kernel for."""
     warned: set[str] = set()
 
-    def stand_in(*inputs: Any) -> tuple[Tensor, ...]:
+    def stand_in(*inputs: Any) -> Tensor | tuple[Tensor, ...]:
         device = next(t.device.type for t in inputs if isinstance(t, Tensor))
         if device not in warned:
             warned.add(device)
@@ -111,9 +112,9 @@ def _gradients(operator: Operator, gradient: Operator) -> Hooks:
     cotangents = ["d" + name for name in operator.outputs]
     keeps = [name for name in gradient.inputs if name not in cotangents]
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         known = dict(zip(operator.inputs, inputs, strict=True))
-        known |= dict(zip(operator.outputs, output, strict=True))
+        known |= dict(zip(operator.outputs, as_tuple(output), strict=True))
         tensors = [name for name in keeps if isinstance(known[name], Tensor)]
         ctx.tensors = tensors
         ctx.plain = {name: known[name] for name in keeps if name not in tensors}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FLOATING", "NAMESPACE", "Case", "Inputs", "OpSpec", "Operator"]
+__all__ = ["FLOATING", "NAMESPACE", "Case", "Inputs", "OpSpec", "Operator", "as_tuple"]
 
 NAMESPACE = "fuseport"
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -29,22 +29,27 @@ Inputs = dict[str, Any]
 """The inputs of an operator by name, in the order of its schema: tensors, and plain values."""
 
 
+def as_tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What an operator, its reference or its fake returned, as a tuple where it is one tensor."""
+    return (results,) if isinstance(results, Tensor) else tuple(results)
+
+
 @dataclass(frozen=True)
 class Operator:
     """One operator `fuseport::<name>`.
 
-    `schema` has fixed arity, tensors in and a tuple of tensors out, and equals the one that the
-    op's `torch.cpp` declares. `reference` computes it in plain torch on any device, in float64
-    too; it checks its inputs, and is differentiable unless it computes gradients itself. `fake`
-    checks the same way and returns empty outputs of the right shapes, dtypes and *strides*.
+    `schema` has fixed arity, tensors in and a tuple of tensors out, or one tensor, and equals the
+    one that the op's `torch.cpp` declares. `reference` computes it in plain torch on any device, in
+    float64 too; it checks its inputs, and is differentiable unless it computes gradients itself.
+    `fake` checks the same way and returns empty outputs of the right shapes, dtypes and *strides*.
     `backward` names the operator that computes its gradients; an operator without one refuses
     to be differentiated.
     """
 
     name: str
     schema: str
-    reference: Callable[..., tuple[Tensor, ...]]
-    fake: Callable[..., tuple[Tensor, ...]]
+    reference: Callable[..., Tensor | tuple[Tensor, ...]]
+    fake: Callable[..., Tensor | tuple[Tensor, ...]]
     backward: str | None = None
 
     @property
@@ -63,9 +68,11 @@ class Operator:
         return tuple(r.name for r in torch._C.parse_schema(self.name + self.schema).returns)
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Calls the registered operator: `fuseport.ops.register()` comes first."""
-        outputs: tuple[Tensor, ...] = getattr(getattr(torch.ops, NAMESPACE), self.name)(*inputs)
-        return outputs
+        """Calls the registered operator: `fuseport.ops.register()` comes first.
+
+        Torch returns a single output as it is; here it is a tuple of one.
+        """
+        return as_tuple(getattr(getattr(torch.ops, NAMESPACE), self.name)(*inputs))
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,9 @@ class Case:
 class OpSpec:
     """An op: its public function, the operators under it, the cases it is compared on.
 
-    `package` is the import path of the op's folder.
+    `package` is the import path of the op's folder; of a module, `__name__` there, for an op that
+    is all Python. `bench` are cases of a size worth timing; where there are none, the largest of
+    `cases` are timed.
     """
 
     name: str
@@ -96,6 +105,7 @@ class OpSpec:
     function: Callable[..., Any]
     operators: tuple[Operator, ...]
     cases: tuple[Case, ...]
+    bench: tuple[Case, ...] = ()
 
     def operator(self, name: str) -> Operator:
         """The operator of this op with that name; KeyError if there is none."""
@@ -107,6 +117,21 @@ class OpSpec:
         location = importlib.import_module(self.package).__file__
         assert location is not None
         return Path(location).parent
+
+    def has(self, file: str) -> bool:
+        """Whether a file of that name is in the op's folder; False where the op is a module."""
+        is_folder = hasattr(importlib.import_module(self.package), "__path__")
+        return is_folder and (self.folder / file).is_file()
+
+    def differentiable(self, operator: Operator) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The inputs that get a gradient, and the outputs that take a cotangent, in order."""
+        if operator.backward is None:
+            return (), ()
+        gradient = self.operator(operator.backward)
+        return (
+            tuple(name for name in operator.inputs if "d" + name in gradient.outputs),
+            tuple(name for name in operator.outputs if "d" + name in gradient.inputs),
+        )
 
     def lowering(self) -> ModuleType:
         """The op's ONNX lowering, `<package>.onnx`; imported here, since few uses need onnx."""
@@ -121,6 +146,6 @@ class OpSpec:
         the reference, in the dtypes of `inputs`.
         """
         assert operator.backward is not None, f"{operator.name} is not differentiable"
-        outputs = operator.reference(*inputs.values())
+        outputs = as_tuple(operator.reference(*inputs.values()))
         known = {**inputs, **dict(zip(operator.outputs, outputs, strict=True)), **cotangents}
         return {name: known[name] for name in self.operator(operator.backward).inputs}

@@ -4,20 +4,16 @@ It runs because the user named it, and only then.
 """
 
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import keyword
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
+from fuseport.exporter import user_code
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec, one_line
@@ -117,56 +113,11 @@ def _find(code: str) -> tuple[Path, Any]:
     place, _, name = code.rpartition(":")
     if not place or not name:
         raise UsageError(f"--model {code}: write module:callable or file.py:callable")
-    module = _import_file(code, Path(place)) if place.endswith(".py") else _import(code, place)
+    module = user_code.imported(f"--model {code}", place)
     function, file = getattr(module, name, None), getattr(module, "__file__", None)
     if not callable(function) or file is None:
         raise UsageError(f"--model {code}: {place} has no callable {name} of the user's")
     return Path(file), function
-
-
-def _import(code: str, name: str) -> ModuleType:
-    with _importing(code, Path.cwd()):
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module is there, and imports what is not
-            raise UsageError(f"--model {code}: there is no module {error.name}") from error
-
-
-def _import_file(code: str, path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"--model {code}: there is no file {path}")
-    path = path.resolve()
-    # Not under its stem, which may be that of an installed module.
-    spec = importlib.util.spec_from_file_location(f"user_code_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with _importing(code, path.parent):
-        sys.modules[spec.name] = module  # dataclasses, for one, look their module up
-        spec.loader.exec_module(module)
-    return module
-
-
-@contextmanager
-def _importing(code: str, folder: Path) -> Iterator[None]:
-    """Import with the neighbours in reach, as if the code were run; a failure leaves no trace."""
-    modules, paths = set(sys.modules), list(sys.path)
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    try:
-        yield
-    except BaseException as error:
-        sys.path[:] = paths
-        for name in sys.modules.keys() - modules:
-            # Only the user's own: extension modules cannot be loaded twice.
-            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
-                del sys.modules[name]
-        if isinstance(error, UsageError | KeyboardInterrupt):
-            raise
-        # The user's code can raise anything when imported, SystemExit too.
-        raise Missing(f"--model {code}: importing it failed: {one_line(error)}") from error
 
 
 def _call(code: str, function: Any, hyper_parameters: Mapping[str, Any]) -> nn.Module:

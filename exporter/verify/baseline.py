@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter.program import trainable
 
-__all__ = ["ways"]
+__all__ = ["neighbour", "ways"]
 
 _MOVES = 3
 _CHUNK = 2**15  # elements at a time, as in `measure`
@@ -64,14 +64,14 @@ def _moved(module: nn.Module, inputs: Inputs, seed: int) -> Iterator[Inputs]:
     originals = {name: parameter.data for name, parameter in trainable(module).items()}
     try:
         for name, data in originals.items():
-            module.get_parameter(name).data = _neighbour(data, generator)
-        yield {name: _neighbour(tensor, generator) for name, tensor in inputs.items()}
+            module.get_parameter(name).data = neighbour(data, generator)
+        yield {name: neighbour(tensor, generator) for name, tensor in inputs.items()}
     finally:
         for name, data in originals.items():
             module.get_parameter(name).data = data
 
 
-def _neighbour(tensor: Tensor, generator: torch.Generator) -> Tensor:
+def neighbour(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Every element moved by at most one unit in the last place; in half types, every fourth."""
     if not tensor.is_floating_point():
         return tensor

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fuseport.ops import registration
 from fuseport.ops.selective_scan import reference, shapes
-from fuseport.ops.selective_scan.cases import CASES
+from fuseport.ops.selective_scan.cases import BENCH, CASES
 from fuseport.ops.spec import Operator, OpSpec
 
 __all__ = ["SPEC", "selective_scan"]
@@ -162,4 +162,5 @@ SPEC = OpSpec(
         ),
     ),
     cases=CASES,
+    bench=BENCH,
 )

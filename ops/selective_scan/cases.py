@@ -12,7 +12,7 @@ from torch import Tensor
 from fuseport.ops.selective_scan.shapes import CHUNK
 from fuseport.ops.spec import Case, Inputs
 
-__all__ = ["CASES"]
+__all__ = ["BENCH", "CASES"]
 
 Layout = Callable[[Tensor], Tensor]
 """Copies a tensor into some memory layout; the values stay."""
@@ -187,5 +187,15 @@ CASES: tuple[Case, ...] = (
     _case(
         "layout_channels_last_channel_1",
         _Shape(d=1, gated=True, layouts=dict.fromkeys(("u", "delta", "z"), channels_last)),
+    ),
+)
+
+_TYPICAL = _Shape(b=1, d=1536, l=1024, N=16, gated=True)
+
+BENCH: tuple[Case, ...] = (
+    _case("of a 130M model, channels first", _TYPICAL),
+    _case(
+        "of a 130M model, channels last",
+        replace(_TYPICAL, layouts=dict.fromkeys((*_EVERYTHING[:2], "z"), channels_last)),
     ),
 )

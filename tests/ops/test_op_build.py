@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,8 +193,8 @@ class TestForOnnxRuntime:
         assert all(f"-I{headers}" in line for line in compiled)
         assert not any("torch" in line.replace("no-trapping", "") for line in compiled)
 
-    def test_an_op_without_a_binding_has_no_part_in_it(self, spec: OpSpec, tmp_path: Path) -> None:
-        other = type("Other", (), {"name": "other", "folder": tmp_path})()
+    def test_an_op_without_a_binding_has_no_part_in_it(self, spec: OpSpec) -> None:
+        other = replace(spec, name="other", package="fuseport.ops")
         assert ort._library([other]).units == ort._library([]).units
         assert ort._library([spec, other]).units == ort._library([spec]).units
 
@@ -264,3 +265,23 @@ class TestHeaders:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(sys, "prefix", str(tmp_path))
         assert ort.headers() == tmp_path / "h"
+
+
+def test_a_users_own_op_may_include_its_folder_and_what_ops_share(
+    spec: OpSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "users_own_op"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "kernel.hpp").write_text("#pragma once\n")
+    includes = ("native/isa.hpp", "users_own_op/kernel.hpp")
+    (folder / "torch.cpp").write_text("".join(f'#include "{name}"\n' for name in includes))
+    monkeypatch.syspath_prepend(tmp_path)
+    own = replace(spec, name="users_own_op", package="users_own_op")
+    library = build._for_torch(own)
+    assert own.has("torch.cpp")
+    assert [unit.source for unit in library.units] == [folder / "torch.cpp"]
+    found = build._sources(library)
+    assert {"users_own_op/torch.cpp", *includes} <= set(found)
+    (folder / "kernel.hpp").write_text("#pragma once\nint other;\n")
+    assert build._sources(library) != found

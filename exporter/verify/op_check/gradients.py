@@ -1,0 +1,276 @@
+"""Checks of values and gradients: against float64, against autograd, against differences."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
+
+from fuseport.exporter.program import one_line
+from fuseport.exporter.verify.baseline import neighbour
+from fuseport.exporter.verify.compare import Expected, judge
+from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
+from fuseport.exporter.verify.op_check.subject import (
+    LAYOUTS,
+    Point,
+    Refused,
+    Subject,
+    Trial,
+    Unsupported,
+    backward_inputs,
+    contiguous,
+    cotangents,
+    differentiated,
+    floating,
+    outputs,
+    points,
+    size,
+    tensors,
+    widened,
+)
+from fuseport.ops.spec import Inputs, Operator
+
+__all__ = ["Standard", "backward", "double_backward", "gradcheck", "standard", "value"]
+
+Values = dict[str, Tensor | None]
+
+_SMALL = 2_000  # elements of the inputs for differences: two evaluations for each, if not fast
+_TINY = 60
+_MOVES = 3
+
+
+class Standard:
+    """What is right at some inputs, and how far equally good computations are off.
+
+    Args:
+        truth: in float64.
+        baselines: in the dtype under check, by plain torch.
+    """
+
+    def __init__(self, truth: Values, baselines: Sequence[Values]) -> None:
+        self._truth = {name: None if t is None else _real(t) for name, t in truth.items()}
+        self._expected = {
+            name: None if t is None else _expected(name, t, baselines)
+            for name, t in self._truth.items()
+        }
+
+    def fault(self, found: Mapping[str, Tensor | None]) -> str | None:
+        """What is wrong with the values found, all of them or some; None if nothing is."""
+        for name, value in found.items():
+            mine = None if value is None else _real(value)
+            if mine is not None and self._truth[name] is None and is_zero(mine):
+                continue  # autograd leaves out what no output depends on; operators give zeros
+            judgement = judge(name, mine, self._truth[name], self._expected[name])
+            if judgement.verdict == "fail":
+                return f"{name}: {judgement.reason}"
+        return None
+
+
+def standard(subject: Subject, operator: Operator, given: Inputs, seeds: Inputs | None) -> Standard:
+    """What is right for an operator, by its reference over plain copies of the inputs.
+
+    Args:
+        subject: under check.
+        operator: that is computed.
+        given: its inputs.
+        seeds: cotangents, for gradients too; None for outputs alone.
+    """
+    run = operator.reference
+
+    def compute(inputs: Inputs, cotangents: Inputs) -> Values:
+        if seeds is None:
+            return dict(zip(operator.outputs, outputs(run, inputs), strict=True))
+        return differentiated(subject, operator, run, inputs, cotangents)
+
+    plain, plain_seeds = contiguous(given), contiguous(seeds or {})
+    baselines = [compute(plain, plain_seeds)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        baselines.append(compute(plain, plain_seeds))
+    finally:
+        torch.set_num_threads(before)
+    for move in range(_MOVES):
+        generator = torch.Generator().manual_seed(move)
+        moved = {k: _moved(v, generator) if isinstance(v, Tensor) else v for k, v in plain.items()}
+        baselines.append(compute(moved, plain_seeds))
+    return Standard(compute(widened(given), widened(seeds or {})), baselines)
+
+
+def value(subject: Subject) -> Iterator[Trial]:
+    """Outputs, in every dtype and layout, are as near to float64 as plain torch's are."""
+
+    def trial(point: Point) -> str | None:
+        operator, given = subject.forward(point.case), point.inputs()
+        _accepted(point, operator, given)
+        with torch.no_grad():
+            right = standard(subject, operator, given, None)
+            found = outputs(operator, given)
+        return right.fault(dict(zip(operator.outputs, found, strict=True)))
+
+    return ((str(point), partial(trial, point)) for point in points(subject, layouts=True))
+
+
+def backward(subject: Subject) -> Iterator[Trial]:
+    """Gradients, in every dtype and layout, for random cotangents in every layout.
+
+    They are held against autograd of the reference in float64; so is the reference's own backward.
+    """
+    _need_gradient(subject)
+
+    def trial(point: Point, layout: str) -> str | None:
+        operator, given = subject.forward(point.case), point.inputs()
+        _accepted(point, operator, given)
+        seeds = cotangents(subject, operator, given, layout)
+        right = standard(subject, operator, given, seeds)
+        return right.fault(differentiated(subject, operator, operator, given, seeds))
+
+    def alone(point: Point, name: str) -> str | None:
+        operator, given = subject.forward(point.case), point.inputs()
+        seeds = cotangents(subject, operator, given, "as it is")
+        seeds = {k: t for k, t in seeds.items() if k == "d" + name}
+        right = standard(subject, operator, given, seeds)
+        return right.fault(differentiated(subject, operator, operator, given, seeds))
+
+    def explicit(point: Point) -> str | None:
+        operator, given = subject.forward(point.case), point.inputs()
+        gradient = subject.gradient(operator)
+        seeds = cotangents(subject, operator, given, "as it is")
+        right = standard(subject, operator, given, seeds)
+        wanted = backward_inputs(subject, operator, operator.reference, given, seeds)
+        found = dict(zip(gradient.outputs, outputs(gradient.reference, wanted), strict=True))
+        names = subject.spec.differentiable(operator)[0]
+        return right.fault({f"grad/{name}": found["d" + name] for name in names})
+
+    seen: set[str] = set()
+    layouts = list(LAYOUTS)
+    for index, point in enumerate(points(subject, layouts=True)):
+        operator = subject.forward(point.case)
+        if operator.backward is None:
+            continue
+        layout = layouts[index % len(layouts)]
+        yield f"{point}, cotangents {layout}", partial(trial, point, layout)
+        if point.dtype == point.case.dtypes[0] and point.layout == "as it is":
+            yield f"{point}, the reference's backward", partial(explicit, point)
+            if operator.name not in seen and len(subject.spec.differentiable(operator)[1]) > 1:
+                seen.add(operator.name)
+                for name in subject.spec.differentiable(operator)[1]:
+                    yield f"{point}, of {name} alone", partial(alone, point, name)
+
+
+def gradcheck(subject: Subject) -> Iterator[Trial]:
+    """In float64, on small cases: gradients are the limits of differences."""
+    _need_gradient(subject)
+
+    def trial(point: Point) -> str | None:
+        operator, given = subject.forward(point.case), contiguous(point.inputs())
+        takes = subject.spec.differentiable(operator)[1]
+        for value in tensors(given).values():
+            value.requires_grad_(floating(value))
+
+        def differentiable(*values: object) -> tuple[Tensor, ...]:
+            inputs = dict(zip(given, values, strict=True))
+            results = dict(zip(operator.outputs, outputs(operator, inputs), strict=True))
+            return tuple(results[name] for name in takes)
+
+        fast = size(point) > _TINY
+        try:
+            torch.autograd.gradcheck(differentiable, tuple(given.values()), fast_mode=fast)
+        except GradcheckError as error:
+            return one_line(error)
+        return None
+
+    for point in points(subject, torch.float64, empty=False):
+        small = point.dtype == torch.float64 and size(point) <= _SMALL
+        if small and subject.forward(point.case).backward is not None:
+            yield str(point), partial(trial, point)
+
+
+def double_backward(subject: Subject) -> Iterator[Trial]:
+    """Gradients of gradients are right, or are refused by an error that names the operator."""
+    _need_gradient(subject)
+
+    def trial(point: Point) -> str | None:
+        operator, given = subject.forward(point.case), contiguous(point.inputs())
+        seeds = cotangents(subject, operator, given, "as it is")
+        try:
+            found = _twice(subject, operator, operator, given, seeds)
+        except RuntimeError as error:
+            name = subject.gradient(operator).qualified_name
+            if name in str(error) and "not implemented" in str(error):
+                return None
+            return f"it is refused by an error that does not name {name}: {one_line(error)}"
+        plain = _twice(subject, operator, operator.reference, given, seeds)
+        for name, expected in plain.items():
+            if (found[name] is None) != (expected is None):
+                return f"{name} is there or not, unlike the reference's"
+            if expected is not None and not torch.allclose(
+                found[name], expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max())
+            ):
+                return f"{name} is neither right nor refused"
+        return None
+
+    for point in points(subject, torch.float64, empty=False):
+        small = point.dtype == torch.float64 and size(point) <= _SMALL
+        if small and subject.forward(point.case).backward is not None:
+            yield str(point), partial(trial, point)
+
+
+def _twice(
+    subject: Subject, operator: Operator, run: object, given: Inputs, seeds: Inputs
+) -> dict[str, Tensor]:
+    """The gradients of the sum of all gradients' squares."""
+    assert callable(run)
+    leaves = {
+        k: v.detach().requires_grad_() if isinstance(v, Tensor) and floating(v) else v
+        for k, v in given.items()
+    }
+    results = dict(zip(operator.outputs, outputs(run, leaves), strict=True))
+    wanted = {k: t for k, t in tensors(leaves).items() if t.requires_grad}
+    once = torch.autograd.grad(
+        [results[name.removeprefix("d")] for name in seeds],
+        list(wanted.values()),
+        list(seeds.values()),
+        create_graph=True,
+        allow_unused=True,
+    )
+    total = sum((g.abs().square().sum() for g in once if g is not None), torch.zeros(()))
+    assert isinstance(total, Tensor)
+    twice = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    return dict(zip(wanted, twice, strict=True))
+
+
+def _need_gradient(subject: Subject) -> None:
+    if not subject.with_gradient:
+        raise Unsupported("no operator of the op names a backward")
+
+
+def _accepted(point: Point, operator: Operator, given: Inputs) -> None:
+    """A layout of ours that the reference refuses is no trial."""
+    if point.layout != "as it is":
+        try:
+            operator.fake(*given.values())
+        except ValueError as error:
+            raise Refused(str(error)) from error
+
+
+def _moved(t: Tensor, generator: torch.Generator) -> Tensor:
+    if t.is_complex():
+        return torch.view_as_complex(neighbour(torch.view_as_real(t), generator))
+    return neighbour(t, generator)
+
+
+def _real(t: Tensor) -> Tensor:
+    t = t.detach()
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+
+
+def _expected(name: str, truth: Tensor, baselines: Sequence[Values]) -> Expected | None:
+    known = [_real(t) for values in baselines if (t := values[name]) is not None]
+    if not known:
+        return None
+    off = [errors(t, truth) for t in known]
+    baseline = Norms(max(n.max_abs for n in off), max(n.rms for n in off))
+    dtype = str(known[0].dtype).removeprefix("torch.")
+    return Expected(dtype, norms(truth), baseline, any(map(is_zero, known)))
