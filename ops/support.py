@@ -31,8 +31,8 @@ class Support:
 def support(spec: OpSpec) -> dict[str, Support]:
     """What an op has, by column: `reference`, native kernels, `fake` and so on.
 
-    `ONNX portable` is a function body of standard operators, `ONNX native` a kernel in ONNX
-    Runtime, and `fused library` a native library of torch operators for C++.
+    `ONNX portable` is a form in standard operators, `ONNX native` an operator of its own that an
+    opset or ONNX Runtime has and exports use, and `fused library` our kernels in ONNX Runtime.
     """
     native, cuda = spec.has("torch.cpp"), spec.has("kernel.cuh") or spec.has("kernel.cu")
     lowered, bound = spec.has("onnx.py"), spec.has("ort.cpp")
@@ -45,13 +45,13 @@ def support(spec: OpSpec) -> dict[str, Support]:
         "fake": Support(True),
         "autograd": Support(differentiable, None if differentiable else "no backward"),
         "ONNX portable": Support(lowered, None if lowered else "no ONNX form"),
-        "ONNX native": Support(bound, None if bound else _without_binding(lowered)),
-        "fused library": Support(native, None if native else "Python only"),
+        "ONNX native": Support(False, "portable" if lowered else "no ONNX form"),
+        "fused library": Support(bound, None if bound else _without_binding(lowered)),
     }
 
 
 def _without_binding(lowered: bool) -> str:
-    return "function body" if lowered else "no ONNX form"
+    return "portable" if lowered else "no ONNX form"
 
 
 def markdown(specs: Iterable[OpSpec]) -> str:
