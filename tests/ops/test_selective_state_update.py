@@ -125,6 +125,28 @@ def test_as_mamba_2_calls_it() -> None:
     torch.testing.assert_close(out, y * torch.nn.functional.silu(z))
 
 
+def test_as_transformers_computes_it() -> None:
+    """Its pure-torch path, which computes in float32."""
+    modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    *inputs, _ = CASE["mamba_2"].make(torch.float32, 4).values()
+    state, x, dt, A, B, C, D, z, bias = inputs
+    expected_state = state.clone()
+    options = {"z": z, "dt_bias": bias, "dt_softplus": True}
+    expected = modeling.mamba2_selective_state_update(
+        expected_state,
+        x,
+        dt[..., 0],
+        A[:, 0, 0],
+        B,
+        C,
+        D[:, :1],
+        **(options | {"dt_bias": bias[:, 0]}),
+    )
+    got = selective_state_update(state, x, dt, A, B, C, D, **options)
+    torch.testing.assert_close(state, expected_state)
+    torch.testing.assert_close(got, expected)
+
+
 @on_each
 def test_opcheck_and_strides_of_fake_kernel_and_reference(case: Case) -> None:
     operator, inputs = SPEC.operator(case.operator), case.make(torch.float32, 0)
