@@ -40,7 +40,7 @@ def _update_gated(*inputs: Any) -> tuple[Tensor, ...]:
 def _node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     *tensors, softplus = inputs
     state, x, *_ = tensors
-    results: tuple[Tensor, ...] = torch.onnx.ops.symbolic_multi_out(
+    results = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         tensors,
         {"dt_softplus": int(softplus)},
@@ -48,7 +48,7 @@ def _node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
         shapes=(x.shape, state.shape),
         version=VERSION,
     )
-    return results
+    return tuple(results)
 
 
 def _text(gated: bool) -> str:
@@ -66,8 +66,8 @@ def _text(gated: bool) -> str:
     )
 
 
-# Of softplus by Exp and Log alone: see selective_scan/onnx.py. B and C are brought from (b, g, N) to
-# (b, h, 1, N) by an Expand along a dimension of the heads of a group.
+# Of softplus by Exp and Log alone: see selective_scan/onnx.py. B and C are brought from (b, g, N)
+# to (b, h, 1, N) by an Expand along a dimension of the heads of a group.
 _STEP = """
         one_float = Constant <value_float = 1.0> ()
         one = CastLike(one_float, A)

@@ -98,8 +98,8 @@ def ssd_chunk_scan(
 
     Returns:
         out, (b, l, H, P), x's dtype, contiguous; with `return_final_states` the pair of out and the
-        final states, (b, H, P, N), float32, or float64 where x is. Both are differentiable, once, in
-        all tensors that are given.
+        final states, (b, H, P, N), float32, or float64 where x is. Both are differentiable, once,
+        in all tensors that are given.
 
     Raises:
         ValueError: a shape, dtype or device does not fit; the message names the argument.

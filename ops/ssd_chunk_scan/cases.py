@@ -1,4 +1,4 @@
-"""The cases of the chunked scan: shapes around the edges of chunks and vectors, options, layouts."""
+"""The cases of the chunked scan: shapes around edges of chunks and vectors, options, layouts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -66,7 +66,8 @@ def transposed(t: Tensor) -> Tensor:
 
 def time_last(t: Tensor) -> Tensor:
     """Time comes last in memory, as after a convolution over (b, channels, l)."""
-    return t.movedim(1, -1).contiguous().movedim(-1, 1)
+    moved: Tensor = t.movedim(1, -1).contiguous().movedim(-1, 1)
+    return moved
 
 
 def sliced(t: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def sliced(t: Tensor) -> Tensor:
 def offset(t: Tensor) -> Tensor:
     """A part of wider steps: one of the outputs of a split projection."""
     buffer = t.new_full((*t.shape[:2], 2 * t[0, 0].numel() + 1), float("nan"))
-    view = buffer[..., t[0, 0].numel() : 2 * t[0, 0].numel()].unflatten(2, t.shape[2:])
+    view: Tensor = buffer[..., t[0, 0].numel() : 2 * t[0, 0].numel()].unflatten(2, t.shape[2:])
     return view.copy_(t)
 
 

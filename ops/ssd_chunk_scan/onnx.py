@@ -46,7 +46,7 @@ def functions(opset: int) -> list[FunctionProto]:
 def _node(
     name: str, tensors: tuple[Tensor, ...], softplus: bool, like: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    results: tuple[Tensor, ...] = torch.onnx.ops.symbolic_multi_out(
+    results = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         tensors,
         {"dt_softplus": int(softplus)},
@@ -54,7 +54,7 @@ def _node(
         shapes=[t.shape for t in like],
         version=VERSION,
     )
-    return results
+    return tuple(results)
 
 
 def _forward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -129,8 +129,9 @@ def _backward_text(gated: bool) -> str:
     )
 
 
-# Of softplus by Exp and Log alone: see selective_scan/onnx.py. As sequences x is (l, b, G, c, P, 1),
-# the steps are (l, b, G, c, 1, 1), B and C (l, b, G, 1, 1, N); A is (G, c, 1, 1).
+# Of softplus by Exp and Log alone: see selective_scan/onnx.py. As sequences x is
+# (l, b, G, c, P, 1), the steps are (l, b, G, c, 1, 1), B and C (l, b, G, 1, 1, N); A is
+# (G, c, 1, 1).
 _PREPARE = """
         unit = Constant <value_ints = [1]> ()
         keep_1 = Constant <value_ints = [0]> ()

@@ -5,10 +5,10 @@ is differentiable by autograd. Backward is stated explicitly, because autograd c
 inside a registered operator.
 
 Within a chunk, with c_t = Σ_{r ≤ t} δ_r A, with h the state before the chunk and g the cotangent of
-the one after it, h′; t and s are steps, and T is the last:
+the one after it, h_next; t and s are steps, and T is the last:
 
     L_ts = exp(c_t - c_s) for s ≤ t, else 0      M_ts = (C_t·B_s) L_ts δ_s
-    y_t = exp(c_t) h C_t + Σ_s M_ts x_s           h′ = exp(c_T) h + Σ_s w_s x_s B_sᵀ
+    y_t = exp(c_t) h C_t + Σ_s M_ts x_s h_next = exp(c_T) h + Σ_s w_s x_s B_sᵀ
     w_s = exp(c_T - c_s) δ_s
 
     dM_ts = dy_t·x_s, Q_ts = dM_ts L_ts δ_s, K_ts = dM_ts (C_t·B_s) L_ts, dw_s = x_sᵀ g B_s
@@ -262,7 +262,8 @@ def _chunked(t: Tensor) -> Tensor:
     """(b, l, …) as (b, c, t, …), with zeros at the end."""
     missing = -t.shape[1] % CHUNK
     filled = torch.cat([t, t.new_zeros((t.shape[0], missing, *t.shape[2:]))], 1)
-    return filled.unflatten(1, (filled.shape[1] // CHUNK, CHUNK))
+    chunks: Tensor = filled.unflatten(1, (filled.shape[1] // CHUNK, CHUNK))
+    return chunks
 
 
 def _joined(t: Tensor, length: int) -> Tensor:
