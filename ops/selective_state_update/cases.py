@@ -1,0 +1,125 @@
+"""The cases of the state update: heads and groups, sizes around vectors, memory layouts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fuseport.ops.spec import Case, Inputs
+
+__all__ = ["CASES"]
+
+Layout = Callable[[Tensor], Tensor]
+"""Copies a tensor into some memory layout; the values stay, unless it is expanded."""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    b: int = 2
+    h: int = 3
+    d: int = 5
+    N: int = 6
+    g: int = 1
+    gated: bool = False
+    softplus: bool = True
+    wide_state: bool = True
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+
+    def make(self, dtype: torch.dtype, seed: int) -> Inputs:
+        """Drawn in float64 and then rounded, so that all dtypes see the same values."""
+        generator = torch.Generator().manual_seed(seed)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        b, h, d, N = self.b, self.h, self.d, self.N
+        dt = normal(b, h, d) - 1 if self.softplus else normal(b, h, d).abs() * 0.3
+        values = {
+            "state": normal(b, h, d, N).to(wide if self.wide_state else dtype),
+            "x": normal(b, h, d).to(dtype),
+            "dt": dt.to(dtype),
+            "A": -normal(h, d, N).mul(0.5).exp().to(wide),
+            "B": normal(b, self.g, N).to(dtype),
+            "C": normal(b, self.g, N).to(dtype),
+            "D": normal(h, d).to(wide),
+            "z": normal(b, h, d).to(dtype),
+            "dt_bias": (normal(h, d) * 0.2).to(wide),
+        }
+        for name, layout in self.layouts.items():
+            values[name] = layout(values[name])
+        if not self.gated:
+            del values["z"]
+        return {**values, "dt_softplus": self.softplus}
+
+
+def transposed(t: Tensor) -> Tensor:
+    """The last two dimensions trade places in memory."""
+    return t.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def sliced(t: Tensor) -> Tensor:
+    """Every second element of the last dimension of a larger buffer, after an odd offset."""
+    buffer = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
+    return buffer[..., 1::2].copy_(t)
+
+
+def offset(t: Tensor) -> Tensor:
+    """A part of a wider last dimension: one of the outputs of a split projection."""
+    buffer = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
+    return buffer[..., t.shape[-1] : 2 * t.shape[-1]].copy_(t)
+
+
+def expanded_last(t: Tensor) -> Tensor:
+    """The first of the last dimension for all: stride 0."""
+    return t[..., :1].expand(t.shape)
+
+
+def expanded_head(t: Tensor) -> Tensor:
+    """The first of the last two dimensions for all: A of Mamba-2, one number for a head."""
+    return t[:, :1, :1].expand(t.shape)
+
+
+def expanded_batch(t: Tensor) -> Tensor:
+    """The first batch entry for all: stride 0."""
+    return t[:1].expand(t.shape)
+
+
+_ALL = ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias")
+_HEAD = {"dt": expanded_last, "A": expanded_head, "D": expanded_last, "dt_bias": expanded_last}
+_SHAPES = {
+    "plain": _Shape(),
+    "gated": _Shape(gated=True),
+    "without_softplus": _Shape(gated=True, softplus=False),
+    "state_of_inputs_dtype": _Shape(gated=True, wide_state=False),
+    "one_of_everything": _Shape(b=1, h=1, d=1, N=1, gated=True),
+    "empty_batch": _Shape(b=0, gated=True),
+    "no_channels": _Shape(d=0),
+    "no_states": _Shape(N=0),
+    "mamba_1": _Shape(h=1, d=70, N=16, gated=True),
+    "mamba_2": _Shape(b=2, h=4, d=64, N=128, g=2, gated=True, layouts=_HEAD),
+    "many_units": _Shape(b=4, h=8, d=64, N=64, g=2, gated=True),  # worth several threads
+    "states_17": _Shape(N=17, d=33, gated=True),
+    "channels_130": _Shape(d=130, N=3),
+    "groups": _Shape(h=6, g=3, gated=True),
+    "layout_transposed": _Shape(d=18, N=20, gated=True, layouts=dict.fromkeys(_ALL, transposed)),
+    "layout_sliced": _Shape(d=18, N=20, gated=True, layouts=dict.fromkeys(_ALL, sliced)),
+    "layout_offset": _Shape(d=18, N=20, gated=True, layouts=dict.fromkeys(_ALL, offset)),
+    "layout_expanded_states": _Shape(d=18, N=20, gated=True, layouts={"A": expanded_last}),
+    "layout_expanded_batch": _Shape(
+        gated=True, layouts=dict.fromkeys(("state", "x", "dt", "B", "C", "z"), expanded_batch)
+    ),
+    "layout_transposed_size_1": _Shape(
+        h=1, d=1, gated=True, layouts=dict.fromkeys(_ALL, transposed)
+    ),
+}
+
+CASES: tuple[Case, ...] = tuple(
+    Case(
+        name,
+        "selective_state_update_gated" if shape.gated else "selective_state_update",
+        shape.make,
+    )
+    for name, shape in _SHAPES.items()
+)

@@ -1,0 +1,179 @@
+// The state update as operators of torch: schemas, CPU kernels. No Python in here, so that a C++
+// program can open the library and run artifacts that use the operators.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "native/checks.hpp"
+#include "native/parallel.hpp"
+#include "selective_state_update/kernel.hpp"
+
+namespace fuseport::selective_state_update {
+namespace {
+
+using at::Tensor;
+
+// The checks of shapes.py, in their order, with their messages.
+void check(const char* op, const Tensor& state, const Tensor& x, const Tensor& dt, const Tensor& A,
+           const Tensor& B, const Tensor& C, const Tensor& D, const std::optional<Tensor>& z,
+           const Tensor& dt_bias) {
+  const Check check{op, "x", x};
+  check.require(x.dim() == 3, "x", "(b, h, d)", tuple(x.sizes()));
+  const at::ScalarType dtype = x.scalar_type();
+  check.require(dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
+                    dtype == at::kDouble,
+                "x", "float16, bfloat16, float32 or float64", name_of(dtype));
+  const int64_t b = x.size(0), h = x.size(1), d = x.size(2);
+  const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+
+  const at::ScalarType state_dtype = state.scalar_type();
+  check.require(state_dtype == dtype || state_dtype == wide, "state",
+                name_of(dtype) + " or " + name_of(wide), name_of(state_dtype));
+  check.like("state", state, state_dtype);
+  check.require(state.dim() == 4, "state", "(b, h, d, N)", tuple(state.sizes()));
+  const int64_t states = state.size(3);
+  check.shape("state", state, "(b, h, d, N)", {b, h, d, states});
+  check.like("dt", dt, dtype);
+  check.shape("dt", dt, "x's shape", {b, h, d});
+  check.like("A", A, wide);
+  check.shape("A", A, "(h, d, N)", {h, d, states});
+  const auto coefficient = [&](const char* name, const Tensor& t) {
+    check.like(name, t, dtype);
+    check.require(t.dim() == 3, name, "(b, g, N)", tuple(t.sizes()));
+    const int64_t groups = t.size(1);
+    check.require(groups >= 1 && h % groups == 0, name,
+                  "of groups that divide " + std::to_string(h) + " heads", groups);
+    check.shape(name, t, "(b, g, N)", {b, groups, states});
+  };
+  coefficient("B", B);
+  coefficient("C", C);
+  check.require(B.size(1) == C.size(1), "C",
+                "of as many groups as B = " + std::to_string(B.size(1)), C.size(1));
+  check.like("D", D, wide);
+  check.shape("D", D, "(h, d)", {h, d});
+  if (z) {
+    check.like("z", *z, dtype);
+    check.shape("z", *z, "x's shape", {b, h, d});
+  }
+  check.like("dt_bias", dt_bias, wide);
+  check.shape("dt_bias", dt_bias, "(h, d)", {h, d});
+}
+
+Dtype dtype_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kHalf:
+      return Dtype::float16;
+    case at::kBFloat16:
+      return Dtype::bfloat16;
+    case at::kDouble:
+      return Dtype::float64;
+    default:
+      return Dtype::float32;
+  }
+}
+
+Strided sequence(const Tensor& t) {
+  return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2), 0};
+}
+
+Strided coefficient(const Tensor& t) {
+  return {t.const_data_ptr(), t.stride(0), t.stride(1), 0, t.stride(2)};
+}
+
+Strided parameter(const Tensor& t) {
+  return {t.const_data_ptr(), 0, t.stride(0), t.stride(1), t.dim() == 3 ? t.stride(2) : 0};
+}
+
+// Torch's threads and memory.
+struct Host {
+  struct Memory {
+    Tensor buffer;
+    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
+  };
+
+  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
+  int64_t threads_for(int64_t units, int64_t steps) const {
+    return fuseport::threads_for(units, steps);
+  }
+  template <class Work>
+  void parallel(int64_t units, int64_t threads, const Work& work) const {
+    fuseport::parallel(units, threads, work);
+  }
+};
+
+using Outputs = std::tuple<Tensor, Tensor>;
+
+Outputs update_cpu(const char* op, const Tensor& state, const Tensor& x, const Tensor& dt,
+                   const Tensor& A, const Tensor& B, const Tensor& C, const Tensor& D,
+                   const std::optional<Tensor>& z, const Tensor& dt_bias, bool softplus) {
+  check(op, state, x, dt, A, B, C, D, z, dt_bias);
+  Tensor out = at::empty(x.sizes(), x.options());
+  Tensor new_state = at::empty(state.sizes(), state.options());
+  Problem p;
+  p.dtype = dtype_of(x);
+  p.wide_state = state.scalar_type() == A.scalar_type();
+  p.batches = x.size(0);
+  p.heads = x.size(1);
+  p.channels = x.size(2);
+  p.states = state.size(3);
+  p.heads_per_group = p.heads / B.size(1);
+  p.softplus = softplus;
+  p.state = {state.const_data_ptr(), state.stride(0), state.stride(1), state.stride(2),
+             state.stride(3)};
+  p.x = sequence(x);
+  p.dt = sequence(dt);
+  p.A = parameter(A);
+  p.B = coefficient(B);
+  p.C = coefficient(C);
+  p.D = parameter(D);
+  if (z) p.z = sequence(*z);
+  p.dt_bias = parameter(dt_bias);
+  p.out = out.mutable_data_ptr();
+  p.new_state = new_state.mutable_data_ptr();
+  if (out.numel() > 0) run(Host{}, p);
+  return {out, new_state};
+}
+
+Outputs update(const Tensor& state, const Tensor& x, const Tensor& dt, const Tensor& A,
+               const Tensor& B, const Tensor& C, const Tensor& D, const Tensor& dt_bias,
+               bool softplus) {
+  return update_cpu("selective_state_update", state, x, dt, A, B, C, D, {}, dt_bias, softplus);
+}
+
+Outputs update_gated(const Tensor& state, const Tensor& x, const Tensor& dt, const Tensor& A,
+                     const Tensor& B, const Tensor& C, const Tensor& D, const Tensor& z,
+                     const Tensor& dt_bias, bool softplus) {
+  return update_cpu("selective_state_update_gated", state, x, dt, A, B, C, D, z, dt_bias,
+                    softplus);
+}
+
+TORCH_LIBRARY_FRAGMENT(fuseport, m) {
+  // Where the fakes come from: torch names this module to whom they are missing.
+  m.set_python_module("fuseport.ops.registration");
+  m.def(
+      "selective_state_update(Tensor state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
+      "Tensor D, Tensor dt_bias, bool dt_softplus) -> (Tensor out, Tensor new_state)");
+  m.def(
+      "selective_state_update_gated(Tensor state, Tensor x, Tensor dt, Tensor A, Tensor B, "
+      "Tensor C, Tensor D, Tensor z, Tensor dt_bias, bool dt_softplus) "
+      "-> (Tensor out, Tensor new_state)");
+}
+
+TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
+  m.impl("selective_state_update", update);
+  m.impl("selective_state_update_gated", update_gated);
+}
+
+TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
+  // These run as they are, and refuse when they are differentiated.
+  m.impl("selective_state_update", torch::autograd::autogradNotImplementedFallback());
+  m.impl("selective_state_update_gated", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace
+}  // namespace fuseport::selective_state_update

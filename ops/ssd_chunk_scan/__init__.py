@@ -1,0 +1,185 @@
+"""The scan of Mamba-2, structured state space duality: one decay for each head and step.
+
+Signature and semantics follow `mamba_chunk_scan_combined` of state-spaces/mamba (Dao & Gu,
+"Transformers are SSMs: generalized models and efficient algorithms through structured state space
+duality", 2024, section 6), so that models that call it work unchanged.
+"""
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from fuseport.ops import registration
+from fuseport.ops.spec import Operator, OpSpec
+from fuseport.ops.ssd_chunk_scan import reference, shapes
+from fuseport.ops.ssd_chunk_scan.cases import CASES
+
+__all__ = ["SPEC", "ssd_chunk_scan"]
+
+_INF = float("inf")
+
+
+@overload
+def ssd_chunk_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int = ...,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    dt_bias: Tensor | None = ...,
+    initial_states: Tensor | None = ...,
+    seq_idx: Tensor | None = ...,
+    dt_softplus: bool = ...,
+    dt_limit: tuple[float, float] = ...,
+    return_final_states: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def ssd_chunk_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int = ...,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    dt_bias: Tensor | None = ...,
+    initial_states: Tensor | None = ...,
+    seq_idx: Tensor | None = ...,
+    dt_softplus: bool = ...,
+    dt_limit: tuple[float, float] = ...,
+    return_final_states: bool = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def ssd_chunk_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int = shapes.CHUNK,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, _INF),
+    return_final_states: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Scans `x` over time; b batch, l length, H heads, P head width, G groups, N states.
+
+    δ = dt + dt_bias, then softplus if `dt_softplus` (the identity above 20), then clamped to
+    `dt_limit`; h_t = exp(δ_t A)·h_{t-1} + δ_t x_t B_tᵀ, (P, N), for each head, from
+    `initial_states`; out_t = (h_t C_t + D·x_t)·SiLU(z_t), without what is not given.
+
+    It is computed in float32, or in float64 where x is float64.
+
+    Args:
+        x: (b, l, H, P), float16, bfloat16, float32 or float64, in any memory layout.
+        dt: (b, l, H), x's dtype.
+        A: (H,), floating; A, D, dt_bias and initial_states are used in float32, or in float64
+            where x is.
+        B: (b, l, G, N), x's dtype; head i takes group i // (H/G).
+        C: like B.
+        chunk_size: positive; results do not depend on it, but for rounding in other
+            implementations: here chunks are of 64 steps.
+        D: (H,) or (H, P), or None.
+        z: like x, or None.
+        dt_bias: (H,), or None.
+        initial_states: (b, H, P, N), or None for zeros.
+        seq_idx: None: packed sequences are not supported yet.
+        dt_softplus: whether dt passes through softplus.
+        dt_limit: what dt is clamped to; with the default a negative dt becomes 0.
+        return_final_states: whether the states after the last step are returned too.
+
+    Returns:
+        out, (b, l, H, P), x's dtype, contiguous; with `return_final_states` the pair of out and the
+        final states, (b, H, P, N), float32, or float64 where x is. Both are differentiable, once,
+        in all tensors that are given.
+
+    Raises:
+        ValueError: a shape, dtype or device does not fit; the message names the argument.
+        NotImplementedError: seq_idx is given.
+    """
+    registration.ensure(SPEC)
+    if seq_idx is not None:
+        raise NotImplementedError(
+            "fuseport::ssd_chunk_scan: seq_idx must be None: packed sequences are not supported"
+        )
+    if chunk_size < 1:
+        raise ValueError(f"fuseport::ssd_chunk_scan: chunk_size must be positive; got {chunk_size}")
+    low, high = dt_limit
+    if not low <= high:
+        raise ValueError(f"fuseport::ssd_chunk_scan: dt_limit must be in order; got {dt_limit}")
+    shapes.check_ranks("ssd_chunk_scan", x, B)
+    b, _, heads, width = x.shape
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+
+    def parameter(t: Tensor | None, *shape: int) -> Tensor:
+        if t is None:
+            return torch.zeros(shape, dtype=wide, device=x.device)
+        return t.to(wide) if t.is_floating_point() else t
+
+    skip = parameter(D, heads, width)
+    if skip.dim() == 1:
+        skip = skip[:, None].expand(heads, width) if skip.shape[0] == heads else skip
+    limits = [torch.full((1,), bound, dtype=wide, device=x.device) for bound in (low, high)]
+    inputs = (x, dt, parameter(A), B, C, skip)
+    rest = (
+        parameter(dt_bias, heads),
+        parameter(initial_states, b, heads, width, B.shape[3]),
+        torch.cat(limits),
+        dt_softplus,
+    )
+    operators = torch.ops.fuseport
+    if z is None:
+        out, final_states = operators.ssd_chunk_scan(*inputs, *rest)
+    else:
+        out, final_states = operators.ssd_chunk_scan_gated(*inputs, z, *rest)
+    return (out, final_states) if return_final_states else out
+
+
+_INPUTS = "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor D, "
+_REST = "Tensor dt_bias, Tensor initial_states, Tensor dt_limit, bool dt_softplus"
+_GRADIENTS = "Tensor dx, Tensor ddt, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+
+SPEC = OpSpec(
+    name="ssd_chunk_scan",
+    package=__name__,
+    function=ssd_chunk_scan,
+    operators=(
+        Operator(
+            name="ssd_chunk_scan",
+            schema=f"({_INPUTS}{_REST}) -> (Tensor out, Tensor final_states)",
+            reference=reference.ssd_chunk_scan,
+            fake=shapes.fake_scan,
+            backward="ssd_chunk_scan_backward",
+        ),
+        Operator(
+            name="ssd_chunk_scan_gated",
+            schema=f"({_INPUTS}Tensor z, {_REST}) -> (Tensor out, Tensor final_states)",
+            reference=reference.ssd_chunk_scan_gated,
+            fake=shapes.fake_scan_gated,
+            backward="ssd_chunk_scan_gated_backward",
+        ),
+        Operator(
+            name="ssd_chunk_scan_backward",
+            schema=f"(Tensor dout, Tensor dfinal_states, {_INPUTS}{_REST}) "
+            f"-> ({_GRADIENTS}Tensor ddt_bias, Tensor dinitial_states)",
+            reference=reference.ssd_chunk_scan_backward,
+            fake=shapes.fake_scan_backward,
+        ),
+        Operator(
+            name="ssd_chunk_scan_gated_backward",
+            schema=f"(Tensor dout, Tensor dfinal_states, {_INPUTS}Tensor z, {_REST}) "
+            f"-> ({_GRADIENTS}Tensor dz, Tensor ddt_bias, Tensor dinitial_states)",
+            reference=reference.ssd_chunk_scan_gated_backward,
+            fake=shapes.fake_scan_gated_backward,
+        ),
+    ),
+    cases=CASES,
+)

@@ -1,0 +1,92 @@
+// What the bindings of the kernels to torch and to ONNX Runtime do alike, over raw pointers.
+#pragma once
+
+#include <cstdint>
+
+#include "ssd_chunk_scan/kernel.hpp"
+
+namespace fuseport::ssd_chunk_scan {
+
+// `host` has threads_for(units, steps), parallel(units, threads, work), and scratch(bytes), whose
+// result owns memory, with data() for its address. The problem is not empty.
+
+inline char* aligned(char* base) { return base + (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64; }
+
+template <class Host, class Run>
+void for_each_unit(const Host& host, const Problem& p, int64_t units, int64_t scratch_bytes,
+                   const Run& run) {
+  const int64_t stride = (scratch_bytes + 63) / 64 * 64;
+  const int64_t threads = host.threads_for(units, p.batches * p.length * p.heads * p.width);
+  const auto buffer = host.scratch(threads * stride + 64);
+  char* base = aligned(buffer.data());
+  host.parallel(units, threads,
+                [&](int64_t unit, int64_t slot) { run(unit, base + slot * stride); });
+}
+
+// Calls run(p) with what all heads of a group share in place.
+template <class Host, class Run>
+void with_prepared(const Host& host, Problem p, const Run& run) {
+  const Kernels& k = kernels();
+  const auto buffer = host.scratch(k.prepared_bytes(p) + 64);
+  p.prepared = aligned(buffer.data());
+  for_each_unit(host, p, p.batches * p.chunks() * p.groups, k.scratch_bytes(p, false),
+                [&](int64_t unit, void* scratch) { k.prepare(p, unit, scratch); });
+  run(p);
+}
+
+template <class Host>
+void run_forward(const Host& host, const Problem& problem, const Forward& forward) {
+  with_prepared(host, problem, [&](const Problem& p) {
+    const Kernels& k = kernels();
+    for_each_unit(host, p, p.batches * p.heads, k.scratch_bytes(p, false),
+                  [&](int64_t unit, void* scratch) { k.forward(p, forward, unit, scratch); });
+  });
+}
+
+// The gradients that are summed over units, in their own shapes and dtypes, contiguous.
+struct Totals {
+  void *dA = nullptr, *dB = nullptr, *dC = nullptr, *dD = nullptr, *ddt_bias = nullptr;
+};
+
+// The sum over batches of (b, count), in their order, rounded once.
+inline void sum_batches(const Problem& p, const double* parts, int64_t count, void* total) {
+  for (int64_t i = 0; i < count; ++i) {
+    double sum = 0;
+    for (int64_t b = 0; b < p.batches; ++b) sum += parts[b * count + i];
+    if (p.dtype == Dtype::float64) {
+      static_cast<double*>(total)[i] = sum;
+    } else {
+      static_cast<float*>(total)[i] = static_cast<float>(sum);
+    }
+  }
+}
+
+template <class Host>
+void run_backward(const Host& host, const Problem& problem, Backward backward,
+                  const Totals& totals) {
+  const Kernels& k = kernels();
+  const int64_t real = problem.dtype == Dtype::float64 ? 8 : 4;
+  const int64_t parts =
+      problem.batches * problem.length * problem.blocks() * problem.states * real;
+  const int64_t all_heads = problem.batches * problem.heads;
+  const auto dB = host.scratch(parts), dC = host.scratch(parts);
+  const auto sums = host.scratch(all_heads * (problem.width + 2) * 8 + 64);
+  backward.dB = dB.data();
+  backward.dC = dC.data();
+  backward.dA = reinterpret_cast<double*>(aligned(sums.data()));
+  backward.ddt_bias = backward.dA + all_heads;
+  backward.dD = backward.ddt_bias + all_heads;
+  with_prepared(host, problem, [&](const Problem& p) {
+    for_each_unit(host, p, p.batches * p.blocks(), k.scratch_bytes(p, true),
+                  [&](int64_t unit, void* scratch) { k.backward(p, backward, unit, scratch); });
+  });
+  const Sum sum_B{backward.dB, totals.dB}, sum_C{backward.dC, totals.dC};
+  for (const Sum& sum : {sum_B, sum_C})
+    for_each_unit(host, problem, problem.batches * problem.length, 0,
+                  [&](int64_t unit, void*) { k.sum(problem, sum, unit); });
+  sum_batches(problem, backward.dA, problem.heads, totals.dA);
+  sum_batches(problem, backward.ddt_bias, problem.heads, totals.ddt_bias);
+  sum_batches(problem, backward.dD, problem.heads * problem.width, totals.dD);
+}
+
+}  // namespace fuseport::ssd_chunk_scan

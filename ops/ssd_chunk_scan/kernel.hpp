@@ -1,0 +1,104 @@
+// What the kernels of the chunked scan take and give, over raw pointers: the interface between
+// kernel.cpp, compiled once per instruction set, and its bindings.
+//
+// Work is cut into units that depend on nothing of each other. What sums over units does so in
+// their order; hence bits do not depend on threads.
+#pragma once
+
+#include <cstdint>
+
+#include "native/isa.hpp"
+
+#define FUSEPORT_INLINED inline __attribute__((always_inline))
+
+namespace fuseport::ssd_chunk_scan {
+
+constexpr int64_t CHUNK = 64;  // steps whose outputs are products of matrices: as in shapes.py
+
+enum class Dtype { float16, bfloat16, float32, float64 };
+
+// (b, l, H, P), (b, l, G, N) or (b, l, H), in the problem's dtype; strides in elements, any value.
+struct Strided {
+  const void* data = nullptr;
+  int64_t batch = 0, step = 0, head = 0, column = 0;
+};
+
+// The type that is computed in, float or double, is called real. What is contiguous has no strides.
+struct Problem {
+  Dtype dtype = Dtype::float32;
+  int64_t batches = 0, length = 0, heads = 0, width = 0, groups = 1, states = 0;
+  bool softplus = false;
+  Strided x, dt, B, C, z;                // z.data is null where there is no gate
+  const void* A = nullptr;               // (H,), contiguous, real, like all that follow
+  const void* D = nullptr;               // (H, P)
+  const void* dt_bias = nullptr;         // (H,)
+  const void* initial_states = nullptr;  // (b, H, P, N)
+  const void* dt_limit = nullptr;        // (2,)
+  // For each batch, chunk and group: B and C, (64, padded N), and C·Bᵀ, (64, 64).
+  void* prepared = nullptr;
+
+  // Inlined always: a copy that is compiled for one instruction set must not serve another.
+  FUSEPORT_INLINED int64_t chunks() const { return (length + CHUNK - 1) / CHUNK; }
+  FUSEPORT_INLINED int64_t heads_per_group() const { return heads / groups; }
+  // Heads whose parts of dB and dC are summed at once: fewer where units would be too few.
+  FUSEPORT_INLINED int64_t block() const {
+    const int64_t wanted = batches * heads >= 96 ? 4 : batches * heads >= 24 ? 3 : 1;
+    return wanted < heads_per_group() ? wanted : heads_per_group();
+  }
+  FUSEPORT_INLINED int64_t blocks_per_group() const {
+    return (heads_per_group() + block() - 1) / block();
+  }
+  FUSEPORT_INLINED int64_t blocks() const { return groups * blocks_per_group(); }
+};
+
+struct Forward {
+  void* out = nullptr;           // (b, l, H, P), contiguous, in `dtype`
+  void* final_states = nullptr;  // (b, H, P, N), contiguous, real
+};
+
+struct Backward {
+  Strided dout;
+  const void* dfinal_states = nullptr;  // (b, H, P, N), contiguous, real
+  // Contiguous, in `dtype`, in the shapes of what they belong to.
+  void *dx = nullptr, *ddt = nullptr, *dz = nullptr;
+  void* dinitial_states = nullptr;      // (b, H, P, N), contiguous, real
+  // Sums over one unit, which `sum` and the binding add up.
+  void *dB = nullptr, *dC = nullptr;    // (b, l, blocks, N), real
+  double *dA = nullptr, *ddt_bias = nullptr;  // (b, H)
+  double* dD = nullptr;                       // (b, H, P)
+};
+
+// Adds up the parts of dB or dC, and writes (b, l, G, N), contiguous, in `dtype`.
+struct Sum {
+  const void* parts = nullptr;
+  void* total = nullptr;
+};
+
+// The functions for one instruction set. Scratch is each unit's own, 64-aligned.
+struct Kernels {
+  int64_t (*prepared_bytes)(const Problem&);  // of all of p.prepared, to be 64-aligned
+  int64_t (*scratch_bytes)(const Problem&, bool backward);
+  void (*prepare)(const Problem&, int64_t unit, void* scratch);  // units: b · chunks · G
+  void (*forward)(const Problem&, const Forward&, int64_t unit, void* scratch);  // b · H
+  void (*backward)(const Problem&, const Backward&, int64_t unit, void* scratch);  // b · blocks
+  void (*sum)(const Problem&, const Sum&, int64_t unit);  // b · l
+};
+
+#define FUSEPORT_DECLARE(isa) \
+  namespace isa {             \
+  extern const Kernels table; \
+  }
+FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
+#undef FUSEPORT_DECLARE
+
+// The kernels for the best instruction set of this machine.
+inline const Kernels& kernels() {
+  static const Isa chosen = chosen_isa();
+#define FUSEPORT_TABLE(isa) \
+  if (chosen == Isa::isa) return isa::table;
+  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
+#undef FUSEPORT_TABLE
+  return baseline::table;
+}
+
+}  // namespace fuseport::ssd_chunk_scan

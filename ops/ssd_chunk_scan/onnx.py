@@ -1,0 +1,316 @@
+"""The chunked scan and its backward as ONNX: nodes of domain `fuseport.ops`, with function bodies.
+
+The bodies follow the definition, step by step, with `Scan`; they know nothing of dtypes and compute
+in A's. They use only what onnx's reference evaluator has too: `Scan` along axis 0, forward in time;
+time is reversed with `Slice`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import onnx.parser
+import torch
+from onnx import FunctionProto
+from torch import Tensor
+
+__all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
+
+DOMAIN = "fuseport.ops"
+VERSION = 1
+
+
+def decompositions() -> dict[str, Callable[..., Any]]:
+    """For each operator of the op, by name, its form as one symbolic ONNX node."""
+
+    def forward(name: str) -> Callable[..., Any]:
+        return lambda *inputs: _forward_node(name, inputs)
+
+    def backward(name: str) -> Callable[..., Any]:
+        return lambda *inputs: _backward_node(name, inputs)
+
+    return {
+        "ssd_chunk_scan": forward("ssd_chunk_scan"),
+        "ssd_chunk_scan_gated": forward("ssd_chunk_scan_gated"),
+        "ssd_chunk_scan_backward": backward("ssd_chunk_scan_backward"),
+        "ssd_chunk_scan_gated_backward": backward("ssd_chunk_scan_gated_backward"),
+    }
+
+
+def functions(opset: int) -> list[FunctionProto]:
+    """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
+    texts = [_forward_text(False), _forward_text(True), _backward_text(False), _backward_text(True)]
+    return [onnx.parser.parse_function(text.replace("OPSET", str(opset))) for text in texts]
+
+
+def _node(
+    name: str, tensors: tuple[Tensor, ...], softplus: bool, like: list[Tensor]
+) -> tuple[Tensor, ...]:
+    results = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::{name}",
+        tensors,
+        {"dt_softplus": int(softplus)},
+        dtypes=[t.dtype for t in like],
+        shapes=[t.shape for t in like],
+        version=VERSION,
+    )
+    return tuple(results)
+
+
+def _forward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    *tensors, softplus = inputs
+    x, initial_states = tensors[0], tensors[-2]
+    return _node(name, tuple(tensors), softplus, [x, initial_states])
+
+
+def _backward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    *tensors, softplus = inputs
+    # Gradients come in the order of the inputs they belong to; dt_limit, the last, has none.
+    return _node(name, tuple(tensors), softplus, tensors[2:-1])
+
+
+# In the texts below: b batch, l length, H heads, P their width, G groups, c heads of a group, N
+# states. Names that end in _t belong to one time step, names that end in _s are sequences with time
+# first.
+
+
+def _forward_text(gated: bool) -> str:
+    name = "ssd_chunk_scan_gated" if gated else "ssd_chunk_scan"
+    gate = "z, " if gated else ""
+    return (
+        f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
+        {name} <dt_softplus> (x, dt, A, B, C, D, {gate}dt_bias, initial_states, dt_limit)
+        => (out, final_states) {{"""
+        + _PREPARE
+        + """
+        last, y_s = Scan <num_scan_inputs = 4, body = step (h, x_t, step_t, B_t, C_t) => (h_t, y_t)
+        {"""
+        + _STEP
+        + """
+            read = Mul(h_t, C_t)
+            axis_N = Constant <value_ints = [-1]> ()
+            y_t = ReduceSum(read, axis_N)
+        }> (initial, x_s, step_s, B_s, C_s)"""
+        + _OUTPUT
+        + (_GATE if gated else "result = Identity(ungated)")
+        + """
+        out = CastLike(result, x)
+        states_shape = Shape(initial_states)
+        final_states = Reshape <allowzero = 1> (last, states_shape)
+        }"""
+    )
+
+
+def _backward_text(gated: bool) -> str:
+    name = "ssd_chunk_scan_gated_backward" if gated else "ssd_chunk_scan_backward"
+    z, dz = ("z, ", "dz, ") if gated else ("", "")
+    return (
+        f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
+        {name} <dt_softplus>
+        (dout, dfinal_states, x, dt, A, B, C, D, {z}dt_bias, initial_states, dt_limit)
+        => (dx, ddt, dA, dB, dC, dD, {dz}ddt_bias, dinitial_states) {{"""
+        + _PREPARE
+        + """
+        last, h_s, y_s = Scan <
+            num_scan_inputs = 4,
+            body = step (h, x_t, step_t, B_t, C_t) => (h_t, h_before, y_t) {"""
+        + _STEP
+        + """
+            h_before = Identity(h)
+            read = Mul(h_t, C_t)
+            axis_N = Constant <value_ints = [-1]> ()
+            y_t = ReduceSum(read, axis_N)
+        }> (initial, x_s, step_s, B_s, C_s)
+        dout_wide = CastLike(dout, A)"""
+        + _OUTPUT
+        + (_GATE + _GATE_BACKWARD if gated else "dy = Identity(dout_wide)")
+        + _SCAN_BACKWARD
+        + "}"
+    )
+
+
+# Of softplus by Exp and Log alone: see selective_scan/onnx.py. As sequences x is
+# (l, b, G, c, P, 1), the steps are (l, b, G, c, 1, 1), B and C (l, b, G, 1, 1, N); A is
+# (G, c, 1, 1).
+_PREPARE = """
+        unit = Constant <value_ints = [1]> ()
+        keep_1 = Constant <value_ints = [0]> ()
+        keep_2 = Constant <value_ints = [0, 0]> ()
+        units_2 = Constant <value_ints = [1, 1]> ()
+        axis_0 = Constant <value_ints = [0]> ()
+        one_end = Constant <value_ints = [1]> ()
+        two_end = Constant <value_ints = [2]> ()
+        heads = Shape <start = 2, end = 3> (x)
+        width = Shape <start = 3, end = 4> (x)
+        groups = Shape <start = 2, end = 3> (B)
+        group_size = Div(heads, groups)
+        states = Shape <start = 3, end = 4> (B)
+        one_float = Constant <value_float = 1.0> ()
+        one = CastLike(one_float, A)
+
+        flag = Constant <value_int: int = @dt_softplus> ()
+        softplus = Cast <to = 9> (flag)
+        dt_wide = CastLike(dt, A)
+        raw = Add(dt_wide, dt_bias)
+        threshold_float = Constant <value_float = 20.0> ()
+        threshold = CastLike(threshold_float, A)
+        linear = Greater(raw, threshold)
+        exp_raw = Exp(raw)
+        exp_raw_1 = Add(exp_raw, one)
+        tiny = Equal(exp_raw_1, one)
+        log_1 = Log(exp_raw_1)
+        rounded = Sub(exp_raw_1, one)
+        correction = Div(exp_raw, rounded)
+        log1p_large = Mul(log_1, correction)
+        log1p = Where(tiny, exp_raw, log1p_large)
+        softplus_raw = Where(linear, raw, log1p)
+        smooth = Where(softplus, softplus_raw, raw)
+        lowest = Slice(dt_limit, axis_0, one_end, axis_0)
+        highest = Slice(dt_limit, one_end, two_end, axis_0)
+        not_below = Max(smooth, lowest)
+        step_wide = Min(not_below, highest)
+
+        x_split = Concat <axis = 0> (keep_2, groups, group_size, width, unit)
+        step_split = Concat <axis = 0> (keep_2, groups, group_size, units_2)
+        coefficient_split = Concat <axis = 0> (keep_2, groups, units_2, states)
+        A_split = Concat <axis = 0> (groups, group_size, units_2)
+        state_split = Concat <axis = 0> (keep_1, groups, group_size, width, states)
+        x_wide = CastLike(x, A)
+        x_time = Transpose <perm = [1, 0, 2, 3]> (x_wide)
+        x_s = Reshape(x_time, x_split)
+        step_time = Transpose <perm = [1, 0, 2]> (step_wide)
+        step_s = Reshape(step_time, step_split)
+        B_wide = CastLike(B, A)
+        B_time = Transpose <perm = [1, 0, 2, 3]> (B_wide)
+        B_s = Reshape(B_time, coefficient_split)
+        C_wide = CastLike(C, A)
+        C_time = Transpose <perm = [1, 0, 2, 3]> (C_wide)
+        C_s = Reshape(C_time, coefficient_split)
+        A_groups = Reshape(A, A_split)
+        initial = Reshape(initial_states, state_split)
+"""
+
+_STEP = """
+            exponent = Mul(step_t, A_groups)
+            decay = Exp(exponent)
+            kept = Mul(decay, h)
+            inflow = Mul(step_t, x_t)
+            added = Mul(inflow, B_t)
+            h_t = Add(kept, added)
+"""
+"""One step of the recurrence, from the state before it, `h`, (b, G, c, P, N)."""
+
+_OUTPUT = """
+        flat = Concat <axis = 0> (keep_2, heads, width)
+        y_time = Reshape(y_s, flat)
+        y = Transpose <perm = [1, 0, 2, 3]> (y_time)
+        skip = Mul(D, x_wide)
+        ungated = Add(y, skip)
+"""
+
+_GATE = """
+        z_wide = CastLike(z, A)
+        minus_z = Neg(z_wide)
+        exp_minus_z = Exp(minus_z)
+        gate_divisor = Add(one, exp_minus_z)
+        sigmoid_z = Div(one, gate_divisor)
+        silu_z = Mul(z_wide, sigmoid_z)
+        result = Mul(ungated, silu_z)
+"""
+
+_GATE_BACKWARD = """
+        one_less = Sub(one, sigmoid_z)
+        z_one_less = Mul(z_wide, one_less)
+        slope_1 = Add(one, z_one_less)
+        silu_slope = Mul(sigmoid_z, slope_1)
+        dsilu = Mul(dout_wide, ungated)
+        dz_wide = Mul(dsilu, silu_slope)
+        dz = CastLike(dz_wide, z)
+        dy = Mul(dout_wide, silu_z)
+"""
+
+_SCAN_BACKWARD = (
+    """
+        dy_time = Transpose <perm = [1, 0, 2, 3]> (dy)
+        dy_s = Reshape(dy_time, x_split)
+        first = Constant <value_ints = [-1]> ()
+        past = Constant <value_ints = [-9223372036854775807]> ()
+        back = Constant <value_ints = [-1]> ()
+        x_r = Slice(x_s, first, past, axis_0, back)
+        step_r = Slice(step_s, first, past, axis_0, back)
+        B_r = Slice(B_s, first, past, axis_0, back)
+        C_r = Slice(C_s, first, past, axis_0, back)
+        dy_r = Slice(dy_s, first, past, axis_0, back)
+        h_r = Slice(h_s, first, past, axis_0, back)
+        dlast = Reshape(dfinal_states, state_split)
+        dfirst, dx_r, dstep_r, dA_r, dB_r, dC_r = Scan <
+            num_scan_inputs = 6,
+            body = step_back (dh_later, x_t, step_t, B_t, C_t, dy_t, h)
+                => (dh_earlier, dx_t, dstep_t, dA_t, dB_t, dC_t) {
+            axis_N = Constant <value_ints = [-1]> ()
+            axis_P = Constant <value_ints = [3]> ()
+            axes_PN = Constant <value_ints = [3, 4]> ()
+            axes_cP = Constant <value_ints = [2, 3]> ()"""
+    + _STEP
+    + """
+            dh_read = Mul(dy_t, C_t)
+            dh = Add(dh_later, dh_read)
+            dh_earlier = Mul(dh, decay)
+            dC_heads = Mul(dy_t, h_t)
+            dC_t = ReduceSum(dC_heads, axes_cP)
+            dB_heads = Mul(dh, inflow)
+            dB_t = ReduceSum(dB_heads, axes_cP)
+            dexponents = Mul(dh, kept)
+            dexponent = ReduceSum(dexponents, axes_PN)
+            dA_t = Mul(dexponent, step_t)
+            dinflow_N = Mul(dh, B_t)
+            dinflow = ReduceSum(dinflow_N, axis_N)
+            dx_t = Mul(dinflow, step_t)
+            dstep_P = Mul(dinflow, x_t)
+            dstep_inflow = ReduceSum(dstep_P, axis_P)
+            dstep_decay = Mul(dexponent, A_groups)
+            dstep_t = Add(dstep_inflow, dstep_decay)
+        }> (dlast, x_r, step_r, B_r, C_r, dy_r, h_r)
+
+        dx_s = Slice(dx_r, first, past, axis_0, back)
+        dx_time = Reshape(dx_s, flat)
+        dx_scan = Transpose <perm = [1, 0, 2, 3]> (dx_time)
+        dx_skip = Mul(D, dy)
+        dx_wide = Add(dx_scan, dx_skip)
+        dx = CastLike(dx_wide, x)
+
+        sum_axes = Constant <value_ints = [0, 1]> ()
+        dD_all = Mul(dy, x_wide)
+        dD = ReduceSum <keepdims = 0> (dD_all, sum_axes)
+        dA_groups = ReduceSum <keepdims = 0> (dA_r, sum_axes)
+        dA = Reshape(dA_groups, heads)
+
+        coefficient_flat = Concat <axis = 0> (keep_2, groups, states)
+        dB_s = Slice(dB_r, first, past, axis_0, back)
+        dB_time = Reshape(dB_s, coefficient_flat)
+        dB_wide = Transpose <perm = [1, 0, 2, 3]> (dB_time)
+        dB = CastLike(dB_wide, B)
+        dC_s = Slice(dC_r, first, past, axis_0, back)
+        dC_time = Reshape(dC_s, coefficient_flat)
+        dC_wide = Transpose <perm = [1, 0, 2, 3]> (dC_time)
+        dC = CastLike(dC_wide, C)
+
+        step_flat = Concat <axis = 0> (keep_2, heads)
+        dstep_s = Slice(dstep_r, first, past, axis_0, back)
+        dstep_time = Reshape(dstep_s, step_flat)
+        dstep = Transpose <perm = [1, 0, 2]> (dstep_time)
+        not_low = GreaterOrEqual(smooth, lowest)
+        not_high = LessOrEqual(smooth, highest)
+        free = And(not_low, not_high)
+        zero = Sub(one, one)
+        dsmooth = Where(free, dstep, zero)
+        sigmoid_raw = Div(exp_raw, exp_raw_1)
+        softplus_slope = Where(linear, one, sigmoid_raw)
+        dsoftplus = Mul(dsmooth, softplus_slope)
+        draw = Where(softplus, dsoftplus, dsmooth)
+        ddt = CastLike(draw, dt)
+        ddt_bias = ReduceSum <keepdims = 0> (draw, sum_axes)
+        states_shape = Shape(initial_states)
+        dinitial_states = Reshape(dfirst, states_shape)
+"""
+)

@@ -1,0 +1,96 @@
+// Products of small matrices of reals, in blocks of registers. Compiled once per instruction set.
+#pragma once
+
+#include "native/vector.hpp"
+
+namespace fuseport::ssd_chunk_scan::FUSEPORT_ISA {
+
+using namespace fuseport::FUSEPORT_ISA;
+
+// A matrix with any two strides, whose numbers are read one by one.
+template <class Real>
+struct Left {
+  const Real* data;
+  int64_t row, depth;
+};
+
+// Where the left matrix is zero: nowhere, for depth > row, or for depth < row.
+enum class Zeros { none, above, below };
+
+// c = keep·c + scale_i·(a·b): rows × columns, columns being whole vectors. keep = 0 does not read c;
+// scale may be null, for ones.
+template <class F>
+struct Product {
+  using Real = typename F::Real;
+  Left<Real> a;
+  const Real* b;
+  int64_t b_stride;
+  Real* c;
+  int64_t c_stride;
+  int rows, columns, depth;
+  Real keep = 0;
+  const Real* scale = nullptr;
+};
+
+constexpr int ROWS = 4;  // of a block of registers
+#if defined(__AVX512F__)
+constexpr int VECTORS = 4;
+#else
+constexpr int VECTORS = 2;
+#endif
+
+template <class F, int ROWS_, int VECTORS_>
+FUSEPORT_INLINE void product_block(const Product<F>& p, int row, int column, int from, int to) {
+  using Real = typename F::Real;
+  using Vector = typename F::Vector;
+  Vector sums[ROWS_][VECTORS_] = {};
+  const Real* a = p.a.data + row * p.a.row + from * p.a.depth;
+  const Real* b = p.b + from * p.b_stride + column;
+  for (int k = from; k < to; ++k, a += p.a.depth, b += p.b_stride) {
+    Vector right[VECTORS_];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS_; ++v) right[v] = load<F>(b + v * F::LANES);
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS_; ++r) {
+      const Vector left = splat<F>(a[r * p.a.row]);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS_; ++v) sums[r][v] = left * right[v] + sums[r][v];
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS_; ++r) {
+    Real* c = p.c + (row + r) * p.c_stride + column;
+    const Vector scale = splat<F>(p.scale ? p.scale[row + r] : (Real)1);
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS_; ++v) {
+      const Vector sum = sums[r][v] * scale;
+      const Vector all = p.keep == 0 ? sum : load<F>(c + v * F::LANES) * p.keep + sum;
+      store<F>(c + v * F::LANES, all);
+    }
+  }
+}
+
+template <class F, int ROWS_>
+FUSEPORT_INLINE void product_rows(const Product<F>& p, int row, Zeros zeros, int columns) {
+  const int past = row + ROWS_ < p.depth ? row + ROWS_ : p.depth;
+  const int from = zeros == Zeros::below ? (row < p.depth ? row : p.depth) : 0;
+  const int to = zeros == Zeros::above ? past : p.depth;
+  int c = 0;
+  for (; c + VECTORS * F::LANES <= columns; c += VECTORS * F::LANES)
+    product_block<F, ROWS_, VECTORS>(p, row, c, from, to);
+  for (; c < columns; c += F::LANES) product_block<F, ROWS_, 1>(p, row, c, from, to);
+}
+
+// The product; with `lower`, only what is not above the diagonal, and some more of it.
+template <class F>
+static void multiply(const Product<F>& p, Zeros zeros = Zeros::none, bool lower = false) {
+  int row = 0;
+  const auto columns = [&](int end) {
+    const int whole = (end + F::LANES - 1) / F::LANES * F::LANES;
+    return lower && whole < p.columns ? whole : p.columns;
+  };
+  for (; row + ROWS <= p.rows; row += ROWS) product_rows<F, ROWS>(p, row, zeros, columns(row + ROWS));
+  for (; row < p.rows; ++row) product_rows<F, 1>(p, row, zeros, columns(row + 1));
+}
+
+}  // namespace fuseport::ssd_chunk_scan::FUSEPORT_ISA

@@ -1,0 +1,274 @@
+"""The chunked scan in plain torch, forward and backward: what the kernels are held against.
+
+Any device, and any dtype that the op takes; in float64 it is the truth of a verification. Forward
+is differentiable by autograd. Backward is stated explicitly, because autograd cannot be called
+inside a registered operator.
+
+Within a chunk, with c_t = Σ_{r ≤ t} δ_r A, with h the state before the chunk and g the cotangent of
+the one after it, h_next; t and s are steps, and T is the last:
+
+    L_ts = exp(c_t - c_s) for s ≤ t, else 0      M_ts = (C_t·B_s) L_ts δ_s
+    y_t = exp(c_t) h C_t + Σ_s M_ts x_s h_next = exp(c_T) h + Σ_s w_s x_s B_sᵀ
+    w_s = exp(c_T - c_s) δ_s
+
+    dM_ts = dy_t·x_s, Q_ts = dM_ts L_ts δ_s, K_ts = dM_ts (C_t·B_s) L_ts, dw_s = x_sᵀ g B_s
+    dx_s = Σ_t M_ts dy_t + w_s g B_s       dh = exp(c_T) g + Σ_t exp(c_t) dy_t C_tᵀ
+    dC_t = Σ_s Q_ts B_s + exp(c_t) hᵀ dy_t   dB_s = Σ_t Q_ts C_t + w_s gᵀ x_s
+    dc_t = Σ_s K_ts δ_s - δ_t Σ_r K_rt + exp(c_t) dy_tᵀ h C_t - w_t dw_t
+    dc_T has beside it Σ_s w_s dw_s + exp(c_T) Σ g h
+    dδ_s = Σ_t K_ts + exp(c_T - c_s) dw_s + A Σ_{t ≥ s} dc_t       dA = Σ_s δ_s Σ_{t ≥ s} dc_t
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuseport.ops.ssd_chunk_scan.shapes import CHUNK, check, check_backward
+
+__all__ = [
+    "ssd_chunk_scan",
+    "ssd_chunk_scan_backward",
+    "ssd_chunk_scan_gated",
+    "ssd_chunk_scan_gated_backward",
+]
+
+SOFTPLUS_THRESHOLD = 20.0
+
+
+def ssd_chunk_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    initial_states: Tensor,
+    dt_limit: Tensor,
+    dt_softplus: bool,
+) -> tuple[Tensor, Tensor]:
+    """out, (b, l, H, P), and final_states, (b, H, P, N)."""
+    check("ssd_chunk_scan", x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit)
+    return _forward(x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit, dt_softplus)
+
+
+def ssd_chunk_scan_gated(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor,
+    dt_bias: Tensor,
+    initial_states: Tensor,
+    dt_limit: Tensor,
+    dt_softplus: bool,
+) -> tuple[Tensor, Tensor]:
+    """The same, with out multiplied by SiLU(z)."""
+    check("ssd_chunk_scan_gated", x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit)
+    return _forward(x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit, dt_softplus)
+
+
+def ssd_chunk_scan_backward(
+    dout: Tensor,
+    dfinal_states: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    initial_states: Tensor,
+    dt_limit: Tensor,
+    dt_softplus: bool,
+) -> tuple[Tensor, ...]:
+    """(dx, ddt, dA, dB, dC, dD, ddt_bias, dinitial_states), each like its input."""
+    op = "ssd_chunk_scan_backward"
+    check(op, x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit)
+    check_backward(op, dout, dfinal_states, x, B)
+    inputs = (x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit, dt_softplus)
+    return _backward(dout, dfinal_states, *inputs)
+
+
+def ssd_chunk_scan_gated_backward(
+    dout: Tensor,
+    dfinal_states: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor,
+    dt_bias: Tensor,
+    initial_states: Tensor,
+    dt_limit: Tensor,
+    dt_softplus: bool,
+) -> tuple[Tensor, ...]:
+    """(dx, ddt, dA, dB, dC, dD, dz, ddt_bias, dinitial_states), each like its input."""
+    op = "ssd_chunk_scan_gated_backward"
+    check(op, x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit)
+    check_backward(op, dout, dfinal_states, x, B)
+    inputs = (x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit, dt_softplus)
+    return _backward(dout, dfinal_states, *inputs)
+
+
+def _forward(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None,
+    dt_bias: Tensor,
+    initial_states: Tensor,
+    dt_limit: Tensor,
+    dt_softplus: bool,
+) -> tuple[Tensor, Tensor]:
+    wide, l = A.dtype, x.shape[1]  # noqa: E741
+    step = _step(dt.to(wide) + dt_bias, dt_limit, dt_softplus)
+    chunked = _Chunks(x.to(wide), step, A, B.to(wide), C.to(wide))
+    before, final_states = chunked.states(initial_states)
+    y = chunked.outputs(before)[:, :l] + D * x.to(wide)
+    out = y if z is None else y * F.silu(z.to(wide))
+    return _contiguous(out.to(x.dtype)), _contiguous(final_states)
+
+
+def _backward(
+    dout: Tensor,
+    dfinal_states: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None,
+    dt_bias: Tensor,
+    initial_states: Tensor,
+    dt_limit: Tensor,
+    dt_softplus: bool,
+) -> tuple[Tensor, ...]:
+    wide, l = A.dtype, x.shape[1]  # noqa: E741
+    u, raw = x.to(wide), dt.to(wide) + dt_bias
+    k = _Chunks(u, _step(raw, dt_limit, dt_softplus), A, B.to(wide), C.to(wide))
+    before, _ = k.states(initial_states)
+    dout_ = dy = dout.to(wide)
+    dz: tuple[Tensor, ...] = ()
+    if z is not None:
+        gate = z.to(wide)
+        s = gate.sigmoid()
+        y = k.outputs(before)[:, :l] + D * u
+        dz = (_contiguous((dout_ * y * s * (1 + gate * (1 - s))).to(z.dtype)),)
+        dy = dout_ * gate * s
+
+    # Heads come before steps: (b, c, H, t, …).
+    dy_ = _chunked(dy).transpose(2, 3)
+    B_, C_, x_ = (t.transpose(2, 3) for t in (k.B, k.C, k.x))
+    # What each chunk adds to the cotangent of the state before it, then that after each chunk.
+    inflow = (dy_ * k.outer[..., None]).mT @ C_
+    g, after = dfinal_states, []
+    for decay, added in zip(k.decay.flip(1).unbind(1), inflow.flip(1).unbind(1), strict=True):
+        after.append(g)
+        g = decay[..., None, None] * g + added
+    dafter = torch.stack(after[::-1], 1) if after else inflow
+
+    dM = dy_ @ x_.mT
+    Q = dM * k.L * k.step[..., None, :]
+    K = dM * k.CB * k.L
+    gB = B_ @ dafter.mT
+    dw = (gB * x_).sum(-1)
+    w = k.remaining * k.step
+    dx = (k.M.mT @ dy_ + w[..., None] * gB).transpose(2, 3)
+    read = (dy_ @ before) * k.outer[..., None]
+    dC = (Q @ B_ + read).transpose(2, 3)
+    dB = (Q.mT @ C_ + w[..., None] * (x_ @ dafter)).transpose(2, 3)
+    dc = (K * k.step[..., None, :]).sum(-1) - k.step * K.sum(-2)
+    dc = dc + (read * C_).sum(-1) - w * dw
+    last = (w * dw).sum(-1) + k.decay * (dafter * before).sum((-1, -2))
+    # Σ_{t ≥ s} dc_t, as what is left of the sum of all.
+    later = dc.flip(-1).cumsum(-1).flip(-1) + last[..., None]
+    dstep = K.sum(-2) + k.remaining * dw + later * A[:, None]
+    dA = (later * k.step).sum((0, 1, 3))
+
+    step_gradient = dstep.transpose(2, 3).flatten(1, 2)[:, :l]
+    low, high = dt_limit
+    smooth = F.softplus(raw, threshold=SOFTPLUS_THRESHOLD) if dt_softplus else raw
+    draw = torch.where((smooth >= low) & (smooth <= high), step_gradient, 0)
+    if dt_softplus:
+        draw = torch.where(raw > SOFTPLUS_THRESHOLD, draw, draw * raw.sigmoid())
+    groups = B.shape[2]
+    return (
+        _contiguous((_joined(dx, l) + D * dy).to(x.dtype)),
+        _contiguous(draw.to(dt.dtype)),
+        dA,
+        _contiguous(_joined(dB, l).unflatten(2, (groups, -1)).sum(3).to(B.dtype)),
+        _contiguous(_joined(dC, l).unflatten(2, (groups, -1)).sum(3).to(C.dtype)),
+        (dy * u).sum((0, 1)),
+        *dz,
+        draw.sum((0, 1)),
+        _contiguous(g),
+    )
+
+
+class _Chunks:
+    """The matrices of all chunks: c chunks of t steps, the last one filled up with steps of 0."""
+
+    def __init__(self, x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
+        heads, groups = x.shape[2], B.shape[2]
+        self.x = _chunked(x)  # (b, c, t, H, P)
+        self.B, self.C = (
+            _chunked(t).repeat_interleave(heads // groups, dim=3) for t in (B, C)
+        )  # (b, c, t, H, N)
+        self.step = _chunked(step).transpose(2, 3)  # (b, c, H, t)
+        total = (self.step * A[:, None]).cumsum(-1)
+        difference = total[..., :, None] - total[..., None, :]
+        past = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=x.device).tril()
+        # Masked before exp, whose overflow would be NaN in a gradient.
+        self.L = difference.masked_fill(~past, float("-inf")).exp()  # (b, c, H, t, s)
+        self.outer = total.exp()
+        self.remaining = (total[..., -1:] - total).exp()
+        self.decay = self.outer[..., -1]  # (b, c, H)
+        products = _chunked(C).transpose(2, 3) @ _chunked(B).permute(0, 1, 3, 4, 2)
+        self.CB = products.repeat_interleave(heads // groups, dim=2)
+        self.M = self.CB * self.L * self.step[..., None, :]
+
+    def states(self, initial: Tensor) -> tuple[Tensor, Tensor]:
+        """The states before each chunk, (b, c, H, P, N), and after the last."""
+        weighted = self.x.transpose(2, 3) * (self.remaining * self.step)[..., None]
+        added = weighted.mT @ self.B.transpose(2, 3)
+        state, before = initial, []
+        for decay, new in zip(self.decay.unbind(1), added.unbind(1), strict=True):
+            before.append(state)
+            state = decay[..., None, None] * state + new
+        return torch.stack(before, 1) if before else added, state
+
+    def outputs(self, before: Tensor) -> Tensor:
+        """y without D, of all steps of the chunks, (b, c·t, H, P)."""
+        read = (self.C.transpose(2, 3) @ before.mT) * self.outer[..., None]
+        y = read + self.M @ self.x.transpose(2, 3)
+        return y.transpose(2, 3).flatten(1, 2)
+
+
+def _step(raw: Tensor, limit: Tensor, softplus: bool) -> Tensor:
+    step = F.softplus(raw, threshold=SOFTPLUS_THRESHOLD) if softplus else raw
+    return step.clamp(limit[0], limit[1])
+
+
+def _chunked(t: Tensor) -> Tensor:
+    """(b, l, …) as (b, c, t, …), with zeros at the end."""
+    missing = -t.shape[1] % CHUNK
+    filled = torch.cat([t, t.new_zeros((t.shape[0], missing, *t.shape[2:]))], 1)
+    chunks: Tensor = filled.unflatten(1, (filled.shape[1] // CHUNK, CHUNK))
+    return chunks
+
+
+def _joined(t: Tensor, length: int) -> Tensor:
+    return t.flatten(1, 2)[:, :length]
+
+
+def _contiguous(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,278 @@
+// The chunked scan as operators of torch: schemas, CPU kernels, gradients. No Python in here, so
+// that a C++ program can open the library and run artifacts that use the operators.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include "native/parallel.hpp"
+#include "ssd_chunk_scan/binding.hpp"
+#include "ssd_chunk_scan/checks.hpp"
+#include "ssd_chunk_scan/kernel.hpp"
+
+namespace fuseport::ssd_chunk_scan {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+Strided strided(const Tensor& t) {
+  return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2),
+          t.dim() == 4 ? t.stride(3) : 0};
+}
+
+Dtype dtype_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kHalf:
+      return Dtype::float16;
+    case at::kBFloat16:
+      return Dtype::bfloat16;
+    case at::kDouble:
+      return Dtype::float64;
+    default:
+      return Dtype::float32;
+  }
+}
+
+// Inputs that passed the checks. It holds tensors, since some are made contiguous.
+struct Inputs {
+  Tensor A, D, dt_bias, initial_states, dt_limit;
+  Problem problem;
+
+  Inputs(const Tensor& x, const Tensor& dt, const Tensor& A_, const Tensor& B, const Tensor& C,
+         const Tensor& D_, const std::optional<Tensor>& z, const Tensor& dt_bias_,
+         const Tensor& initial, const Tensor& limit, bool softplus)
+      : A(A_.contiguous()),
+        D(D_.contiguous()),
+        dt_bias(dt_bias_.contiguous()),
+        initial_states(initial.contiguous()),
+        dt_limit(limit.contiguous()) {
+    Problem& p = problem;
+    p.dtype = dtype_of(x);
+    p.batches = x.size(0);
+    p.length = x.size(1);
+    p.heads = x.size(2);
+    p.width = x.size(3);
+    p.groups = B.size(2);
+    p.states = B.size(3);
+    p.softplus = softplus;
+    p.x = strided(x);
+    p.dt = strided(dt);
+    p.B = strided(B);
+    p.C = strided(C);
+    if (z) p.z = strided(*z);
+    p.A = A.const_data_ptr();
+    p.D = D.const_data_ptr();
+    p.dt_bias = dt_bias.const_data_ptr();
+    p.initial_states = initial_states.const_data_ptr();
+    p.dt_limit = dt_limit.const_data_ptr();
+  }
+};
+
+// Torch's threads and memory.
+struct Host {
+  struct Memory {
+    Tensor buffer;
+    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
+  };
+
+  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
+  int64_t threads_for(int64_t units, int64_t steps) const {
+    return fuseport::threads_for(units, steps);
+  }
+  template <class Work>
+  void parallel(int64_t units, int64_t threads, const Work& work) const {
+    fuseport::parallel(units, threads, work);
+  }
+};
+
+Tensor flat(const Tensor& t) { return at::empty(t.sizes(), t.options()); }
+
+using Outputs = std::tuple<Tensor, Tensor>;
+
+Outputs forward_cpu(const char* op, const Tensor& x, const Tensor& dt, const Tensor& A,
+                    const Tensor& B, const Tensor& C, const Tensor& D,
+                    const std::optional<Tensor>& z, const Tensor& dt_bias,
+                    const Tensor& initial_states, const Tensor& dt_limit, bool softplus) {
+  Check{op, x}.inputs(dt, A, B, C, D, z, dt_bias, initial_states, dt_limit);
+  Tensor out = flat(x), final_states = flat(initial_states);
+  if (x.numel() == 0) {
+    final_states.copy_(initial_states);  // of no steps
+    return {out, final_states};
+  }
+  const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit, softplus);
+  run_forward(Host{}, inputs.problem,
+              Forward{out.mutable_data_ptr(), final_states.mutable_data_ptr()});
+  return {out, final_states};
+}
+
+// Of x, dt, A, B, C, D, z, dt_bias, initial_states; z's is undefined where there is none.
+std::array<Tensor, 9> backward_cpu(const char* op, const Tensor& dout, const Tensor& dfinal,
+                                   const Tensor& x, const Tensor& dt, const Tensor& A,
+                                   const Tensor& B, const Tensor& C, const Tensor& D,
+                                   const std::optional<Tensor>& z, const Tensor& dt_bias,
+                                   const Tensor& initial_states, const Tensor& dt_limit,
+                                   bool softplus) {
+  const Check check{op, x};
+  check.inputs(dt, A, B, C, D, z, dt_bias, initial_states, dt_limit);
+  check.backward(dout, dfinal, B);
+  std::array<Tensor, 9> g{flat(x), flat(dt), flat(A),
+                          flat(B), flat(C),  flat(D),
+                          z ? flat(*z) : Tensor(), flat(dt_bias), flat(initial_states)};
+  if (x.numel() == 0) {
+    for (Tensor& t : g)
+      if (t.defined()) t.zero_();
+    g[8].copy_(dfinal);
+    return g;
+  }
+  const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit, softplus);
+  const Tensor dfinal_states = dfinal.contiguous();
+  Backward backward;
+  backward.dout = strided(dout);
+  backward.dfinal_states = dfinal_states.const_data_ptr();
+  backward.dx = g[0].mutable_data_ptr();
+  backward.ddt = g[1].mutable_data_ptr();
+  if (z) backward.dz = g[6].mutable_data_ptr();
+  backward.dinitial_states = g[8].mutable_data_ptr();
+  const Totals totals{g[2].mutable_data_ptr(), g[3].mutable_data_ptr(), g[4].mutable_data_ptr(),
+                      g[5].mutable_data_ptr(), g[7].mutable_data_ptr()};
+  run_backward(Host{}, inputs.problem, backward, totals);
+  return g;
+}
+
+// The four operators, on the CPU.
+
+#define FUSEPORT_INPUTS \
+  const Tensor &x, const Tensor &dt, const Tensor &A, const Tensor &B, const Tensor &C, const Tensor &D
+#define FUSEPORT_REST \
+  const Tensor &dt_bias, const Tensor &initial_states, const Tensor &dt_limit, bool softplus
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using GatedGradients =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+Outputs scan(FUSEPORT_INPUTS, FUSEPORT_REST) {
+  return forward_cpu("ssd_chunk_scan", x, dt, A, B, C, D, {}, dt_bias, initial_states, dt_limit,
+                     softplus);
+}
+
+Outputs scan_gated(FUSEPORT_INPUTS, const Tensor& z, FUSEPORT_REST) {
+  return forward_cpu("ssd_chunk_scan_gated", x, dt, A, B, C, D, z, dt_bias, initial_states,
+                     dt_limit, softplus);
+}
+
+Gradients scan_backward(const Tensor& dout, const Tensor& dfinal, FUSEPORT_INPUTS, FUSEPORT_REST) {
+  auto g = backward_cpu("ssd_chunk_scan_backward", dout, dfinal, x, dt, A, B, C, D, {}, dt_bias,
+                        initial_states, dt_limit, softplus);
+  return {g[0], g[1], g[2], g[3], g[4], g[5], g[7], g[8]};
+}
+
+GatedGradients scan_gated_backward(const Tensor& dout, const Tensor& dfinal, FUSEPORT_INPUTS,
+                                   const Tensor& z, FUSEPORT_REST) {
+  auto g = backward_cpu("ssd_chunk_scan_gated_backward", dout, dfinal, x, dt, A, B, C, D, z,
+                        dt_bias, initial_states, dt_limit, softplus);
+  return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8]};
+}
+
+// Gradients. Autograd sees operators only, by their names, so that traces hold them whole and fakes
+// stand in for them.
+
+template <class Signature>
+auto operator_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+struct ScanFunction : torch::autograd::Function<ScanFunction> {
+  static variable_list forward(AutogradContext* ctx, FUSEPORT_INPUTS,
+                               const std::optional<Tensor>& z, FUSEPORT_REST) {
+    static const auto plain = operator_named<decltype(scan)>("fuseport::ssd_chunk_scan");
+    static const auto gated =
+        operator_named<decltype(scan_gated)>("fuseport::ssd_chunk_scan_gated");
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [out, final_states] =
+        z ? gated.call(x, dt, A, B, C, D, *z, dt_bias, initial_states, dt_limit, softplus)
+          : plain.call(x, dt, A, B, C, D, dt_bias, initial_states, dt_limit, softplus);
+    ctx->saved_data["softplus"] = softplus;
+    ctx->save_for_backward(
+        {x, dt, A, B, C, D, dt_bias, initial_states, dt_limit, z ? *z : Tensor()});
+    return {out, final_states};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& cotangents) {
+    static const auto plain =
+        operator_named<decltype(scan_backward)>("fuseport::ssd_chunk_scan_backward");
+    static const auto gated =
+        operator_named<decltype(scan_gated_backward)>("fuseport::ssd_chunk_scan_gated_backward");
+    const variable_list s = ctx->get_saved_variables();
+    const bool softplus = ctx->saved_data["softplus"].toBool();
+    const Tensor &dout = cotangents[0], &dfinal = cotangents[1], &z = s[9];
+    const Tensor none;
+    if (!z.defined()) {
+      auto [dx, ddt, dA, dB, dC, dD, dbias, dinitial] = plain.call(
+          dout, dfinal, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], softplus);
+      return {dx, ddt, dA, dB, dC, dD, none, dbias, dinitial, none, none};
+    }
+    auto [dx, ddt, dA, dB, dC, dD, dz, dbias, dinitial] = gated.call(
+        dout, dfinal, s[0], s[1], s[2], s[3], s[4], s[5], z, s[6], s[7], s[8], softplus);
+    return {dx, ddt, dA, dB, dC, dD, dz, dbias, dinitial, none, none};
+  }
+};
+
+Outputs scan_autograd(FUSEPORT_INPUTS, FUSEPORT_REST) {
+  auto y = ScanFunction::apply(x, dt, A, B, C, D, std::optional<Tensor>(), dt_bias, initial_states,
+                               dt_limit, softplus);
+  return {y[0], y[1]};
+}
+
+Outputs scan_gated_autograd(FUSEPORT_INPUTS, const Tensor& z, FUSEPORT_REST) {
+  auto y = ScanFunction::apply(x, dt, A, B, C, D, std::optional<Tensor>(z), dt_bias,
+                               initial_states, dt_limit, softplus);
+  return {y[0], y[1]};
+}
+
+TORCH_LIBRARY_FRAGMENT(fuseport, m) {
+  // Where the fakes come from: torch names this module to whom they are missing.
+  m.set_python_module("fuseport.ops.registration");
+  m.def(
+      "ssd_chunk_scan(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor D, "
+      "Tensor dt_bias, Tensor initial_states, Tensor dt_limit, bool dt_softplus) "
+      "-> (Tensor out, Tensor final_states)");
+  m.def(
+      "ssd_chunk_scan_gated(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor D, Tensor z, "
+      "Tensor dt_bias, Tensor initial_states, Tensor dt_limit, bool dt_softplus) "
+      "-> (Tensor out, Tensor final_states)");
+  m.def(
+      "ssd_chunk_scan_backward(Tensor dout, Tensor dfinal_states, Tensor x, Tensor dt, Tensor A, "
+      "Tensor B, Tensor C, Tensor D, Tensor dt_bias, Tensor initial_states, Tensor dt_limit, "
+      "bool dt_softplus) -> (Tensor dx, Tensor ddt, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+      "Tensor ddt_bias, Tensor dinitial_states)");
+  m.def(
+      "ssd_chunk_scan_gated_backward(Tensor dout, Tensor dfinal_states, Tensor x, Tensor dt, "
+      "Tensor A, Tensor B, Tensor C, Tensor D, Tensor z, Tensor dt_bias, Tensor initial_states, "
+      "Tensor dt_limit, bool dt_softplus) -> (Tensor dx, Tensor ddt, Tensor dA, Tensor dB, "
+      "Tensor dC, Tensor dD, Tensor dz, Tensor ddt_bias, Tensor dinitial_states)");
+}
+
+TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
+  m.impl("ssd_chunk_scan", scan);
+  m.impl("ssd_chunk_scan_gated", scan_gated);
+  m.impl("ssd_chunk_scan_backward", scan_backward);
+  m.impl("ssd_chunk_scan_gated_backward", scan_gated_backward);
+}
+
+TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
+  m.impl("ssd_chunk_scan", scan_autograd);
+  m.impl("ssd_chunk_scan_gated", scan_gated_autograd);
+  // Gradients of gradients: these run as they are, and refuse when they are differentiated.
+  m.impl("ssd_chunk_scan_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("ssd_chunk_scan_gated_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace
+}  // namespace fuseport::ssd_chunk_scan
