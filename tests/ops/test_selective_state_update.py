@@ -290,7 +290,7 @@ def lowered(
 ) -> tuple[str, dict[str, Tensor], int]:
     """The node that a case becomes: its name, its inputs by name, dt_softplus."""
     seen: list[Any] = []
-    monkeypatch.setattr(torch.onnx.ops, "symbolic_multi_out", lambda *a, **k: seen.append(a))
+    monkeypatch.setattr(torch.onnx.ops, "symbolic_multi_out", lambda *a, **k: seen.append(a) or ())
     LOWERING.decompositions()[case.operator](*inputs.values())
     [(name, given, attributes)] = seen
     names = SPEC.operator(case.operator).inputs[:-1]

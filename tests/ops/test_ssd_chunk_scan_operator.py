@@ -220,7 +220,7 @@ def lowered(
 ) -> tuple[str, dict[str, Tensor], int]:
     """The node that an operator becomes: its name, its inputs by name, dt_softplus."""
     seen: list[Any] = []
-    monkeypatch.setattr(torch.onnx.ops, "symbolic_multi_out", lambda *a, **k: seen.append(a))
+    monkeypatch.setattr(torch.onnx.ops, "symbolic_multi_out", lambda *a, **k: seen.append(a) or ())
     LOWERING.decompositions()[operator.name](*inputs.values())
     [(name, given, attributes)] = seen
     feed = {n: t.contiguous() for n, t in zip(operator.inputs[:-1], given, strict=True)}
