@@ -43,17 +43,21 @@ def register(*names: str) -> dict[str, Implementation]:
     return {name: registration.ensure(OPS[name]) for name in dict.fromkeys(wanted)}
 
 
-def onnxruntime_library() -> Path:
+def onnxruntime_library(*names: str) -> Path:
     """The library of fused kernels for ONNX Runtime, compiled now if it is not compiled yet.
 
     Give it to `SessionOptions.register_custom_ops_library`, once: the session then runs nodes of
     the domain `fuseport.ops` by these kernels instead of their function bodies. C++ programs do so
     by `SessionOptions::RegisterCustomOpsLibrary`.
 
+    Args:
+        names: of the ops that it is to have; none for all, which take longer to compile.
+
     Raises:
+        KeyError: there is no op of a name.
         fuseport.ops.build.BuildError: it cannot be compiled; the message says what is missing.
     """
-    return ort.library(OPS.values())
+    return ort.library([OPS[name] for name in names] or OPS.values())
 
 
 OPS: dict[str, OpSpec] = _find()

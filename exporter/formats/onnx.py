@@ -32,6 +32,7 @@ from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._lowering import Table, lowered
 from fuseport.exporter.program import Program, one_line
 from fuseport.ops import OPS
+from fuseport.ops.registration import implementation
 
 __all__ = ["DEFAULT", "EMBED_LIMIT", "SUFFIX", "write"]
 
@@ -100,6 +101,7 @@ def _table(exported: torch.export.ExportedProgram) -> Table:
     fused = {
         getattr(torch.ops.fuseport, name).default: decomposition
         for op in OPS.values()
+        if implementation(op) is not None  # else the program cannot have it
         for name, decomposition in op.lowering().decompositions().items()
     }
     return {**decompositions(exported), **fused}

@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fuseport import ops
 from fuseport.exporter.runtimes import Unsupported, _onnxruntime
 from fuseport.exporter.runtimes._onnxruntime import PROVIDER, OnnxRuntimeSession
-from fuseport.ops import ort
+from fuseport.ops import OPS, ort
 from fuseport.ops.build import BuildError
 
 __all__ = ["AUTOGRAD", "FORMAT", "PROVIDER", "load", "missing"]
@@ -23,29 +22,31 @@ AUTOGRAD = False
 
 
 def missing() -> str | None:
-    """What the library needs, where it is not built and cannot be; it is built here."""
+    """What the library needs, where it is not built and cannot be."""
     if reason := _onnxruntime.missing():
         return reason
-    try:
-        ops.onnxruntime_library()
-    except BuildError as error:
-        return str(error)
-    return None
+    status = ort.status(OPS.values())
+    return status.detail if status.state == "unavailable" else None
 
 
 def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
-    """A session on an `.onnx` file.
+    """A session on an `.onnx` file, with the kernels of the ops that are in it.
 
     Raises:
         Unsupported: there is no node in it that the library has a kernel for, or ONNX Runtime has
-            no kernel for another one.
+            no kernel for another one; or the library cannot be compiled.
     """
-    library = ops.onnxruntime_library()
     types = _op_types(artifact)
-    fused = sorted(op for op in types if ort.calls(library, op) is not None)
-    if not fused:
+    bound = [spec for spec in OPS.values() if spec.has("ort.cpp")]
+    used = [spec for spec in bound if types & {o.name for o in spec.operators}]
+    if not used:
         found = f"no fused kernel for {', '.join(sorted(types))}" if types else "nothing to fuse"
         raise Unsupported(f"{found}: the runtime onnxruntime runs the same")
+    try:
+        library = ort.library(used)
+    except BuildError as error:
+        raise Unsupported(str(error)) from error
+    fused = sorted(op for op in types if ort.calls(library, op) is not None)
     return _FusedSession(OnnxRuntimeSession(artifact, library), library, fused)
 
 
