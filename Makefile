@@ -22,6 +22,8 @@ help: ## this list
 setup: $(SET_UP) ## the virtual environment .venv, with all that is needed here
 
 demo: $(SET_UP) ## export a Lightning checkpoint to every format, and verify the bundle
+	@$(MAKE) --no-print-directory ort-headers || \
+		echo 'so the fused kernels in ONNX Runtime will be unsupported'
 	$(BIN)/fuseport export $(CHECKPOINT) -o .demo/bundle --force
 	$(BIN)/fuseport verify .demo/bundle
 
