@@ -255,7 +255,8 @@ class _Chunks:
 
 def _step(raw: Tensor, limit: Tensor, softplus: bool) -> Tensor:
     step = F.softplus(raw, threshold=SOFTPLUS_THRESHOLD) if softplus else raw
-    return step.clamp(limit[0], limit[1])
+    low, high = limit.detach()  # bounds get no gradient
+    return step.clamp(low, high)
 
 
 def _chunked(t: Tensor) -> Tensor:
