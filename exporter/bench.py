@@ -236,10 +236,10 @@ def _timing(
     seconds: list[list[float]] = [[], []]
     ratios: list[float] = []
     try:
-        # The first calls allocate and compile; the second tells how many make a turn.
+        # The first calls allocate, profile and compile; the next tells how many make a turn.
         calls = []
         for who, way in ways:
-            who.calls(job.program, way, point, 2)
+            who.calls(job.program, way, point, 3)
             once = who.calls(job.program, way, point, 1)[0]
             calls.append(max(1, min(_MOST_CALLS, round(_TURN_SECONDS / max(once, 1e-9)))))
         for turn in range(rounds):
