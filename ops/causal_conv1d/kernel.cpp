@@ -6,19 +6,6 @@
 
 namespace fuseport::causal_conv1d::FUSEPORT_ISA {
 
-// Calls with the type of the sums' vectors, and the type that numbers are stored in.
-#define FUSEPORT_DISPATCH(dtype, CALL) \
-  switch (dtype) {                     \
-    case Dtype::float16:               \
-      return CALL(F32, Half);          \
-    case Dtype::bfloat16:              \
-      return CALL(F32, BFloat16);      \
-    case Dtype::float32:               \
-      return CALL(F32, float);         \
-    case Dtype::float64:               \
-      return CALL(F64, double);        \
-  }
-
 // And with the layout, the width where it is the one of most models, and whether there is seq_idx.
 #define FUSEPORT_UNIT(unit, F, Stored, W, PACKED)                                  \
   (p.time_last ? unit<F, Stored, true, W, PACKED>(p, k, index, scratch)            \

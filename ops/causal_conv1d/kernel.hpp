@@ -8,13 +8,10 @@
 
 #include <cstdint>
 
+#include "native/dtype.hpp"
 #include "native/isa.hpp"
 
-#define FUSEPORT_INLINED inline __attribute__((always_inline))
-
 namespace fuseport::causal_conv1d {
-
-enum class Dtype { float16, bfloat16, float32, float64 };
 
 // Elements of (b, d, l) in the problem's dtype; strides in elements, any value.
 struct Sequence {

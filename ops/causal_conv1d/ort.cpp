@@ -134,15 +134,8 @@ void add(ort::Type stored, ort::Type wide) {
   add<DTYPE, true>(stored, wide, "causal_conv1d_packed", "causal_conv1d_packed_backward");
 }
 
-[[maybe_unused]] const bool added = [] {
-  constexpr ort::Type single = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-  constexpr ort::Type twice = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
-  add<Dtype::float32>(single, single);
-  add<Dtype::float64>(twice, twice);
-  add<Dtype::float16>(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, single);
-  add<Dtype::bfloat16>(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, single);
-  return true;
-}();
+[[maybe_unused]] const bool added = ort::for_each_dtype(
+    []<Dtype DTYPE>(ort::Type stored, ort::Type wide) { add<DTYPE>(stored, wide); });
 
 }  // namespace
 }  // namespace fuseport::causal_conv1d

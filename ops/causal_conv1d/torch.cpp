@@ -13,7 +13,7 @@
 #include "causal_conv1d/checks.hpp"
 #include "causal_conv1d/kernel.hpp"
 #include "native/layout.hpp"
-#include "native/parallel.hpp"
+#include "native/torch.hpp"
 
 namespace fuseport::causal_conv1d {
 namespace {
@@ -29,19 +29,6 @@ MutableSequence mutable_sequence(const Tensor& t) {
   return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
 }
 
-Dtype dtype(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kHalf:
-      return Dtype::float16;
-    case at::kBFloat16:
-      return Dtype::bfloat16;
-    case at::kDouble:
-      return Dtype::float64;
-    default:
-      return Dtype::float32;
-  }
-}
-
 // Inputs that passed the checks. It holds tensors, since some are made contiguous.
 struct Inputs {
   Tensor weight, bias, seq_idx;
@@ -52,7 +39,7 @@ struct Inputs {
          bool silu)
       : weight(weight_.contiguous()), bias(bias_.contiguous()) {
     Problem& p = problem;
-    p.dtype = dtype(x);
+    p.dtype = dtype_of(x);
     p.wide_weight = weight.scalar_type() != x.scalar_type();
     p.silu = silu;
     p.time_last = x.stride(2) == 1 || x.stride(1) != 1;  // as empty_as has it
@@ -73,23 +60,6 @@ struct Inputs {
 
   Tensor states(const Tensor& x) const {
     return at::empty({problem.batches, problem.channels, problem.width - 1}, x.options());
-  }
-};
-
-// Torch's threads and memory.
-struct Host {
-  struct Memory {
-    Tensor buffer;
-    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
-  };
-
-  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
-  int64_t threads_for(int64_t units, int64_t steps) const {
-    return fuseport::threads_for(units, steps);
-  }
-  template <class Work>
-  void parallel(int64_t units, int64_t threads, const Work& work) const {
-    fuseport::parallel(units, threads, work);
   }
 };
 
@@ -173,11 +143,6 @@ PackedGradients conv_packed_backward(const Tensor& dout, const Tensor& dfinal_st
 
 // Gradients. Autograd sees operators only, by their names, so that traces hold them whole and fakes
 // stand in for them.
-
-template <class Signature>
-auto operator_named(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 struct ConvFunction : torch::autograd::Function<ConvFunction> {
   // `last` is initial_states, or seq_idx.

@@ -6,15 +6,13 @@
 
 #include <cstdint>
 
+#include "native/dtype.hpp"
 #include "native/isa.hpp"
-
-#define FUSEPORT_INLINED inline __attribute__((always_inline))
+#include "native/schedule.hpp"
 
 namespace fuseport::causal_conv1d_update {
 
 constexpr int64_t BLOCK = 128;  // channels of a unit, at most
-
-enum class Dtype { float16, bfloat16, float32, float64 };
 
 // Elements of (b, d, l) in the problem's dtype; strides in elements, any value.
 struct Sequence {
@@ -65,20 +63,13 @@ inline const Kernels& kernels() {
   return baseline_kernels;
 }
 
-// Calls the kernel for all units on the host's threads. `host` has threads_for(units, steps),
-// parallel(units, threads, work), and scratch(bytes), whose result owns memory, with data() for its
-// address.
+// Runs all units on the threads of `host`, which is as for `for_each_unit`.
 template <class Host>
 void run(const Host& host, const Problem& p) {
   const Kernels& k = kernels();
-  const int64_t units = p.units(), stride = (k.scratch_bytes(p) + 63) / 64 * 64;
-  const int64_t threads =
-      host.threads_for(units, p.batches * p.channels * (p.length * p.width + p.slots));
-  const auto buffer = host.scratch(threads * stride + 64);
-  char* base = buffer.data();
-  base += (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64;
-  host.parallel(units, threads,
-                [&](int64_t unit, int64_t slot) { k.step(p, unit, base + slot * stride); });
+  const int64_t steps = p.batches * p.channels * (p.length * p.width + p.slots);
+  for_each_unit(host, p.units(), steps, k.scratch_bytes(p),
+                [&](int64_t unit, void* scratch) { k.step(p, unit, scratch); });
 }
 
 }  // namespace fuseport::causal_conv1d_update

@@ -11,7 +11,7 @@
 
 #include "causal_conv1d_update/kernel.hpp"
 #include "native/checks.hpp"
-#include "native/parallel.hpp"
+#include "native/torch.hpp"
 
 namespace fuseport::causal_conv1d_update {
 namespace {
@@ -48,39 +48,9 @@ void check_inputs(const Check& check, const Tensor& conv_state,
   }
 }
 
-Dtype dtype_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kHalf:
-      return Dtype::float16;
-    case at::kBFloat16:
-      return Dtype::bfloat16;
-    case at::kDouble:
-      return Dtype::float64;
-    default:
-      return Dtype::float32;
-  }
-}
-
 Sequence sequence(const Tensor& t) {
   return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
 }
-
-// Torch's threads and memory.
-struct Host {
-  struct Memory {
-    Tensor buffer;
-    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
-  };
-
-  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
-  int64_t threads_for(int64_t units, int64_t steps) const {
-    return fuseport::threads_for(units, steps);
-  }
-  template <class Work>
-  void parallel(int64_t units, int64_t threads, const Work& work) const {
-    fuseport::parallel(units, threads, work);
-  }
-};
 
 using Outputs = std::tuple<Tensor, Tensor>;
 

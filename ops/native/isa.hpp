@@ -11,6 +11,9 @@
 #define FUSEPORT_FOR_EACH_ISA(DO) DO(baseline)
 #endif
 
+// Inlined always: a copy that is compiled for one instruction set must not serve another.
+#define FUSEPORT_INLINED inline __attribute__((always_inline))
+
 namespace fuseport {
 
 enum class Isa { baseline, avx2, avx512 };

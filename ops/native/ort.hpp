@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "native/dtype.hpp"
 #include "native/schedule.hpp"
 
 #if ORT_API_VERSION < 17
@@ -276,6 +277,19 @@ struct Op : OrtCustomOp {
 inline std::list<Op>& ops() {
   static std::list<Op> all;
   return all;
+}
+
+// Calls add.operator()<dtype>(stored, wide) for each dtype, with ONNX Runtime's names of it and of
+// the type that is computed in; true, for a static variable to hold.
+template <class Add>
+bool for_each_dtype(const Add& add) {
+  constexpr Type single = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  constexpr Type twice = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+  add.template operator()<Dtype::float32>(single, single);
+  add.template operator()<Dtype::float64>(twice, twice);
+  add.template operator()<Dtype::float16>(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, single);
+  add.template operator()<Dtype::bfloat16>(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, single);
+  return true;
 }
 
 }  // namespace fuseport::ort

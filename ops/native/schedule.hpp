@@ -32,4 +32,32 @@ struct Queue {
   }
 };
 
+// The first address from `base` on that is a multiple of 64.
+inline char* aligned(char* base) {
+  return base + (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64;
+}
+
+// Calls run(unit, scratch) for all units on the host's threads; scratch is each thread's own, so many
+// bytes, 64-aligned. `host` has threads_for(units, steps), parallel(units, threads, work), and
+// scratch(bytes), whose result owns memory, with data() for its address.
+template <class Host, class Run>
+void for_each_unit(const Host& host, int64_t units, int64_t steps, int64_t scratch_bytes,
+                   const Run& run) {
+  const int64_t threads = host.threads_for(units, steps), stride = (scratch_bytes + 63) / 64 * 64;
+  const auto buffer = host.scratch(threads * stride + 64);
+  char* base = aligned(buffer.data());
+  host.parallel(units, threads,
+                [&](int64_t unit, int64_t slot) { run(unit, base + slot * stride); });
+}
+
+// The sum over batches of (b, count), in their order, rounded once.
+template <class Real>
+void sum_batches(const double* parts, int64_t batches, int64_t count, Real* total) {
+  for (int64_t i = 0; i < count; ++i) {
+    double sum = 0;
+    for (int64_t b = 0; b < batches; ++b) sum += parts[b * count + i];
+    total[i] = static_cast<Real>(sum);
+  }
+}
+
 }  // namespace fuseport

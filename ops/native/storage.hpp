@@ -5,7 +5,22 @@
 #include <cstdint>
 #include <cstring>
 
+#include "native/dtype.hpp"
 #include "native/vector.hpp"
+
+// Returns CALL(F, Stored), with the type of vectors, and the type that numbers of `dtype` are stored
+// in.
+#define FUSEPORT_DISPATCH(dtype, CALL)  \
+  switch (dtype) {                      \
+    case fuseport::Dtype::float16:      \
+      return CALL(F32, Half);           \
+    case fuseport::Dtype::bfloat16:     \
+      return CALL(F32, BFloat16);       \
+    case fuseport::Dtype::float32:      \
+      return CALL(F32, float);          \
+    case fuseport::Dtype::float64:      \
+      return CALL(F64, double);         \
+  }
 
 namespace fuseport::FUSEPORT_ISA {
 

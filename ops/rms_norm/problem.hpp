@@ -8,16 +8,14 @@
 
 #include <cstdint>
 
+#include "native/dtype.hpp"
 #include "native/isa.hpp"
-
-#define FUSEPORT_INLINED inline __attribute__((always_inline))
 
 namespace fuseport::rms_norm {
 
 constexpr int64_t MOST_UNITS = 128;   // each has a partial sum of weight's gradient
 constexpr int64_t WORTH = 1 << 14;    // numbers that are worth a unit
 
-enum class Dtype { float16, bfloat16, float32, float64 };
 enum class Mode { plain, norm_first, gate_first };
 
 // Rows of d numbers in the problem's dtype: row r is at (r / inner)·outer_stride + (r % inner)·

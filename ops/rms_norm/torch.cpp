@@ -28,11 +28,6 @@ Outputs norm_backward(const Tensor& dout, const Tensor& x, const Tensor& weight,
 
 // Autograd sees operators only, by their names, so that traces hold them whole and fakes stand in
 // for them.
-template <class Signature>
-auto operator_named(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 struct NormFunction : torch::autograd::Function<NormFunction> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                                double eps, int64_t group_size) {

@@ -8,42 +8,12 @@
 #include <tuple>
 #include <vector>
 
-#include "native/parallel.hpp"
+#include "native/torch.hpp"
 #include "rms_norm/binding.hpp"
 #include "rms_norm/checks.hpp"
 #include "rms_norm/problem.hpp"
 
 namespace fuseport::rms_norm {
-
-// Torch's threads and memory.
-struct Host {
-  struct Memory {
-    Tensor buffer;
-    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
-  };
-
-  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
-  int64_t threads_for(int64_t units, int64_t steps) const {
-    return fuseport::threads_for(units, steps);
-  }
-  template <class Work>
-  void parallel(int64_t units, int64_t threads, const Work& work) const {
-    fuseport::parallel(units, threads, work);
-  }
-};
-
-inline Dtype dtype_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kHalf:
-      return Dtype::float16;
-    case at::kBFloat16:
-      return Dtype::bfloat16;
-    case at::kDouble:
-      return Dtype::float64;
-    default:
-      return Dtype::float32;
-  }
-}
 
 // Whether the dimensions before the last two are one, of one stride; those of size 1 do not count.
 inline bool outer_is_one(const Tensor& t) {

@@ -7,19 +7,6 @@
 
 namespace fuseport::rms_norm::FUSEPORT_ISA {
 
-// Calls CALL with the type of vectors, and the type that numbers are stored in.
-#define FUSEPORT_DISPATCH(dtype, CALL)      \
-  switch (dtype) {                          \
-    case rms_norm::Dtype::float16:          \
-      return CALL(F32, Half);               \
-    case rms_norm::Dtype::bfloat16:         \
-      return CALL(F32, BFloat16);           \
-    case rms_norm::Dtype::float32:          \
-      return CALL(F32, float);              \
-    case rms_norm::Dtype::float64:          \
-      return CALL(F64, double);             \
-  }
-
 template <class F>
 struct Gate {
   typename F::Vector silu, slope;  // SiLU(z), and its derivative

@@ -8,19 +8,6 @@
 
 namespace fuseport::selective_scan::FUSEPORT_ISA {
 
-// Calls `unit` with the type of the state's vectors, and the type that numbers are stored in.
-#define FUSEPORT_DISPATCH(dtype, CALL) \
-  switch (dtype) {                     \
-    case Dtype::float16:               \
-      return CALL(F32, Half);          \
-    case Dtype::bfloat16:              \
-      return CALL(F32, BFloat16);      \
-    case Dtype::float32:               \
-      return CALL(F32, float);         \
-    case Dtype::float64:               \
-      return CALL(F64, double);        \
-  }
-
 template <template <class> class S, template <class> class ComplexS>
 static int64_t scratch_bytes(const Problem& p) {
   if (p.dtype == Dtype::float64)

@@ -9,17 +9,14 @@
 
 #include <cstdint>
 
+#include "native/dtype.hpp"
 #include "native/isa.hpp"
-
-#define FUSEPORT_INLINED inline __attribute__((always_inline))
 
 namespace fuseport::selective_scan {
 
 constexpr int64_t CHUNK = 64;  // steps between saved states: shapes.py has the same number
 constexpr int64_t BLOCK = 32;  // channels of a unit, at most
 constexpr int64_t MANY = 512;  // channels of all batch entries that are enough for whole blocks
-
-enum class Dtype { float16, bfloat16, float32, float64 };
 
 // Elements of (b, d, l), in the problem's dtype; strides in elements, any value. Where A is complex,
 // the state's type below is complex too: pairs of a real and an imaginary part, of the real type.

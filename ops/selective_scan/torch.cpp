@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "native/layout.hpp"
-#include "native/parallel.hpp"
+#include "native/torch.hpp"
 #include "selective_scan/binding.hpp"
 #include "selective_scan/checks.hpp"
 #include "selective_scan/kernel.hpp"
@@ -42,19 +42,6 @@ int64_t groups(const Tensor& coefficient) {
   return coefficient.dim() == 4 ? coefficient.size(1) : 1;
 }
 
-Dtype dtype(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kHalf:
-      return Dtype::float16;
-    case at::kBFloat16:
-      return Dtype::bfloat16;
-    case at::kDouble:
-      return Dtype::float64;
-    default:
-      return Dtype::float32;
-  }
-}
-
 // Inputs that passed the checks. It holds tensors, since some are made contiguous.
 struct Inputs {
   Tensor A, D, delta_bias;
@@ -64,7 +51,7 @@ struct Inputs {
          const Tensor& D_, const std::optional<Tensor>& z, const Tensor& bias, bool softplus)
       : A(A_.contiguous()), D(D_.contiguous()), delta_bias(bias.contiguous()) {
     Problem& p = problem;
-    p.dtype = dtype(u);
+    p.dtype = dtype_of(u);
     p.complex = A.is_complex();
     p.batches = u.size(0);
     p.channels = u.size(1);
@@ -80,23 +67,6 @@ struct Inputs {
     p.delta_bias = delta_bias.const_data_ptr();
     p.B = coefficient(B, p.channels);
     p.C = coefficient(C, p.channels);
-  }
-};
-
-// Torch's threads and memory.
-struct Host {
-  struct Memory {
-    Tensor buffer;
-    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
-  };
-
-  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
-  int64_t threads_for(int64_t units, int64_t steps) const {
-    return fuseport::threads_for(units, steps);
-  }
-  template <class Work>
-  void parallel(int64_t units, int64_t threads, const Work& work) const {
-    fuseport::parallel(units, threads, work);
   }
 };
 
@@ -232,11 +202,6 @@ GatedGradients scan_gated_backward(const Tensor& dout, const Tensor& dlast_state
 
 // Gradients. Autograd sees operators only, by their names, so that traces hold them whole and fakes
 // stand in for them.
-
-template <class Signature>
-auto operator_named(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 struct ScanFunction : torch::autograd::Function<ScanFunction> {
   static variable_list forward(AutogradContext* ctx, const Tensor& u, const Tensor& delta,

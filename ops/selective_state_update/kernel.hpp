@@ -7,15 +7,13 @@
 
 #include <cstdint>
 
+#include "native/dtype.hpp"
 #include "native/isa.hpp"
-
-#define FUSEPORT_INLINED inline __attribute__((always_inline))
+#include "native/schedule.hpp"
 
 namespace fuseport::selective_state_update {
 
 constexpr int64_t BLOCK = 64;  // channels of a unit, at most
-
-enum class Dtype { float16, bfloat16, float32, float64 };
 
 // (b, h, d), (b, h, d, N), (b, g, N) or the like; strides in elements, any value. A parameter has
 // no batch, a coefficient no channel.
@@ -64,18 +62,13 @@ inline const Kernels& kernels() {
   return baseline_kernels;
 }
 
-// Runs all units on the host's threads. `host` has threads_for(units, steps), parallel(units,
-// threads, work), and scratch(bytes), whose result owns memory, with data() for its address.
+// Runs all units on the threads of `host`, which is as for `for_each_unit`.
 template <class Host>
 void run(const Host& host, const Problem& p) {
   const Kernels& k = kernels();
-  const int64_t units = p.units(), stride = (k.scratch(p) + 63) / 64 * 64;
-  const int64_t threads = host.threads_for(units, p.batches * p.heads * p.channels * p.states);
-  const auto buffer = host.scratch(threads * stride + 64);
-  char* base = buffer.data();
-  base += (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64;
-  host.parallel(units, threads,
-                [&](int64_t unit, int64_t slot) { k.update(p, unit, base + slot * stride); });
+  const int64_t steps = p.batches * p.heads * p.channels * p.states;
+  for_each_unit(host, p.units(), steps, k.scratch(p),
+                [&](int64_t unit, void* scratch) { k.update(p, unit, scratch); });
 }
 
 }  // namespace fuseport::selective_state_update

@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "native/checks.hpp"
-#include "native/parallel.hpp"
+#include "native/torch.hpp"
 #include "selective_state_update/kernel.hpp"
 
 namespace fuseport::selective_state_update {
@@ -64,19 +64,6 @@ void check(const char* op, const Tensor& state, const Tensor& x, const Tensor& d
   check.shape("dt_bias", dt_bias, "(h, d)", {h, d});
 }
 
-Dtype dtype_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kHalf:
-      return Dtype::float16;
-    case at::kBFloat16:
-      return Dtype::bfloat16;
-    case at::kDouble:
-      return Dtype::float64;
-    default:
-      return Dtype::float32;
-  }
-}
-
 Strided sequence(const Tensor& t) {
   return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2), 0};
 }
@@ -88,23 +75,6 @@ Strided coefficient(const Tensor& t) {
 Strided parameter(const Tensor& t) {
   return {t.const_data_ptr(), 0, t.stride(0), t.stride(1), t.dim() == 3 ? t.stride(2) : 0};
 }
-
-// Torch's threads and memory.
-struct Host {
-  struct Memory {
-    Tensor buffer;
-    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
-  };
-
-  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
-  int64_t threads_for(int64_t units, int64_t steps) const {
-    return fuseport::threads_for(units, steps);
-  }
-  template <class Work>
-  void parallel(int64_t units, int64_t threads, const Work& work) const {
-    fuseport::parallel(units, threads, work);
-  }
-};
 
 using Outputs = std::tuple<Tensor, Tensor>;
 

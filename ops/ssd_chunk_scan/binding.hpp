@@ -3,24 +3,18 @@
 
 #include <cstdint>
 
+#include "native/schedule.hpp"
 #include "ssd_chunk_scan/kernel.hpp"
 
 namespace fuseport::ssd_chunk_scan {
 
-// `host` has threads_for(units, steps), parallel(units, threads, work), and scratch(bytes), whose
-// result owns memory, with data() for its address. The problem is not empty.
-
-inline char* aligned(char* base) { return base + (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64; }
+// The problem is not empty. `host` is as for fuseport::for_each_unit.
 
 template <class Host, class Run>
 void for_each_unit(const Host& host, const Problem& p, int64_t units, int64_t scratch_bytes,
                    const Run& run) {
-  const int64_t stride = (scratch_bytes + 63) / 64 * 64;
-  const int64_t threads = host.threads_for(units, p.batches * p.length * p.heads * p.width);
-  const auto buffer = host.scratch(threads * stride + 64);
-  char* base = aligned(buffer.data());
-  host.parallel(units, threads,
-                [&](int64_t unit, int64_t slot) { run(unit, base + slot * stride); });
+  const int64_t steps = p.batches * p.length * p.heads * p.width;
+  fuseport::for_each_unit(host, units, steps, scratch_bytes, run);
 }
 
 // Calls run(p) with what all heads of a group share in place.
@@ -48,16 +42,11 @@ struct Totals {
   void *dA = nullptr, *dB = nullptr, *dC = nullptr, *dD = nullptr, *ddt_bias = nullptr;
 };
 
-// The sum over batches of (b, count), in their order, rounded once.
 inline void sum_batches(const Problem& p, const double* parts, int64_t count, void* total) {
-  for (int64_t i = 0; i < count; ++i) {
-    double sum = 0;
-    for (int64_t b = 0; b < p.batches; ++b) sum += parts[b * count + i];
-    if (p.dtype == Dtype::float64) {
-      static_cast<double*>(total)[i] = sum;
-    } else {
-      static_cast<float*>(total)[i] = static_cast<float>(sum);
-    }
+  if (p.dtype == Dtype::float64) {
+    fuseport::sum_batches(parts, p.batches, count, static_cast<double*>(total));
+  } else {
+    fuseport::sum_batches(parts, p.batches, count, static_cast<float*>(total));
   }
 }
 

@@ -6,19 +6,6 @@
 
 namespace fuseport::ssd_chunk_scan::FUSEPORT_ISA {
 
-// Calls a function of the type of vectors and the type that numbers are stored in.
-#define FUSEPORT_DISPATCH(dtype, CALL) \
-  switch (dtype) {                     \
-    case Dtype::float16:               \
-      return CALL(F32, Half);          \
-    case Dtype::bfloat16:              \
-      return CALL(F32, BFloat16);      \
-    case Dtype::float32:               \
-      return CALL(F32, float);         \
-    case Dtype::float64:               \
-      return CALL(F64, double);        \
-  }
-
 template <class F>
 static int64_t prepared_bytes_of(const Problem& p) {
   return p.batches * p.chunks() * p.groups * Prepared<F>::size(p) * sizeof(typename F::Real);

@@ -7,15 +7,12 @@
 
 #include <cstdint>
 
+#include "native/dtype.hpp"
 #include "native/isa.hpp"
-
-#define FUSEPORT_INLINED inline __attribute__((always_inline))
 
 namespace fuseport::ssd_chunk_scan {
 
 constexpr int64_t CHUNK = 64;  // steps whose outputs are products of matrices: as in shapes.py
-
-enum class Dtype { float16, bfloat16, float32, float64 };
 
 // (b, l, H, P), (b, l, G, N) or (b, l, H), in the problem's dtype; strides in elements, any value.
 struct Strided {

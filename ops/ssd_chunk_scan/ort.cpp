@@ -150,15 +150,8 @@ void add(ort::Type stored, ort::Type real) {
   add<DTYPE, true>(stored, real, "ssd_chunk_scan_gated", "ssd_chunk_scan_gated_backward");
 }
 
-[[maybe_unused]] const bool added = [] {
-  constexpr ort::Type single = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-  constexpr ort::Type twice = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
-  add<Dtype::float32>(single, single);
-  add<Dtype::float64>(twice, twice);
-  add<Dtype::float16>(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, single);
-  add<Dtype::bfloat16>(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, single);
-  return true;
-}();
+[[maybe_unused]] const bool added = ort::for_each_dtype(
+    []<Dtype DTYPE>(ort::Type stored, ort::Type wide) { add<DTYPE>(stored, wide); });
 
 }  // namespace
 }  // namespace fuseport::ssd_chunk_scan

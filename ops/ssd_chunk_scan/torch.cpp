@@ -11,7 +11,7 @@
 #include <optional>
 #include <tuple>
 
-#include "native/parallel.hpp"
+#include "native/torch.hpp"
 #include "ssd_chunk_scan/binding.hpp"
 #include "ssd_chunk_scan/checks.hpp"
 #include "ssd_chunk_scan/kernel.hpp"
@@ -25,19 +25,6 @@ using torch::autograd::variable_list;
 Strided strided(const Tensor& t) {
   return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2),
           t.dim() == 4 ? t.stride(3) : 0};
-}
-
-Dtype dtype_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kHalf:
-      return Dtype::float16;
-    case at::kBFloat16:
-      return Dtype::bfloat16;
-    case at::kDouble:
-      return Dtype::float64;
-    default:
-      return Dtype::float32;
-  }
 }
 
 // Inputs that passed the checks. It holds tensors, since some are made contiguous.
@@ -72,23 +59,6 @@ struct Inputs {
     p.dt_bias = dt_bias.const_data_ptr();
     p.initial_states = initial_states.const_data_ptr();
     p.dt_limit = dt_limit.const_data_ptr();
-  }
-};
-
-// Torch's threads and memory.
-struct Host {
-  struct Memory {
-    Tensor buffer;
-    char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
-  };
-
-  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
-  int64_t threads_for(int64_t units, int64_t steps) const {
-    return fuseport::threads_for(units, steps);
-  }
-  template <class Work>
-  void parallel(int64_t units, int64_t threads, const Work& work) const {
-    fuseport::parallel(units, threads, work);
   }
 };
 
@@ -182,11 +152,6 @@ GatedGradients scan_gated_backward(const Tensor& dout, const Tensor& dfinal, FUS
 
 // Gradients. Autograd sees operators only, by their names, so that traces hold them whole and fakes
 // stand in for them.
-
-template <class Signature>
-auto operator_named(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 struct ScanFunction : torch::autograd::Function<ScanFunction> {
   static variable_list forward(AutogradContext* ctx, FUSEPORT_INPUTS,
