@@ -1,25 +1,29 @@
 """The fused ops: `OPS`, by name, and their public functions, `fuseport.ops.<op>`.
 
-Every folder here with an `__init__.py` that has a `SPEC` is an op; nothing else lists them. In
+Every folder here with an `__init__.py` that has a `SPEC` is an op; nothing else lists them. Ops of
+a user's own count among `OPS` for as long as they are `added`. Layers
+made of several ops are in `fuseport.ops.compositions`. In
 type-checked code import a function from its own package, which checkers can follow:
 `from fuseport.ops.selective_scan import selective_scan`.
 """
 
 import importlib
 import pkgutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fuseport.ops import ort, registration
 from fuseport.ops.registration import Implementation
 from fuseport.ops.spec import OpSpec
 
-__all__ = ["OPS", "onnxruntime_library", "register"]
+__all__ = ["OPS", "added", "onnxruntime_library", "refused", "register"]
 
 
 def _find() -> dict[str, OpSpec]:
     folders = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
-    specs = [importlib.import_module(f"{__name__}.{folder}").SPEC for folder in folders]
-    return {spec.name: spec for spec in specs}
+    modules = [importlib.import_module(f"{__name__}.{folder}") for folder in folders]
+    return {module.SPEC.name: module.SPEC for module in modules if hasattr(module, "SPEC")}
 
 
 def register(*names: str) -> dict[str, Implementation]:
@@ -41,6 +45,47 @@ def register(*names: str) -> dict[str, Implementation]:
     owners = {o.qualified_name: spec.name for spec in OPS.values() for o in spec.operators}
     wanted = [owners.get(name, name) for name in names] or list(OPS)
     return {name: registration.ensure(OPS[name]) for name in dict.fromkeys(wanted)}
+
+
+def refused(specs: Iterable[OpSpec]) -> str | None:
+    """Why ops of a user's own cannot be `added`; None if they can."""
+    taken = {operator.qualified_name for spec in OPS.values() for operator in spec.operators}
+    names = set(OPS)
+    for spec in specs:
+        if spec.name in names:
+            return f"there is an op {spec.name} already: give this one another name"
+        names.add(spec.name)
+        for operator in spec.operators:
+            if operator.qualified_name in taken:
+                return f"there is an operator {operator.qualified_name} already"
+            taken.add(operator.qualified_name)
+            if reason := registration.mismatch(operator):
+                return reason
+    return None
+
+
+@contextmanager
+def added(specs: Iterable[OpSpec]) -> Iterator[None]:
+    """Count ops of the user's own among `OPS`, registered, for the duration of the context.
+
+    All that is made of ops goes by `OPS`. Those that are in it already stay in it. What is
+    registered with torch stays registered.
+
+    Raises:
+        ValueError: an op or operator has the name of another one, or an operator is registered
+            otherwise than it is declared.
+    """
+    new = [spec for spec in specs if OPS.get(spec.name) is not spec]
+    if reason := refused(new):
+        raise ValueError(reason)
+    for spec in new:
+        registration.ensure(spec)
+        OPS[spec.name] = spec
+    try:
+        yield
+    finally:
+        for spec in new:
+            del OPS[spec.name]
 
 
 def onnxruntime_library(*names: str) -> Path:

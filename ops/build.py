@@ -6,8 +6,9 @@ serves every machine of an architecture. It links libtorch_cpu and libc10, and n
 can dlopen it. `ops.ort` has the library for ONNX Runtime.
 
 A file's name holds two hashes: one of the sources that go into it, the flags and torch's version,
-one of the compiler. It is written under another name first, behind a lock, so it is never seen half
-done.
+one of the compiler. So does that of an object file, which is kept in `objects`: libraries share the
+kernels that both have. A file is written under another name first, and a library behind a lock, so
+it is never seen half done.
 """
 
 import functools
@@ -20,8 +21,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -74,12 +76,26 @@ class BuildError(Exception):
     """A native library cannot be built or loaded; the message is one line, and says why."""
 
 
+def _no_headers() -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Unit:
-    """A source that is compiled once, and its flags beyond those of all sources."""
+    """A source that is compiled once.
+
+    Attributes:
+        source: the file; its includes in quotes are relative to the folder of ops, or to that which
+            the op's own folder is in.
+        flags: beyond those of all sources.
+        include: the flags that name folders of other headers; BuildError if those are not here.
+        version: of those headers: of torch.
+    """
 
     source: Path
     flags: tuple[str, ...] = ()
+    include: Callable[[], Sequence[str]] = _no_headers
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,18 +104,13 @@ class Library:
 
     Attributes:
         name: what its file's name begins with.
-        units: its sources; includes in quotes are relative to the folder of ops, or to that which
-            the op's own folder is in.
-        include: the flags that name folders of other headers; BuildError if those are not here.
+        units: its sources.
         link: flags of the linker.
-        version: what else the file depends on: a version of torch.
     """
 
     name: str
     units: tuple[Unit, ...]
-    include: Callable[[], Sequence[str]]
     link: tuple[str, ...] = ()
-    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,9 @@ def find(library: Library) -> Path | None:
 
     Where there is no compiler, a library of the same sources that any compiler built is right.
     """
-    candidates = sorted(cache_folder().glob(f"{library.name}-{_source_key(library)}-*.so"))
+    candidates = sorted(
+        cache_folder().glob(f"{library.name}-{_source_key(library.units, library.link)}-*.so")
+    )
     if not candidates:
         return None
     try:
@@ -154,7 +167,8 @@ def look(library: Library) -> Status:
     try:
         if found := find(library):
             return Status("built", str(found))
-        library.include()
+        for unit in library.units:
+            unit.include()
         return Status("buildable", f"with {shlex.join(compiler_command())}, on first use")
     except BuildError as error:
         return Status("unavailable", str(error))
@@ -162,11 +176,19 @@ def look(library: Library) -> Status:
 
 def cached(spec: OpSpec) -> Path | None:
     """The op's library for torch if it need not be built; see `find`."""
+    if spec.library is not None:
+        return spec.library
     return find(_for_torch(spec))
 
 
 def library_path(spec: OpSpec) -> Path:
     """The op's library for torch, built now if need be; BuildError if it cannot be."""
+    if spec.library is not None:
+        if not spec.library.is_file():
+            raise BuildError(f"there is no library {spec.library}")
+        return spec.library
+    if not spec.has("torch.cpp"):
+        raise BuildError(f"the op {spec.name} has no torch.cpp and no library")
     return built(_for_torch(spec))
 
 
@@ -182,6 +204,9 @@ def load(spec: OpSpec) -> Path:
 
 def status(spec: OpSpec) -> Status:
     """What a call of the op in torch would find; builds nothing."""
+    if spec.library is not None:
+        there = spec.library.is_file()
+        return Status("built" if there else "unavailable", str(spec.library))
     return look(_for_torch(spec))
 
 
@@ -206,21 +231,20 @@ def _for_torch(spec: OpSpec) -> Library:
     if sys.platform == "darwin":
         # Symbols of OpenMP come from the runtime that torch has loaded: native/parallel.hpp.
         link = (*link, f"-Wl,-rpath,{lib}", "-Wl,-undefined,dynamic_lookup")
+    binding = spec.folder / "torch.cpp"
     # Elsewhere no rpath: whoever opens the library has loaded libtorch, wherever that lies.
     return Library(
         spec.name,
-        (Unit(spec.folder / "torch.cpp", (abi,)), *kernel_units(spec)),
-        lambda: include,
+        (Unit(binding, (abi,), lambda: include, torch.__version__), *kernel_units(spec)),
         link,
-        torch.__version__,
     )
 
 
-def _sources(library: Library) -> dict[str, bytes]:
+def _sources(units: Sequence[Unit]) -> dict[str, bytes]:
     """The text of each unit and of all that they include of this package, by path."""
     found: dict[Path, bytes] = {}
-    roots = _roots(library)
-    waiting = [unit.source for unit in library.units]
+    roots = _roots(units)
+    waiting = [unit.source for unit in units]
     while waiting:
         path = waiting.pop()
         if path not in found and path.is_file():  # of one that is absent, the compiler tells
@@ -230,9 +254,9 @@ def _sources(library: Library) -> dict[str, bytes]:
     return {_relative(path, roots): text for path, text in sorted(found.items())}
 
 
-def _roots(library: Library) -> tuple[Path, ...]:
+def _roots(units: Sequence[Unit]) -> tuple[Path, ...]:
     """The folders that folders of ops are in: this package's, and those of a user's own ops."""
-    others = (unit.source.parent.parent for unit in library.units)
+    others = (unit.source.parent.parent for unit in units)
     return tuple(dict.fromkeys((OPS_FOLDER, *others)))
 
 
@@ -241,21 +265,25 @@ def _relative(path: Path, roots: tuple[Path, ...]) -> str:
     return path.relative_to(root).as_posix()
 
 
-def _source_key(library: Library) -> str:
+def _source_key(units: Sequence[Unit], link: Sequence[str] = ()) -> str:
     digest = hashlib.sha256()
-    flags = (*_FLAGS, *(str((u.source.name, u.flags)) for u in library.units))
-    link = (flag for flag in library.link if not flag.startswith("-L"))
-    for part in (library.version, platform.system(), platform.machine(), *flags, *link):
+    flags = (*_FLAGS, *(str((u.source.name, u.flags, u.version)) for u in units))
+    kept = (flag for flag in link if not flag.startswith("-L"))
+    for part in (platform.system(), platform.machine(), *flags, *kept):
         digest.update(part.encode() + b"\0")
-    for name, text in _sources(library).items():
+    for name, text in _sources(units).items():
         digest.update(name.encode() + b"\0" + text + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _target(library: Library, compiler: list[str]) -> Path:
+def _compiler_key(compiler: list[str]) -> str:
     version = compiler_version(shlex.join(compiler))
-    key = hashlib.sha256(f"{shlex.join(compiler)}\0{version}".encode()).hexdigest()[:8]
-    return cache_folder() / f"{library.name}-{_source_key(library)}-{key}.so"
+    return hashlib.sha256(f"{shlex.join(compiler)}\0{version}".encode()).hexdigest()[:8]
+
+
+def _target(library: Library, compiler: list[str]) -> Path:
+    key = _source_key(library.units, library.link)
+    return cache_folder() / f"{library.name}-{key}-{_compiler_key(compiler)}.so"
 
 
 def compiler_command() -> list[str]:
@@ -281,22 +309,36 @@ def compiler_version(compiler: str) -> str:
 
 
 def _build(library: Library, compiler: list[str], target: Path) -> None:
-    roots = _roots(library)
-    include = (*(f"-I{root}" for root in roots), *library.include())
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{library.name}-") as scratch:
-        objects = [f"{scratch}/{index}.o" for index in range(len(library.units))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # one compiler's process for each core
+        objects = list(pool.map(lambda unit: _object(unit, library, compiler), library.units))
+    with _staged(target) as linked:
+        run_compiler([*compiler, "-shared", *map(str, objects), *library.link, "-o", str(linked)])
 
-        def compile_one(unit: Unit, compiled: str) -> None:
-            # Messages name no folder of this machine, for a library may go into a bundle.
-            private = (f"-ffile-prefix-map={root}=ops" for root in roots)
-            flags = (*_FLAGS, *private, *include, *unit.flags)
-            run_compiler([*compiler, *flags, "-c", str(unit.source), "-o", compiled])
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # one compiler's process for each core
-            list(pool.map(compile_one, library.units, objects))  # raises what one of them raised
-        linked = f"{scratch}/library.so"
-        run_compiler([*compiler, "-shared", *objects, *library.link, "-o", linked])
-        os.replace(linked, target)
+def _object(unit: Unit, library: Library, compiler: list[str]) -> Path:
+    """The compiled unit, from the cache if it is there."""
+    others = _roots(library.units)  # of a user's own ops that include each other's headers
+    key = f"{_source_key([unit])}-{_compiler_key(compiler)}"
+    target = cache_folder() / "objects" / f"{unit.source.parent.name}-{unit.source.stem}-{key}.o"
+    if target.exists():
+        return target
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    # Messages name no folder of this machine, for a library may go into a bundle.
+    private = (f"-ffile-prefix-map={root}=ops" for root in others)
+    include = (*(f"-I{root}" for root in others), *unit.include())
+    with _staged(target) as compiled:
+        flags = (*_FLAGS, *private, *include, *unit.flags)
+        run_compiler([*compiler, *flags, "-c", str(unit.source), "-o", str(compiled)])
+    return target
+
+
+@contextmanager
+def _staged(target: Path) -> Iterator[Path]:
+    """A file beside `target`, which takes its place when all went well."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.stem}-") as scratch:
+        staged = Path(scratch, target.name)
+        yield staged
+        os.replace(staged, target)
 
 
 def run_compiler(command: list[str]) -> str:

@@ -90,11 +90,19 @@ def _refuse_if_unwanted() -> None:
 
 
 def _library(specs: Iterable[OpSpec]) -> Library:
-    units = [Unit(build.OPS_FOLDER / "native" / "ort.cpp")]
+    units = [_binding(build.OPS_FOLDER / "native")]
     for spec in specs:
         if spec.has("ort.cpp"):
-            units += [Unit(spec.folder / "ort.cpp"), *build.kernel_units(spec)]
-    return Library("onnxruntime", tuple(units), lambda: (f"-I{headers()}",))
+            units += [_binding(spec.folder), *build.kernel_units(spec)]
+    return Library("onnxruntime", tuple(units))
+
+
+def _binding(folder: Path) -> Unit:
+    return Unit(folder / "ort.cpp", include=_include)
+
+
+def _include() -> tuple[str, ...]:
+    return (f"-I{headers()}",)
 
 
 def _folders() -> Iterator[Path]:

@@ -34,24 +34,27 @@ def support(spec: OpSpec) -> dict[str, Support]:
     `ONNX portable` is a form in standard operators, `ONNX native` an operator of its own that an
     opset or ONNX Runtime has and exports use, and `fused library` our kernels in ONNX Runtime.
     """
-    native, cuda = spec.has("torch.cpp"), spec.has("kernel.cuh") or spec.has("kernel.cu")
-    lowered, bound = spec.has("onnx.py"), spec.has("ort.cpp")
-    differentiable = any(operator.backward for operator in spec.operators)
-    plain = "plain torch"
-    return {
-        "reference": Support(True),
-        "CPU": Support(native, None if native else plain),
-        "CUDA": Support(cuda, None if cuda else plain),
-        "fake": Support(True),
-        "autograd": Support(differentiable, None if differentiable else "no backward"),
-        "ONNX portable": Support(lowered, None if lowered else "no ONNX form"),
-        "ONNX native": Support(False, "portable" if lowered else "no ONNX form"),
-        "fused library": Support(bound, None if bound else _without_binding(lowered)),
+    lowered = spec.lowers
+    found = {
+        "reference": True,
+        "CPU": spec.has("torch.cpp"),
+        "CUDA": spec.has("kernel.cuh") or spec.has("kernel.cu"),
+        "fake": True,
+        "autograd": any(operator.backward for operator in spec.operators),
+        "ONNX portable": lowered,
+        "ONNX native": spec.has("onnx_native.py"),
+        "fused library": spec.has("ort.cpp"),
     }
-
-
-def _without_binding(lowered: bool) -> str:
-    return "portable" if lowered else "no ONNX form"
+    usual = {
+        "CPU": "plain torch",
+        "CUDA": "plain torch",
+        "autograd": "no backward",
+        "ONNX portable": "no ONNX form",
+        "ONNX native": "portable" if lowered else "no ONNX form",
+        "fused library": "portable" if lowered else "no ONNX form",
+    }
+    reasons = {**usual, **spec.lacks}
+    return {n: Support(here, None if here else reasons[n]) for n, here in found.items()}
 
 
 def markdown(specs: Iterable[OpSpec]) -> str:

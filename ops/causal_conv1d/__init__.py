@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fuseport.ops import registration
 from fuseport.ops.causal_conv1d import reference, shapes
-from fuseport.ops.causal_conv1d.cases import CASES
+from fuseport.ops.causal_conv1d.cases import BENCH, BUGS, CASES
 from fuseport.ops.checks import require
+from fuseport.ops.evidence import Evidence
 from fuseport.ops.spec import Operator, OpSpec
 
 __all__ = ["SPEC", "causal_conv1d"]
@@ -142,4 +143,14 @@ SPEC = OpSpec(
         ),
     ),
     cases=CASES,
+    bugs=BUGS,
+    stands_for=(
+        "causal_conv1d",
+        "CausalConv1d",
+    ),
+    bench=BENCH,
+    evidence=(
+        Evidence("a Mamba-1 mixer", {"A_log": (None, None), "conv1d.weight": (None, 1, None)}),
+        Evidence("a Mamba-2 mixer", {"A_log": (None,), "conv1d.weight": (None, 1, None)}),
+    ),
 )

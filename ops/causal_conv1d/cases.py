@@ -3,18 +3,25 @@
 Lengths sit around the width and the edges of the kernels' chunks, where kernels err.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fuseport.ops.spec import Case, Inputs
+from fuseport.ops.bugs import reads
+from fuseport.ops.case_layouts import (
+    Layout,
+    expanded_first,
+    expanded_last,
+    offset_channels,
+    sliced,
+    transposed,
+    transposed_split,
+)
+from fuseport.ops.spec import Case, Inputs, Outputs, PlantedBug, Run
 
-__all__ = ["CASES"]
-
-Layout = Callable[[Tensor], Tensor]
-"""Copies a tensor into some memory layout; the values stay."""
+__all__ = ["BENCH", "BUGS", "CASES"]
 
 
 @dataclass(frozen=True)
@@ -55,40 +62,7 @@ class _Shape:
         return {**values, "silu": self.silu}
 
 
-def channels_last(t: Tensor) -> Tensor:
-    """The last two dimensions trade places in memory."""
-    return t.transpose(-1, -2).clone(memory_format=torch.contiguous_format).transpose(-1, -2)
-
-
-def sliced(t: Tensor) -> Tensor:
-    """Every second element of the last dimension of a larger buffer."""
-    buffer = torch.zeros((*t.shape[:-1], 2 * t.shape[-1] + 1), dtype=t.dtype)
-    return buffer[..., 1::2].copy_(t)
-
-
-def offset(t: Tensor) -> Tensor:
-    """Rows that end before the buffer's do, after an odd offset: channels of a split projection."""
-    buffer = torch.zeros((t.shape[0], 2 * t.shape[1] + 1, *t.shape[2:]), dtype=t.dtype)
-    return buffer[:, t.shape[1] : 2 * t.shape[1]].copy_(t)
-
-
-def transposed_split(t: Tensor) -> Tensor:
-    """Channels last inside a wider (b, l, 2d) projection, as `x, z = in_proj(h).chunk(2)` gives."""
-    wide = torch.zeros((t.shape[0], t.shape[2], 2 * t.shape[1]), dtype=t.dtype).transpose(1, 2)
-    return wide[:, t.shape[1] :].copy_(t)
-
-
-def expanded_batch(t: Tensor) -> Tensor:
-    """The first batch entry for all: stride 0."""
-    return t[:1].expand(t.shape)
-
-
-def expanded_time(t: Tensor) -> Tensor:
-    """The first step for all: stride 0."""
-    return t[..., :1].expand(t.shape)
-
-
-_LAST = {"x": channels_last}
+_LAST = {"x": transposed}
 _PACKED = (0, 0, 1, 2, -1, 5, 0)
 _SHAPES = {
     "plain": _Shape(),
@@ -140,11 +114,11 @@ _SHAPES = {
 }
 
 _LAYOUTS: dict[str, Mapping[str, Layout]] = {
-    "split_projection": {"x": transposed_split, "initial_states": channels_last},
+    "split_projection": {"x": transposed_split, "initial_states": transposed},
     "sliced": dict.fromkeys(("x", "weight", "bias", "initial_states"), sliced),
-    "offset": {"x": offset, "weight": channels_last, "initial_states": offset},
-    "expanded_batch": dict.fromkeys(("x", "initial_states"), expanded_batch),
-    "expanded_time": dict.fromkeys(("x", "initial_states", "weight"), expanded_time),
+    "offset": {"x": offset_channels, "weight": transposed, "initial_states": offset_channels},
+    "expanded_batch": dict.fromkeys(("x", "initial_states"), expanded_first),
+    "expanded_time": dict.fromkeys(("x", "initial_states", "weight"), expanded_last),
 }
 
 
@@ -166,4 +140,50 @@ CASES: tuple[Case, ...] = (
     # The strides of a dimension of size 1 say nothing, and must mislead nobody.
     _case("layout_channels_last_length_1", _Shape(l=1, layouts=_LAST)),
     _case("layout_channels_last_channel_1", _Shape(d=1, layouts=_LAST)),
+)
+
+_WIDE = _Shape(b=1, d=1536, l=1024)
+BENCH: tuple[Case, ...] = (
+    Case("width_1536", "causal_conv1d", _WIDE.make),
+    Case(
+        "width_1536_channels_last",
+        "causal_conv1d",
+        replace(_WIDE, layouts={"x": transposed}).make,
+    ),
+    Case("width_1536_batch_8", "causal_conv1d", replace(_WIDE, b=8).make),
+    Case(
+        "width_1536_packed",
+        "causal_conv1d_packed",
+        replace(_WIDE, packed=(0, 0, 1)).make,
+    ),
+)
+
+
+def _silu_underived(right: Run, given: Inputs) -> Outputs:
+    """Without the activation's derivative the cotangent goes straight into the convolution."""
+    return right({**given, "silu": False})
+
+
+BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug(
+        "not causal",
+        "the filter runs backwards: a step reads those after it",
+        "causal_conv1d",
+        reads({"weight": lambda given: given["weight"].flip(-1)}),
+    ),
+    PlantedBug(
+        "SiLU's derivative",
+        "the backward ignores it",
+        "causal_conv1d_backward",
+        _silu_underived,
+    ),
+    *(
+        PlantedBug(
+            "sequences joined",
+            "packed sequences read each other's steps",
+            operator,
+            reads({"seq_idx": lambda given: torch.zeros_like(given["seq_idx"])}),
+        )
+        for operator in ("causal_conv1d_packed", "causal_conv1d_packed_backward")
+    ),
 )

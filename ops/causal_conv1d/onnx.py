@@ -175,12 +175,12 @@ def _backward_text(packed: bool) -> str:
         before = Constant <value_ints = [0]> ()
         length_pad = Concat <axis = 0> (length, before)
         dinputs_0 = Pad({"dfinal" if packed else "dfinal_wide"}, length_pad, zero, axis_2)
+        axes_bl = Constant <value_ints = [0, 2]> ()
         dinputs, dweight_s = Scan <
             num_scan_inputs = 2,
             body = tap (sum_k, weight_k, k_k) => (next_k, dweight_k) {{"""
         + _tap(packed)
         + """
-            axes_bl = Constant <value_ints = [0, 2]> ()
             seen_k = Mul(ds, x_k)"""
         + _masked("products_k", "seen_k", packed)
         + """
@@ -194,7 +194,6 @@ def _backward_text(packed: bool) -> str:
             next_k = Add(sum_k, padded_k)
         }> (dinputs_0, weight_s, k_s)
         dweight = Transpose <perm = [1, 0]> (dweight_s)
-        axes_bl = Constant <value_ints = [0, 2]> ()
         dbias = ReduceSum <keepdims = 0> (ds, axes_bl)
         dx_wide = Slice(dinputs, halo, past, axis_2)
         dx = CastLike(dx_wide, x)"""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuseport.ops import registration
 from fuseport.ops.causal_conv1d_update import reference, shapes
-from fuseport.ops.causal_conv1d_update.cases import CASES
+from fuseport.ops.causal_conv1d_update.cases import BENCH, BUGS, CASES
 from fuseport.ops.checks import require
 from fuseport.ops.spec import Operator, OpSpec
 
@@ -88,4 +88,7 @@ SPEC = OpSpec(
         ),
     ),
     cases=CASES,
+    bugs=BUGS,
+    stands_for=("causal_conv1d_update",),
+    bench=BENCH,
 )

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fuseport.ops.causal_conv1d.cases import channels_last, expanded_batch, sliced
-from fuseport.ops.spec import Case, Inputs
+from fuseport.ops.bugs import reads
+from fuseport.ops.case_layouts import expanded_first, sliced, transposed
+from fuseport.ops.spec import Case, Inputs, PlantedBug
 
-__all__ = ["CASES"]
+__all__ = ["BENCH", "BUGS", "CASES"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class _Shape:
         return {**values, "silu": self.silu}
 
 
-_LAYOUTS = dict.fromkeys(("x", "conv_state"), channels_last)
+_LAYOUTS = dict.fromkeys(("x", "conv_state"), transposed)
 _SHAPES = {
     "plain": _Shape(),
     "without_silu": _Shape(silu=False),
@@ -76,7 +77,7 @@ _SHAPES = {
     "layout_sliced": _Shape(
         layouts=dict.fromkeys(("x", "conv_state", "weight", "bias"), sliced), l=3
     ),
-    "layout_expanded": _Shape(layouts=dict.fromkeys(("x", "conv_state"), expanded_batch), l=2),
+    "layout_expanded": _Shape(layouts=dict.fromkeys(("x", "conv_state"), expanded_first), l=2),
     "layout_circular": _Shape(layouts=_LAYOUTS | {"cache_seqlens": sliced}, seqlens=(3, 8), l=3),
 }
 
@@ -87,4 +88,25 @@ CASES: tuple[Case, ...] = tuple(
         shape.make,
     )
     for name, shape in _SHAPES.items()
+)
+
+BENCH: tuple[Case, ...] = (
+    Case("width_1536", "causal_conv1d_update", _Shape(b=1, d=1536).make),
+    Case("width_1536_batch_64", "causal_conv1d_update", _Shape(b=64, d=1536).make),
+)
+
+BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug(
+        "state one step off",
+        "a state that is wider than the filter is read from its other end",
+        "causal_conv1d_update",
+        reads({"conv_state": lambda given: given["conv_state"].roll(1, -1)}),
+        "Mamba modules keep a state of width W, the kernel one of W - 1",
+    ),
+    PlantedBug(
+        "buffer not circular",
+        "the place in the buffer is not counted from its beginning",
+        "causal_conv1d_update_circular",
+        reads({"cache_seqlens": lambda given: torch.zeros_like(given["cache_seqlens"])}),
+    ),
 )

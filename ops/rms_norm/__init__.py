@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import registration
+from fuseport.ops.evidence import Evidence
 from fuseport.ops.rms_norm import reference, shapes
-from fuseport.ops.rms_norm.cases import CASES
+from fuseport.ops.rms_norm.cases import BENCH, BUGS, CASES
 from fuseport.ops.spec import Operator, OpSpec
 
 __all__ = ["SPEC", "rms_norm"]
@@ -60,4 +61,23 @@ SPEC = OpSpec(
         ),
     ),
     cases=CASES,
+    bugs=BUGS,
+    no_bugs={
+        "another eps in backward: *: eps": "the backward reads rstd, which has eps in it already"
+    },
+    stands_for=(
+        "rms_norm",
+        "RMSNorm",
+        "rmsnorm",
+        "layer_norm_fn",
+        "layer_norm_fwd",
+    ),
+    bench=BENCH,
+    evidence=(
+        Evidence(
+            "a norm with a weight and no bias",
+            {"*norm*.weight": (None,)},
+            absent=("*norm*.bias", "*norm*.running_mean", "A_log"),
+        ),
+    ),
 )

@@ -3,29 +3,27 @@
 `rms_norm_gated` has the same shapes and layouts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fuseport.ops.spec import FLOATING, Case, Inputs
+from fuseport.ops.bugs import returns
+from fuseport.ops.case_layouts import Layout, expanded_first, expanded_last, sliced, transposed
+from fuseport.ops.spec import FLOATING, Case, Inputs, Outputs, PlantedBug, Run
 
 __all__ = [
+    "BENCH",
+    "BUGS",
     "CASES",
     "LAYOUTS",
     "SHAPES",
     "NormShape",
-    "channels_first",
-    "expanded_channels",
-    "expanded_rows",
     "reordered",
-    "sliced",
     "split_projection",
 ]
 
-Layout = Callable[[Tensor], Tensor]
-"""Copies a tensor into some memory layout; the values stay."""
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -67,17 +65,6 @@ class NormShape:
         return {**values, **plain}
 
 
-def channels_first(t: Tensor) -> Tensor:
-    """The last two dimensions trade places in memory."""
-    return t.mT.contiguous().mT if t.dim() > 1 else t
-
-
-def sliced(t: Tensor) -> Tensor:
-    """Every second element of the last dimension of a larger buffer."""
-    buffer = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
-    return buffer[..., 1::2].copy_(t)
-
-
 def split_projection(t: Tensor) -> Tensor:
     """The last channels of a wider projection, as `x, z = in_proj(h).chunk(2, -1)` gives."""
     d = t.shape[-1]
@@ -88,16 +75,6 @@ def split_projection(t: Tensor) -> Tensor:
 def reordered(t: Tensor) -> Tensor:
     """Leading dimensions that no two strides describe."""
     return t.transpose(0, 1).contiguous().transpose(0, 1)
-
-
-def expanded_rows(t: Tensor) -> Tensor:
-    """The first of the leading dimension for all: stride 0."""
-    return t[:1].expand(t.shape)
-
-
-def expanded_channels(t: Tensor) -> Tensor:
-    """The first channel for all: stride 0."""
-    return t[..., :1].expand(t.shape)
 
 
 SHAPES = {
@@ -131,25 +108,73 @@ SHAPES = {
 
 _ALL = ("x", "z")
 LAYOUTS: dict[str, NormShape] = {
-    "channels_first": NormShape((2, 35, 24), layouts=dict.fromkeys(_ALL, channels_first)),
-    "channels_first_x": NormShape((3, 17, 19), layouts={"x": channels_first}),
+    "channels_first": NormShape((2, 35, 24), layouts=dict.fromkeys(_ALL, transposed)),
+    "channels_first_x": NormShape((3, 17, 19), layouts={"x": transposed}),
     "channels_first_in_groups": NormShape(
-        (2, 35, 24), group_size=12, layouts=dict.fromkeys(_ALL, channels_first)
+        (2, 35, 24), group_size=12, layouts=dict.fromkeys(_ALL, transposed)
     ),
     "split_projection": NormShape((2, 5, 40), layouts=dict.fromkeys(_ALL, split_projection)),
     "sliced": NormShape((2, 5, 40), layouts=dict.fromkeys((*_ALL, "weight"), sliced)),
     "reordered": NormShape((2, 3, 4, 10), layouts=dict.fromkeys(_ALL, reordered)),
-    "expanded_rows": NormShape((3, 5, 20), layouts=dict.fromkeys(_ALL, expanded_rows)),
+    "expanded_rows": NormShape((3, 5, 20), layouts=dict.fromkeys(_ALL, expanded_first)),
     "expanded_channels": NormShape(
-        (3, 5, 20), layouts=dict.fromkeys((*_ALL, "weight"), expanded_channels)
+        (3, 5, 20), layouts=dict.fromkeys((*_ALL, "weight"), expanded_last)
     ),
     # The strides of a dimension of size 1 say nothing, and must mislead nobody.
-    "channels_first_row_1": NormShape((2, 1, 9), layouts=dict.fromkeys(_ALL, channels_first)),
-    "channels_first_channel_1": NormShape((2, 9, 1), layouts=dict.fromkeys(_ALL, channels_first)),
+    "channels_first_row_1": NormShape((2, 1, 9), layouts=dict.fromkeys(_ALL, transposed)),
+    "channels_first_channel_1": NormShape((2, 9, 1), layouts=dict.fromkeys(_ALL, transposed)),
     "sliced_channel_1": NormShape((4, 1), layouts=dict.fromkeys((*_ALL, "weight"), sliced)),
 }
 
 CASES: tuple[Case, ...] = (
     *(Case(name, "rms_norm", shape.make, FLOATING) for name, shape in SHAPES.items()),
     *(Case(f"layout_{name}", "rms_norm", shape.make, FLOATING) for name, shape in LAYOUTS.items()),
+)
+
+BENCH: tuple[Case, ...] = (
+    Case("width_768", "rms_norm", NormShape((1, 1024, 768)).make),
+    Case("width_4096", "rms_norm", NormShape((4, 512, 4096)).make),
+)
+
+
+def _normalised(given: Inputs) -> Tensor:
+    """x as it is after the norm, without its weight."""
+    n: Tensor = given["x"] * given["rstd"].repeat_interleave(given["group_size"], -1)
+    return n.to(given["x"].dtype)
+
+
+def _twice(right: Run, given: Inputs) -> Outputs:
+    once = _normalised(given)
+    parts = once.to(given["rstd"].dtype).unflatten(-1, (-1, given["group_size"]))
+    rstd = (parts.square().mean(-1) + given["eps"]).rsqrt()
+    return right({**given, "x": once, "rstd": rstd.to(given["rstd"].dtype)})
+
+
+def _without_projection(given: Inputs, found: Outputs) -> Tensor:
+    rstd = given["rstd"].repeat_interleave(given["group_size"], -1)
+    gradient: Tensor = given["dout"] * given["weight"] * rstd
+    return gradient
+
+
+BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug(
+        "normalised twice",
+        "the backward normalises once more what is normalised already",
+        "rms_norm_backward",
+        _twice,
+        "mamba_inner_fn, checkpoint_lvl=1: B and C (mamba#885)",
+    ),
+    PlantedBug(
+        "projection dropped",
+        "the backward takes the norm for a constant",
+        "rms_norm_backward",
+        returns({"dx": _without_projection}),
+    ),
+    PlantedBug(
+        "passes through the norm",
+        "the gradient is the cotangent",
+        "rms_norm_backward",
+        returns({"dx": lambda given, found: given["dout"]}),
+        "entrenar: its RMSNorm backward passes through",
+    ),
 )

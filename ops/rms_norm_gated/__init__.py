@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import registration
+from fuseport.ops.evidence import Evidence
 from fuseport.ops.rms_norm.shapes import group_size_of
 from fuseport.ops.rms_norm_gated import reference, shapes
-from fuseport.ops.rms_norm_gated.cases import CASES
+from fuseport.ops.rms_norm_gated.cases import BENCH, BUGS, CASES
 from fuseport.ops.spec import Operator, OpSpec
 
 __all__ = ["SPEC", "rms_norm_gated"]
@@ -74,4 +75,18 @@ SPEC = OpSpec(
         ),
     ),
     cases=CASES,
+    bugs=BUGS,
+    no_bugs={
+        "another eps in backward: *: eps": "the backward reads rstd, which has eps in it already"
+    },
+    stands_for=(
+        "rmsnorm_fn",
+        "RMSNormGated",
+        "rms_norm_gated",
+        "layernorm_gated",
+    ),
+    bench=BENCH,
+    evidence=(
+        Evidence("a Mamba-2 mixer", {"A_log": (None,), "dt_bias": (None,), "norm.weight": (None,)}),
+    ),
 )

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import registration
+from fuseport.ops.bugs import SOFTPLUS_THRESHOLD
+from fuseport.ops.evidence import Evidence
 from fuseport.ops.selective_scan import reference, shapes
-from fuseport.ops.selective_scan.cases import BENCH, CASES
+from fuseport.ops.selective_scan.cases import BENCH, BUGS, CASES
 from fuseport.ops.spec import Operator, OpSpec
 
 __all__ = ["SPEC", "selective_scan"]
@@ -162,5 +164,39 @@ SPEC = OpSpec(
         ),
     ),
     cases=CASES,
+    bugs=BUGS,
+    no_bugs=SOFTPLUS_THRESHOLD,
+    keeps_float32=(
+        "A_log",
+        ".D",
+        "dt_proj.bias",
+        "A_b_log",
+        ".D_b",
+        "dt_proj_b.bias",
+        "A_logs",
+        "Ds",
+        "dt_projs_bias",
+    ),
+    stands_for=(
+        "selective_scan_cuda",
+        "selective_scan_fn",
+        "mamba_inner",
+        "SelectiveScan",
+    ),
+    lacks={"ONNX native": "LinearAttention is slower"},
     bench=BENCH,
+    evidence=(
+        Evidence(
+            "a Mamba-1 mixer",
+            {"A_log": (None, None), "x_proj.weight": (None, None), "dt_proj.weight": (None, None)},
+        ),
+        Evidence(
+            "a scan backwards in time, of Vim or VideoMamba",
+            {"A_b_log": (None, None), "x_proj_b.weight": (None, None)},
+        ),
+        Evidence(
+            "a scan in several directions, of VMamba",
+            {"A_logs": (None, None), "x_proj_weight": (None, None, None)},
+        ),
+    ),
 )

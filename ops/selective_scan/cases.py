@@ -9,13 +9,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fuseport.ops.bugs import groups_in_turn, silu_underived, softplus_underived
+from fuseport.ops.case_layouts import (
+    Layout,
+    expanded_first,
+    expanded_last,
+    offset_channels,
+    sliced,
+    transposed,
+    transposed_split,
+)
 from fuseport.ops.selective_scan.shapes import CHUNK
-from fuseport.ops.spec import Case, Inputs
+from fuseport.ops.spec import Case, Inputs, Outputs, PlantedBug, Run
 
-__all__ = ["BENCH", "CASES"]
-
-Layout = Callable[[Tensor], Tensor]
-"""Copies a tensor into some memory layout; the values stay."""
+__all__ = ["BENCH", "BUGS", "CASES"]
 
 
 @dataclass(frozen=True)
@@ -72,40 +79,6 @@ class _Shape:
         return {**values, "delta_softplus": self.softplus}
 
 
-def channels_last(t: Tensor) -> Tensor:
-    """The first and the last dimension trade places in memory with what lies between."""
-    return t.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-def sliced(t: Tensor) -> Tensor:
-    """Every second element of the last dimension of a larger buffer."""
-    buffer = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
-    view = buffer[..., 1::2]
-    return view.copy_(t)
-
-
-def offset(t: Tensor) -> Tensor:
-    """Rows that end before the buffer's do, after an odd offset: channels of a split projection."""
-    buffer = t.new_full((t.shape[0], 2 * t.shape[1] + 1, *t.shape[2:]), float("nan"))
-    return buffer[:, t.shape[1] : 2 * t.shape[1]].copy_(t)
-
-
-def expanded_batch(t: Tensor) -> Tensor:
-    """The first batch entry for all: stride 0."""
-    return t[:1].expand(t.shape)
-
-
-def expanded_time(t: Tensor) -> Tensor:
-    """The first step for all: stride 0."""
-    return t[..., :1].expand(t.shape)
-
-
-def transposed_split(t: Tensor) -> Tensor:
-    """Channels last inside a wider (b, l, 2d) projection, as `x, z = in_proj(h).chunk(2)` gives."""
-    wide = t.new_full((t.shape[0], t.shape[2], 2 * t.shape[1]), float("nan")).transpose(1, 2)
-    return wide[:, t.shape[1] :].copy_(t)
-
-
 _SHAPES = {
     "plain": _Shape(),
     "gated": _Shape(gated=True),
@@ -147,14 +120,14 @@ _SHAPES = {
 
 _EVERYTHING = ("u", "delta", "A", "B", "C", "z")
 _LAYOUTS: dict[str, Mapping[str, Layout]] = {
-    "channels_last": dict.fromkeys(_EVERYTHING, channels_last),
-    "channels_last_u": {"u": channels_last},
-    "channels_last_delta_z": {"delta": channels_last, "z": channels_last},
+    "channels_last": dict.fromkeys(_EVERYTHING, transposed),
+    "channels_last_u": {"u": transposed},
+    "channels_last_delta_z": {"delta": transposed, "z": transposed},
     "split_projection": dict.fromkeys(("u", "z"), transposed_split),
     "sliced": {**dict.fromkeys(_EVERYTHING, sliced), "D": sliced, "delta_bias": sliced},
-    "offset": dict.fromkeys(_EVERYTHING, offset),
-    "expanded_batch": dict.fromkeys(("u", "delta", "B", "C", "z"), expanded_batch),
-    "expanded_time": dict.fromkeys(("u", "delta", "B", "C", "z"), expanded_time),
+    "offset": dict.fromkeys(_EVERYTHING, offset_channels),
+    "expanded_batch": dict.fromkeys(("u", "delta", "B", "C", "z"), expanded_first),
+    "expanded_time": dict.fromkeys(("u", "delta", "B", "C", "z"), expanded_last),
 }
 
 
@@ -182,11 +155,11 @@ CASES: tuple[Case, ...] = (
     # The strides of a dimension of size 1 say nothing, and must mislead nobody.
     _case(
         "layout_channels_last_length_1",
-        _Shape(l=1, gated=True, layouts=dict.fromkeys(_EVERYTHING, channels_last)),
+        _Shape(l=1, gated=True, layouts=dict.fromkeys(_EVERYTHING, transposed)),
     ),
     _case(
         "layout_channels_last_channel_1",
-        _Shape(d=1, gated=True, layouts=dict.fromkeys(("u", "delta", "z"), channels_last)),
+        _Shape(d=1, gated=True, layouts=dict.fromkeys(("u", "delta", "z"), transposed)),
     ),
 )
 
@@ -196,6 +169,77 @@ BENCH: tuple[Case, ...] = (
     _case("of a 130M model, channels first", _TYPICAL),
     _case(
         "of a 130M model, channels last",
-        replace(_TYPICAL, layouts=dict.fromkeys((*_EVERYTHING[:2], "z"), channels_last)),
+        replace(_TYPICAL, layouts=dict.fromkeys((*_EVERYTHING[:2], "z"), transposed)),
+    ),
+)
+
+
+def _scanned(carry: torch.dtype | None, read: torch.dtype | None) -> Callable[..., Outputs]:
+    """The scan with its state rounded at each step, or where C reads it."""
+
+    def rounded(state: Tensor, dtype: torch.dtype | None) -> Tensor:
+        return state if dtype is None else state.to(dtype).to(state.dtype)
+
+    def run(right: Run, given: Inputs) -> Outputs:
+        found = right(given)
+        A, B, C = given["A"], given["B"], given["C"]
+        if A.is_complex() or B.dim() != 4 or C.dim() != 4 or not given["u"].shape[-1]:
+            return found
+        u = given["u"].to(A.dtype)
+        step = given["delta"].to(A.dtype) + given["delta_bias"][:, None]
+        if given["delta_softplus"]:
+            step = torch.nn.functional.softplus(step, threshold=20.0)
+        d = u.shape[1]
+        B, C = (t.to(A.dtype).repeat_interleave(d // t.shape[1], 1) for t in (B, C))
+        state, ys = torch.zeros_like(found["last_state"]), []
+        for t in range(u.shape[-1]):
+            inflow = (step[..., t] * u[..., t])[..., None] * B[..., t]
+            state = rounded(torch.exp(step[..., t, None] * A) * state + inflow, carry)
+            ys.append((rounded(state, read) * C[..., t]).sum(-1))
+        out = torch.stack(ys, -1) + given["D"][:, None] * u
+        return {**found, "out": found["out"].clone().copy_(out), "last_state": state}
+
+    return run
+
+
+_BACKWARDS = ("selective_scan_backward", "selective_scan_gated_backward")
+
+BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug(
+        "state kept in half",
+        "the state is bfloat16 from step to step",
+        "selective_scan",
+        _scanned(torch.bfloat16, None),
+    ),
+    PlantedBug(
+        "state read in half",
+        "the state is rounded to half before it is multiplied by C",
+        "selective_scan",
+        _scanned(None, torch.bfloat16),
+        "transformers, the slow path of Mamba",
+    ),
+    *(
+        PlantedBug(
+            "groups in turn",
+            "channel i takes group i % G of B and C",
+            operator,
+            groups_in_turn(("B", "C"), 4, 1, "u", 1),
+        )
+        for operator in ("selective_scan", "selective_scan_gated")
+    ),
+    *(
+        PlantedBug(
+            "softplus's derivative",
+            "the backward is without it",
+            operator,
+            softplus_underived("delta", "delta_bias", 1, "delta_softplus"),
+        )
+        for operator in _BACKWARDS
+    ),
+    PlantedBug(
+        "SiLU's derivative",
+        "the backward takes the sigmoid for the gate's derivative",
+        "selective_scan_gated_backward",
+        silu_underived("z"),
     ),
 )

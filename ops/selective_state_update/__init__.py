@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import registration
+from fuseport.ops.bugs import SOFTPLUS_THRESHOLD
 from fuseport.ops.selective_state_update import reference, shapes
-from fuseport.ops.selective_state_update.cases import CASES
+from fuseport.ops.selective_state_update.cases import BENCH, BUGS, CASES
 from fuseport.ops.spec import Operator, OpSpec
 
 __all__ = ["SPEC", "selective_state_update"]
@@ -108,4 +109,10 @@ SPEC = OpSpec(
         ),
     ),
     cases=CASES,
+    bugs=BUGS,
+    no_bugs=SOFTPLUS_THRESHOLD,
+    keeps_float32=("A_log", ".D", "dt_proj.bias", "dt_bias"),
+    stands_for=("selective_state_update",),
+    lacks={"ONNX native": "no such operator"},
+    bench=BENCH,
 )

@@ -1,17 +1,23 @@
 """The cases of the state update: heads and groups, sizes around vectors, memory layouts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fuseport.ops.spec import Case, Inputs
+from fuseport.ops.bugs import groups_in_turn, returns
+from fuseport.ops.case_layouts import (
+    Layout,
+    expanded_first,
+    expanded_last,
+    offset_last,
+    sliced,
+    transposed,
+)
+from fuseport.ops.spec import Case, Inputs, Outputs, PlantedBug
 
-__all__ = ["CASES"]
-
-Layout = Callable[[Tensor], Tensor]
-"""Copies a tensor into some memory layout; the values stay, unless it is expanded."""
+__all__ = ["BENCH", "BUGS", "CASES"]
 
 
 @dataclass(frozen=True)
@@ -54,36 +60,9 @@ class _Shape:
         return {**values, "dt_softplus": self.softplus}
 
 
-def transposed(t: Tensor) -> Tensor:
-    """The last two dimensions trade places in memory."""
-    return t.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-def sliced(t: Tensor) -> Tensor:
-    """Every second element of the last dimension of a larger buffer, after an odd offset."""
-    buffer = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
-    return buffer[..., 1::2].copy_(t)
-
-
-def offset(t: Tensor) -> Tensor:
-    """A part of a wider last dimension: one of the outputs of a split projection."""
-    buffer = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
-    return buffer[..., t.shape[-1] : 2 * t.shape[-1]].copy_(t)
-
-
-def expanded_last(t: Tensor) -> Tensor:
-    """The first of the last dimension for all: stride 0."""
-    return t[..., :1].expand(t.shape)
-
-
 def expanded_head(t: Tensor) -> Tensor:
     """The first of the last two dimensions for all: A of Mamba-2, one number for a head."""
     return t[:, :1, :1].expand(t.shape)
-
-
-def expanded_batch(t: Tensor) -> Tensor:
-    """The first batch entry for all: stride 0."""
-    return t[:1].expand(t.shape)
 
 
 _ALL = ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias")
@@ -103,12 +82,13 @@ _SHAPES = {
     "states_17": _Shape(N=17, d=33, gated=True),
     "channels_130": _Shape(d=130, N=3),
     "groups": _Shape(h=6, g=3, gated=True),
+    "groups_without_gate": _Shape(h=6, g=2),
     "layout_transposed": _Shape(d=18, N=20, gated=True, layouts=dict.fromkeys(_ALL, transposed)),
     "layout_sliced": _Shape(d=18, N=20, gated=True, layouts=dict.fromkeys(_ALL, sliced)),
-    "layout_offset": _Shape(d=18, N=20, gated=True, layouts=dict.fromkeys(_ALL, offset)),
+    "layout_offset": _Shape(d=18, N=20, gated=True, layouts=dict.fromkeys(_ALL, offset_last)),
     "layout_expanded_states": _Shape(d=18, N=20, gated=True, layouts={"A": expanded_last}),
     "layout_expanded_batch": _Shape(
-        gated=True, layouts=dict.fromkeys(("state", "x", "dt", "B", "C", "z"), expanded_batch)
+        gated=True, layouts=dict.fromkeys(("state", "x", "dt", "B", "C", "z"), expanded_first)
     ),
     "layout_transposed_size_1": _Shape(
         h=1, d=1, gated=True, layouts=dict.fromkeys(_ALL, transposed)
@@ -122,4 +102,44 @@ CASES: tuple[Case, ...] = tuple(
         shape.make,
     )
     for name, shape in _SHAPES.items()
+)
+
+BENCH: tuple[Case, ...] = (
+    Case(
+        "mamba_1", "selective_state_update_gated", _Shape(b=1, h=1, d=1536, N=16, gated=True).make
+    ),
+    Case(
+        "mamba_1_batch_64",
+        "selective_state_update_gated",
+        _Shape(b=64, h=1, d=1536, N=16, gated=True).make,
+    ),
+)
+
+
+def _read_in_half(given: Inputs, found: Outputs) -> Tensor:
+    """C read through a state that was rounded to bfloat16."""
+    heads, wide = given["x"].shape[1], given["A"].dtype
+    state = found["new_state"].bfloat16().to(wide)
+    C = given["C"].to(wide).repeat_interleave(heads // given["C"].shape[1], 1)[:, :, None]
+    out: Tensor = (state * C).sum(-1) + given["D"] * given["x"].to(wide)
+    return out
+
+
+BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug(
+        "state read in half",
+        "the state is rounded to half before it is multiplied by C",
+        "selective_state_update",
+        returns({"out": _read_in_half}),
+        "transformers, the slow path of Mamba",
+    ),
+    *(
+        PlantedBug(
+            "groups in turn",
+            "head i takes group i % G of B and C",
+            operator,
+            groups_in_turn(("B", "C"), 3, 1, "x", 1),
+        )
+        for operator in ("selective_state_update", "selective_state_update_gated")
+    ),
 )

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import registration
+from fuseport.ops.bugs import SOFTPLUS_THRESHOLD
+from fuseport.ops.evidence import Evidence
 from fuseport.ops.spec import Operator, OpSpec
 from fuseport.ops.ssd_chunk_scan import reference, shapes
-from fuseport.ops.ssd_chunk_scan.cases import CASES
+from fuseport.ops.ssd_chunk_scan.cases import BENCH, BUGS, CASES
 
 __all__ = ["SPEC", "ssd_chunk_scan"]
 
@@ -74,7 +76,8 @@ def ssd_chunk_scan(
 
     δ = dt + dt_bias, then softplus if `dt_softplus` (the identity above 20), then clamped to
     `dt_limit`; h_t = exp(δ_t A)·h_{t-1} + δ_t x_t B_tᵀ, (P, N), for each head, from
-    `initial_states`; out_t = (h_t C_t + D·x_t)·SiLU(z_t), without what is not given.
+    `initial_states`; out_t = (h_t C_t + D·x_t)·SiLU(z_t), without what is not given. Where
+    `seq_idx` changes from step t-1 to t, h_t is δ_t x_t B_tᵀ alone.
 
     It is computed in float32, or in float64 where x is float64.
 
@@ -91,32 +94,29 @@ def ssd_chunk_scan(
         z: like x, or None.
         dt_bias: (H,), or None.
         initial_states: (b, H, P, N), or None for zeros.
-        seq_idx: None: packed sequences are not supported yet.
+        seq_idx: (b, l), int32, or None. Sequences are packed along time: a change of the number
+            begins another, also where the number has been there before. `initial_states` are those
+            before the first sequence, whatever its number (mamba_ssm takes them where it is 0).
         dt_softplus: whether dt passes through softplus.
         dt_limit: what dt is clamped to; with the default a negative dt becomes 0.
         return_final_states: whether the states after the last step are returned too.
 
     Returns:
         out, (b, l, H, P), x's dtype, contiguous; with `return_final_states` the pair of out and the
-        final states, (b, H, P, N), float32, or float64 where x is. Both are differentiable, once,
-        in all tensors that are given.
+        final states, those of the last sequence, (b, H, P, N), float32, or float64 where x is. Both
+        are differentiable, once, in all tensors that are given but seq_idx.
 
     Raises:
         ValueError: a shape, dtype or device does not fit; the message names the argument.
-        NotImplementedError: seq_idx is given.
     """
     registration.ensure(SPEC)
-    if seq_idx is not None:
-        raise NotImplementedError(
-            "fuseport::ssd_chunk_scan: seq_idx must be None: packed sequences are not supported"
-        )
     if chunk_size < 1:
         raise ValueError(f"fuseport::ssd_chunk_scan: chunk_size must be positive; got {chunk_size}")
     low, high = dt_limit
     if not low <= high:
         raise ValueError(f"fuseport::ssd_chunk_scan: dt_limit must be in order; got {dt_limit}")
     shapes.check_ranks("ssd_chunk_scan", x, B)
-    b, _, heads, width = x.shape
+    b, l, heads, width = x.shape  # noqa: E741
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
 
     def parameter(t: Tensor | None, *shape: int) -> Tensor:
@@ -127,11 +127,14 @@ def ssd_chunk_scan(
     skip = parameter(D, heads, width)
     if skip.dim() == 1:
         skip = skip[:, None].expand(heads, width) if skip.shape[0] == heads else skip
+    if seq_idx is None:
+        seq_idx = torch.zeros((b, l), dtype=torch.int32, device=x.device)
     limits = [torch.full((1,), bound, dtype=wide, device=x.device) for bound in (low, high)]
     inputs = (x, dt, parameter(A), B, C, skip)
     rest = (
         parameter(dt_bias, heads),
         parameter(initial_states, b, heads, width, B.shape[3]),
+        seq_idx,
         torch.cat(limits),
         dt_softplus,
     )
@@ -144,7 +147,7 @@ def ssd_chunk_scan(
 
 
 _INPUTS = "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor D, "
-_REST = "Tensor dt_bias, Tensor initial_states, Tensor dt_limit, bool dt_softplus"
+_REST = "Tensor dt_bias, Tensor initial_states, Tensor seq_idx, Tensor dt_limit, bool dt_softplus"
 _GRADIENTS = "Tensor dx, Tensor ddt, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
 
 SPEC = OpSpec(
@@ -182,4 +185,21 @@ SPEC = OpSpec(
         ),
     ),
     cases=CASES,
+    bugs=BUGS,
+    no_bugs=SOFTPLUS_THRESHOLD,
+    keeps_float32=("A_log", ".D", "dt_bias"),
+    stands_for=(
+        "mamba_chunk_scan",
+        "mamba_split_conv1d_scan",
+        "ssd_chunk",
+        "chunk_state",
+        "chunk_scan_fwd",
+    ),
+    bench=BENCH,
+    evidence=(
+        Evidence(
+            "a Mamba-2 mixer",
+            {"A_log": (None,), "dt_bias": (None,), "in_proj.weight": (None, None)},
+        ),
+    ),
 )

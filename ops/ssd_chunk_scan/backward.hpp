@@ -81,7 +81,7 @@ static void matrices_backward(const BackwardScratch<F>& s, const typename F::Rea
   memset(column_sums, 0, sizeof(Real) * CHUNK);
   for (int t = 0; t < rows; ++t) {
     Vector row{};
-    for (int c = 0; c <= t; c += F::LANES) {
+    for (int c = k.begin(t); c <= t; c += F::LANES) {
       const int64_t at = t * CHUNK + c;
       const Vector between = k.between(t, c), step = load<F>(k.step + c);
       const Vector d = first_lanes<F>(load<F>(s.dM + at), t + 1 - c);
@@ -101,6 +101,7 @@ static void matrices_backward(const BackwardScratch<F>& s, const typename F::Rea
 }
 
 // The gradient of each step, from that of c_t and its own; it leaves ddt, and adds to dA and dbias.
+// Sums over later steps are of one sequence.
 template <class F, class Stored>
 static void steps_backward(const Problem& p, const Backward& to, const BackwardScratch<F>& s,
                            int64_t batch, int64_t head, int64_t in_block, const Steps& steps,
@@ -124,6 +125,7 @@ static void steps_backward(const Problem& p, const Backward& to, const BackwardS
     if (p.softplus) d *= (double)slope[t];
     s.dbias[in_block] += d;
     from_real((Real)d, ddt + t * p.heads);
+    if (k.first[t] == t) later = 0;
   }
 }
 

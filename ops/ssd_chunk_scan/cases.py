@@ -1,18 +1,17 @@
 """The cases of the chunked scan: shapes around edges of chunks and vectors, options, layouts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fuseport.ops.spec import Case, Inputs
+from fuseport.ops.bugs import groups_in_turn, reads, silu_underived, softplus_underived
+from fuseport.ops.case_layouts import Layout, expanded_first, expanded_last, sliced, transposed
+from fuseport.ops.spec import Case, Inputs, PlantedBug
 from fuseport.ops.ssd_chunk_scan.shapes import CHUNK
 
-__all__ = ["CASES"]
-
-Layout = Callable[[Tensor], Tensor]
-"""Copies a tensor into some memory layout; the values stay, unless it is expanded."""
+__all__ = ["BENCH", "BUGS", "CASES"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,9 @@ class _Shape:
     softplus: bool = True
     initial: bool = True
     limit: tuple[float, float] = (0.0, float("inf"))
+    packed: tuple[tuple[int, int], ...] = (
+        (0, 0),
+    )  # numbers of sequences, each with its first step
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
     def make(self, dtype: torch.dtype, seed: int) -> Inputs:
@@ -50,6 +52,7 @@ class _Shape:
             "z": normal(b, l, H, P).to(dtype),
             "dt_bias": (normal(H) * 0.2).to(wide),
             "initial_states": initial.to(wide),
+            "seq_idx": self.sequences(),
             "dt_limit": torch.tensor(self.limit, dtype=wide),
         }
         for name, layout in self.layouts.items():
@@ -58,22 +61,19 @@ class _Shape:
             del values["z"]
         return {**values, "dt_softplus": self.softplus}
 
-
-def transposed(t: Tensor) -> Tensor:
-    """The last two dimensions trade places in memory."""
-    return t.transpose(-1, -2).contiguous().transpose(-1, -2)
+    def sequences(self) -> Tensor:
+        """(b, l), those of `packed`, one step later in each batch entry."""
+        numbers = torch.zeros(self.b, self.l, dtype=torch.int32)
+        for entry in range(self.b):
+            for number, start in self.packed:
+                numbers[entry, start + entry if start else 0 :] = number
+        return numbers
 
 
 def time_last(t: Tensor) -> Tensor:
     """Time comes last in memory, as after a convolution over (b, channels, l)."""
     moved: Tensor = t.movedim(1, -1).contiguous().movedim(-1, 1)
     return moved
-
-
-def sliced(t: Tensor) -> Tensor:
-    """Every second element of the last dimension of a larger buffer, after an odd offset."""
-    buffer = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
-    return buffer[..., 1::2].copy_(t)
 
 
 def offset(t: Tensor) -> Tensor:
@@ -83,19 +83,9 @@ def offset(t: Tensor) -> Tensor:
     return view.copy_(t)
 
 
-def expanded_batch(t: Tensor) -> Tensor:
-    """The first batch entry for all: stride 0."""
-    return t[:1].expand(t.shape)
-
-
 def expanded_time(t: Tensor) -> Tensor:
     """The first step for all: stride 0."""
     return t[:, :1].expand(t.shape)
-
-
-def expanded_width(t: Tensor) -> Tensor:
-    """The first of the last dimension for all: D of one number for a head."""
-    return t[..., :1].expand(t.shape)
 
 
 _SEQUENCES = ("x", "dt", "B", "C", "z")
@@ -135,10 +125,37 @@ _SHAPES = {
         l=67, P=18, N=20, gated=True, layouts=dict.fromkeys(("x", "B", "C", "z"), offset)
     ),
     "layout_expanded_batch": _Shape(
-        gated=True, layouts=dict.fromkeys((*_SEQUENCES, "initial_states"), expanded_batch)
+        gated=True, layouts=dict.fromkeys((*_SEQUENCES, "initial_states"), expanded_first)
     ),
     "layout_expanded_time": _Shape(
-        gated=True, layouts=dict.fromkeys(_SEQUENCES, expanded_time) | {"D": expanded_width}
+        gated=True, layouts=dict.fromkeys(_SEQUENCES, expanded_time) | {"D": expanded_last}
+    ),
+    "packed": _Shape(l=40, packed=((3, 0), (-1, 4), (7, 5), (8, 21)), gated=True),
+    "packed_one_sequence": _Shape(packed=((5, 0),)),
+    "packed_length_1": _Shape(l=1, packed=((2, 0),), gated=True),
+    "packed_all_different": _Shape(l=70, packed=tuple((i, i) for i in range(70)), H=2),
+    "packed_at_edges": _Shape(
+        b=3, l=3 * CHUNK + 5, P=18, N=20, gated=True,
+        packed=((0, 0), (1, CHUNK - 1), (2, 2 * CHUNK - 1), (3, 3 * CHUNK)),
+    ),
+    "packed_numbers_come_back": _Shape(
+        l=2 * CHUNK + 9, H=2, packed=((0, 0), (1, 11), (0, 13), (1, 40), (0, CHUNK), (4, 99))
+    ),
+    "packed_last_step": _Shape(l=CHUNK, b=1, packed=((1, 0), (0, CHUNK - 1)), gated=True),
+    "packed_limited": _Shape(l=66, packed=((0, 0), (1, 30)), initial=False, limit=(0.2, 0.5)),
+    "packed_many_units": _Shape(
+        l=200, H=12, P=16, N=16, G=2, gated=True, packed=((0, 0), (1, 50), (2, 51), (3, 170))
+    ),
+    "layout_packed_transposed": _Shape(
+        l=67, P=18, N=20, gated=True, packed=((0, 0), (1, 20), (2, 33)),
+        layouts=dict.fromkeys((*_SEQUENCES, "D", "initial_states", "seq_idx"), transposed),
+    ),
+    "layout_packed_sliced": _Shape(
+        l=67, packed=((0, 0), (1, 20), (2, 33)), layouts=dict.fromkeys(("x", "seq_idx"), sliced)
+    ),
+    "layout_packed_expanded": _Shape(
+        l=20, packed=((0, 0), (1, 7)), gated=True,
+        layouts={"seq_idx": expanded_first, "x": expanded_first},
     ),
     "layout_transposed_length_1": _Shape(
         l=1, H=1, gated=True, layouts=dict.fromkeys(_SEQUENCES, time_last)
@@ -148,4 +165,47 @@ _SHAPES = {
 CASES: tuple[Case, ...] = tuple(
     Case(name, "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan", shape.make)
     for name, shape in _SHAPES.items()
+)
+
+BENCH: tuple[Case, ...] = (
+    Case("mamba_2_130m", "ssd_chunk_scan", _Shape(b=1, l=1024, H=24, P=64, N=128).make),
+    Case("batch_4", "ssd_chunk_scan", _Shape(b=4, l=512, H=24, P=64, N=128).make),
+)
+
+_FORWARDS = ("ssd_chunk_scan", "ssd_chunk_scan_gated")
+
+BUGS: tuple[PlantedBug, ...] = (
+    *(
+        PlantedBug(
+            "groups in turn",
+            "head i takes group i % G of B and C",
+            operator,
+            groups_in_turn(("B", "C"), 4, 2, "x", 2),
+        )
+        for operator in _FORWARDS
+    ),
+    *(
+        PlantedBug(
+            "sequences joined",
+            "packed sequences read each other's states",
+            operator,
+            reads({"seq_idx": lambda given: torch.zeros_like(given["seq_idx"])}),
+        )
+        for operator in _FORWARDS
+    ),
+    *(
+        PlantedBug(
+            "softplus's derivative",
+            "the backward is without it",
+            f"{operator}_backward",
+            softplus_underived("dt", "dt_bias", 2, "dt_softplus"),
+        )
+        for operator in _FORWARDS
+    ),
+    PlantedBug(
+        "SiLU's derivative",
+        "the backward takes the sigmoid for the gate's derivative",
+        "ssd_chunk_scan_gated_backward",
+        silu_underived("z"),
+    ),
 )

@@ -25,7 +25,7 @@ struct Check : fuseport::Check {
 
   void inputs(const Tensor& dt, const Tensor& A, const Tensor& B, const Tensor& C, const Tensor& D,
               const std::optional<Tensor>& z, const Tensor& dt_bias, const Tensor& initial_states,
-              const Tensor& dt_limit) const {
+              const Tensor& seq_idx, const Tensor& dt_limit) const {
     require(x.dim() == 4, "x", "(b, l, H, P)", tuple(x.sizes()));
     require(B.dim() == 4, "B", "(b, l, G, N)", tuple(B.sizes()));
     const at::ScalarType dtype = x.scalar_type();
@@ -45,6 +45,7 @@ struct Check : fuseport::Check {
     if (z) fits("z", *z, dtype, "x's shape", {b, l, h, p});
     fits("dt_bias", dt_bias, wide(), "(H,)", {h});
     fits("initial_states", initial_states, wide(), "(b, H, P, N)", {b, h, p, states});
+    fits("seq_idx", seq_idx, at::kInt, "(b, l)", {b, l});
     fits("dt_limit", dt_limit, wide(), "(2,)", {2});
   }
 

@@ -83,8 +83,17 @@ static void prepare_unit(const Problem& p, int64_t unit, void* scratch) {
               Zeros::none, true);
 }
 
-// The steps of a chunk of one head, and the decays between them. The sum of δA is kept in double,
-// as a real and what that lacks: a difference of two large sums is then as good as a small one.
+// v from a lane on, zero before it, whatever is there.
+template <class F>
+FUSEPORT_INLINE typename F::Vector lanes_from(typename F::Vector v, int start) {
+  typename F::Integers lane;
+  for (int i = 0; i < F::LANES; ++i) lane[i] = i;
+  return lane < (typename F::Integers{} + start) ? typename F::Vector{} : v;
+}
+
+// The steps of a chunk of one head, and the decays between them. The sum of δA, which begins anew
+// with each sequence, is kept in double, as a real and what that lacks: a difference of two large
+// sums is then as good as a small one.
 template <class F>
 struct Decays {
   using Real = typename F::Real;
@@ -92,12 +101,13 @@ struct Decays {
   alignas(64) Real raw[CHUNK];        // dt + bias
   alignas(64) Real smooth[CHUNK];     // after softplus
   alignas(64) Real step[CHUNK];       // after the limits; 0 past the end
-  alignas(64) Real outer[CHUNK];      // exp(c_t)
-  alignas(64) Real remaining[CHUNK];  // exp(c_T - c_t)
+  alignas(64) Real outer[CHUNK];      // exp(c_t); 0 where the state before the chunk has no part
+  alignas(64) Real remaining[CHUNK];  // exp(c_T - c_t); 0 before the last sequence
   alignas(64) Real weight[CHUNK];     // remaining · step
   alignas(64) Real high[CHUNK];
   alignas(64) Real low[CHUNK];
-  Real decay;  // exp(c_T)
+  int first[CHUNK];  // of the steps of this chunk that are of step t's sequence
+  Real decay;        // exp(c_T), or 0
 
   template <class Stored>
   void load(const Problem& p, int64_t batch, int64_t head, const Steps& steps) {
@@ -114,8 +124,10 @@ struct Decays {
       s = at_most<F>(limit[1], at_least<F>(limit[0], s));
       store<F>(step + t, first_lanes<F>(s, steps.count - t));
     }
+    const int entered = sequences(p, batch, steps);
     double sum = 0;
     for (int t = 0; t < CHUNK; ++t) {
+      if (first[t] == t) sum = 0;
       sum += (double)step[t] * (double)A;
       high[t] = (Real)sum;
       const Real rest = (Real)(sum - (double)high[t]);
@@ -128,24 +140,53 @@ struct Decays {
       store<F>(remaining + t, exp<F>(left));
       store<F>(weight + t, exp<F>(left) * load<F>(step + t));
     }
+    for (int t = entered; t < CHUNK; ++t) outer[t] = 0;
+    for (int t = 0; t < first[CHUNK - 1]; ++t) remaining[t] = weight[t] = 0;
     decay = outer[CHUNK - 1];
   }
 
-  // exp(c_t - c_s), for a vector of s from `s` on; 0 where s > t.
+  // Sets `first`; how many steps are of the sequence that enters the chunk. Those past the end are
+  // of the last one.
+  int sequences(const Problem& p, int64_t batch, const Steps& steps) {
+    const int32_t* of = p.seq_idx + batch * p.length + steps.start;
+    const int begin = steps.start > 0 ? 0 : 1;
+    int32_t changed = 0;
+    for (int t = begin; t < steps.count; ++t) changed |= of[t] ^ of[t - 1];
+    memset(first, 0, sizeof first);
+    if (!changed) return CHUNK;
+    int entered = CHUNK, latest = 0;
+    for (int t = begin; t < CHUNK; ++t) {
+      if (t < steps.count && of[t] != of[t - 1]) {
+        latest = t;
+        if (entered == CHUNK) entered = t;
+      }
+      first[t] = latest;
+    }
+    return entered;
+  }
+
+  // exp(c_t - c_s), for a vector of s from `s` on; 0 where s > t, and in other sequences.
   inline __attribute__((always_inline)) Vector between(int t, int s) const {
     using fuseport::FUSEPORT_ISA::load;
     const Vector difference = (high[t] - load<F>(high + s)) + (low[t] - load<F>(low + s));
-    return first_lanes<F>(exp<F>(difference), t + 1 - s);
+    const Vector decays = first_lanes<F>(exp<F>(difference), t + 1 - s);
+    if (__builtin_expect(first[t] <= s, 1)) return decays;
+    return lanes_from<F>(decays, first[t] - s);
+  }
+
+  // The first vector of a row of M that is not zero.
+  inline __attribute__((always_inline)) int begin(int t) const {
+    return first[t] / F::LANES * F::LANES;
   }
 };
 
-// M_ts, (64, 64): zero above the diagonal.
+// M_ts, (64, 64): zero above the diagonal, and between sequences.
 template <class F>
 static void load_M(const Decays<F>& k, const typename F::Real* CB, int rows,
                    typename F::Real* M) {
   memset(M, 0, sizeof *M * rows * CHUNK);
   for (int t = 0; t < rows; ++t)
-    for (int s = 0; s <= t; s += F::LANES)
+    for (int s = k.begin(t); s <= t; s += F::LANES)
       store<F>(M + t * CHUNK + s,
                first_lanes<F>(load<F>(CB + t * CHUNK + s), t + 1 - s) * k.between(t, s) *
                    load<F>(k.step + s));

@@ -31,6 +31,8 @@ struct Problem {
   const void* dt_bias = nullptr;         // (H,)
   const void* initial_states = nullptr;  // (b, H, P, N)
   const void* dt_limit = nullptr;        // (2,)
+  // (b, l), contiguous: the state does not go over from a step to one of another number.
+  const int32_t* seq_idx = nullptr;
   // For each batch, chunk and group: B and C, (64, padded N), and C·Bᵀ, (64, 64).
   void* prepared = nullptr;
 

@@ -59,14 +59,14 @@ def _node(
 
 def _forward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     *tensors, softplus = inputs
-    x, initial_states = tensors[0], tensors[-2]
+    x, initial_states = tensors[0], tensors[-3]
     return _node(name, tuple(tensors), softplus, [x, initial_states])
 
 
 def _backward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     *tensors, softplus = inputs
-    # Gradients come in the order of the inputs they belong to; dt_limit, the last, has none.
-    return _node(name, tuple(tensors), softplus, tensors[2:-1])
+    # Gradients come in the order of the inputs they belong to; seq_idx and dt_limit have none.
+    return _node(name, tuple(tensors), softplus, tensors[2:-2])
 
 
 # In the texts below: b batch, l length, H heads, P their width, G groups, c heads of a group, N
@@ -79,18 +79,18 @@ def _forward_text(gated: bool) -> str:
     gate = "z, " if gated else ""
     return (
         f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
-        {name} <dt_softplus> (x, dt, A, B, C, D, {gate}dt_bias, initial_states, dt_limit)
+        {name} <dt_softplus> (x, dt, A, B, C, D, {gate}dt_bias, initial_states, seq_idx, dt_limit)
         => (out, final_states) {{"""
         + _PREPARE
         + """
-        last, y_s = Scan <num_scan_inputs = 4, body = step (h, x_t, step_t, B_t, C_t) => (h_t, y_t)
-        {"""
+        last, y_s = Scan <num_scan_inputs = 5,
+            body = step (h, x_t, step_t, B_t, C_t, same_t) => (h_t, y_t) {"""
         + _STEP
         + """
             read = Mul(h_t, C_t)
             axis_N = Constant <value_ints = [-1]> ()
             y_t = ReduceSum(read, axis_N)
-        }> (initial, x_s, step_s, B_s, C_s)"""
+        }> (initial, x_s, step_s, B_s, C_s, same_s)"""
         + _OUTPUT
         + (_GATE if gated else "result = Identity(ungated)")
         + """
@@ -107,20 +107,20 @@ def _backward_text(gated: bool) -> str:
     return (
         f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
         {name} <dt_softplus>
-        (dout, dfinal_states, x, dt, A, B, C, D, {z}dt_bias, initial_states, dt_limit)
+        (dout, dfinal_states, x, dt, A, B, C, D, {z}dt_bias, initial_states, seq_idx, dt_limit)
         => (dx, ddt, dA, dB, dC, dD, {dz}ddt_bias, dinitial_states) {{"""
         + _PREPARE
         + """
         last, h_s, y_s = Scan <
-            num_scan_inputs = 4,
-            body = step (h, x_t, step_t, B_t, C_t) => (h_t, h_before, y_t) {"""
+            num_scan_inputs = 5,
+            body = step (h, x_t, step_t, B_t, C_t, same_t) => (h_t, h_before, y_t) {"""
         + _STEP
         + """
             h_before = Identity(h)
             read = Mul(h_t, C_t)
             axis_N = Constant <value_ints = [-1]> ()
             y_t = ReduceSum(read, axis_N)
-        }> (initial, x_s, step_s, B_s, C_s)
+        }> (initial, x_s, step_s, B_s, C_s, same_s)
         dout_wide = CastLike(dout, A)"""
         + _OUTPUT
         + (_GATE + _GATE_BACKWARD if gated else "dy = Identity(dout_wide)")
@@ -131,7 +131,7 @@ def _backward_text(gated: bool) -> str:
 
 # Of softplus by Exp and Log alone: see selective_scan/onnx.py. As sequences x is
 # (l, b, G, c, P, 1), the steps are (l, b, G, c, 1, 1), B and C (l, b, G, 1, 1, N); A is
-# (G, c, 1, 1).
+# (G, c, 1, 1). same_s, (l, b, 1, 1, 1, 1), says whether a step is of the sequence of that before.
 _PREPARE = """
         unit = Constant <value_ints = [1]> ()
         keep_1 = Constant <value_ints = [0]> ()
@@ -188,11 +188,23 @@ _PREPARE = """
         C_s = Reshape(C_time, coefficient_split)
         A_groups = Reshape(A, A_split)
         initial = Reshape(initial_states, state_split)
+
+        zero = Sub(one, one)
+        axis_1 = Constant <value_ints = [1]> ()
+        but_last = Constant <value_ints = [-1]> ()
+        seq_first = Slice(seq_idx, axis_0, one_end, axis_1)
+        seq_earlier = Slice(seq_idx, axis_0, but_last, axis_1)
+        seq_before = Concat <axis = 1> (seq_first, seq_earlier)
+        same = Equal(seq_idx, seq_before)
+        same_time = Transpose <perm = [1, 0]> (same)
+        same_split = Concat <axis = 0> (keep_2, units_2, units_2)
+        same_s = Reshape(same_time, same_split)
 """
 
 _STEP = """
             exponent = Mul(step_t, A_groups)
-            decay = Exp(exponent)
+            decay_same = Exp(exponent)
+            decay = Where(same_t, decay_same, zero)
             kept = Mul(decay, h)
             inflow = Mul(step_t, x_t)
             added = Mul(inflow, B_t)
@@ -243,9 +255,10 @@ _SCAN_BACKWARD = (
         dy_r = Slice(dy_s, first, past, axis_0, back)
         h_r = Slice(h_s, first, past, axis_0, back)
         dlast = Reshape(dfinal_states, state_split)
+        same_r = Slice(same_s, first, past, axis_0, back)
         dfirst, dx_r, dstep_r, dA_r, dB_r, dC_r = Scan <
-            num_scan_inputs = 6,
-            body = step_back (dh_later, x_t, step_t, B_t, C_t, dy_t, h)
+            num_scan_inputs = 7,
+            body = step_back (dh_later, x_t, step_t, B_t, C_t, same_t, dy_t, h)
                 => (dh_earlier, dx_t, dstep_t, dA_t, dB_t, dC_t) {
             axis_N = Constant <value_ints = [-1]> ()
             axis_P = Constant <value_ints = [3]> ()
@@ -270,7 +283,7 @@ _SCAN_BACKWARD = (
             dstep_inflow = ReduceSum(dstep_P, axis_P)
             dstep_decay = Mul(dexponent, A_groups)
             dstep_t = Add(dstep_inflow, dstep_decay)
-        }> (dlast, x_r, step_r, B_r, C_r, dy_r, h_r)
+        }> (dlast, x_r, step_r, B_r, C_r, same_r, dy_r, h_r)
 
         dx_s = Slice(dx_r, first, past, axis_0, back)
         dx_time = Reshape(dx_s, flat)
@@ -302,7 +315,6 @@ _SCAN_BACKWARD = (
         not_low = GreaterOrEqual(smooth, lowest)
         not_high = LessOrEqual(smooth, highest)
         free = And(not_low, not_high)
-        zero = Sub(one, one)
         dsmooth = Where(free, dstep, zero)
         sigmoid_raw = Div(exp_raw, exp_raw_1)
         softplus_slope = Where(linear, one, sigmoid_raw)

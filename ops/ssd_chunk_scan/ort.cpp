@@ -17,14 +17,14 @@ using ort::text;
 // The inputs of a scan, which begin at a node's input `first`; they fit each other. The problem can
 // be run unless it is empty.
 struct Inputs {
-  Tensor x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit;
+  Tensor x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit;
   bool empty;
   Problem problem;
 
   Inputs(const Context& context, size_t first, bool gated, Dtype dtype) {
     for (Tensor* t : {&x, &dt, &A, &B, &C, &D}) *t = context.input(first++);
     if (gated) z = context.input(first++);
-    for (Tensor* t : {&dt_bias, &initial_states, &dt_limit}) *t = context.input(first++);
+    for (Tensor* t : {&dt_bias, &initial_states, &seq_idx, &dt_limit}) *t = context.input(first++);
     check(context, gated);
     empty = ort::elements(x.shape) == 0;
     if (empty) return;
@@ -47,6 +47,7 @@ struct Inputs {
     p.D = D.data;
     p.dt_bias = dt_bias.data;
     p.initial_states = initial_states.data;
+    p.seq_idx = static_cast<const int32_t*>(seq_idx.data);
     p.dt_limit = dt_limit.data;
   }
 
@@ -72,6 +73,7 @@ struct Inputs {
     if (gated) context.require_shape("z", z, "x's shape", x.shape);
     context.require_shape("dt_bias", dt_bias, "(H,)", {h});
     context.require_shape("initial_states", initial_states, "(b, H, P, N)", {b, h, p, states});
+    context.require_shape("seq_idx", seq_idx, "(b, l)", {b, l});
     context.require_shape("dt_limit", dt_limit, "(2,)", {2});
   }
 };
@@ -135,7 +137,7 @@ void add(ort::Type stored, ort::Type real, const char* name, const char* backwar
   if (GATED) inputs.push_back(stored);
   inputs.insert(inputs.end(), {real, real});
   const std::vector<ort::Type> gradients = inputs;
-  inputs.push_back(real);  // dt_limit
+  inputs.insert(inputs.end(), {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, real});  // seq_idx, dt_limit
   std::vector<ort::Type> backward_inputs{stored, real};
   backward_inputs.insert(backward_inputs.end(), inputs.begin(), inputs.end());
   const std::vector<const char*> attributes{"dt_softplus"};

@@ -11,6 +11,10 @@ the one after it, h_next; t and s are steps, and T is the last:
     y_t = exp(c_t) h C_t + Σ_s M_ts x_s h_next = exp(c_T) h + Σ_s w_s x_s B_sᵀ
     w_s = exp(c_T - c_s) δ_s
 
+Sequences that are packed share no state: L_ts is 0 where s and t are of two, exp(c_t) where another
+has begun since the chunk was entered, and exp(c_T - c_s) where another begins after s. With these
+zeros the rest holds:
+
     dM_ts = dy_t·x_s, Q_ts = dM_ts L_ts δ_s, K_ts = dM_ts (C_t·B_s) L_ts, dw_s = x_sᵀ g B_s
     dx_s = Σ_t M_ts dy_t + w_s g B_s       dh = exp(c_T) g + Σ_t exp(c_t) dy_t C_tᵀ
     dC_t = Σ_s Q_ts B_s + exp(c_t) hᵀ dy_t   dB_s = Σ_t Q_ts C_t + w_s gᵀ x_s
@@ -44,12 +48,14 @@ def ssd_chunk_scan(
     D: Tensor,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     """out, (b, l, H, P), and final_states, (b, H, P, N)."""
-    check("ssd_chunk_scan", x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit)
-    return _forward(x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit, dt_softplus)
+    check("ssd_chunk_scan", x, dt, A, B, C, D, None, dt_bias, initial_states, seq_idx, dt_limit)
+    rest = (dt_bias, initial_states, seq_idx, dt_limit, dt_softplus)
+    return _forward(x, dt, A, B, C, D, None, *rest)
 
 
 def ssd_chunk_scan_gated(
@@ -62,12 +68,14 @@ def ssd_chunk_scan_gated(
     z: Tensor,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     """The same, with out multiplied by SiLU(z)."""
-    check("ssd_chunk_scan_gated", x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit)
-    return _forward(x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit, dt_softplus)
+    op = "ssd_chunk_scan_gated"
+    check(op, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit)
+    return _forward(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit, dt_softplus)
 
 
 def ssd_chunk_scan_backward(
@@ -81,15 +89,16 @@ def ssd_chunk_scan_backward(
     D: Tensor,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, ...]:
     """(dx, ddt, dA, dB, dC, dD, ddt_bias, dinitial_states), each like its input."""
     op = "ssd_chunk_scan_backward"
-    check(op, x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit)
+    check(op, x, dt, A, B, C, D, None, dt_bias, initial_states, seq_idx, dt_limit)
     check_backward(op, dout, dfinal_states, x, B)
-    inputs = (x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit, dt_softplus)
-    return _backward(dout, dfinal_states, *inputs)
+    rest = (dt_bias, initial_states, seq_idx, dt_limit, dt_softplus)
+    return _backward(dout, dfinal_states, x, dt, A, B, C, D, None, *rest)
 
 
 def ssd_chunk_scan_gated_backward(
@@ -104,15 +113,16 @@ def ssd_chunk_scan_gated_backward(
     z: Tensor,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, ...]:
     """(dx, ddt, dA, dB, dC, dD, dz, ddt_bias, dinitial_states), each like its input."""
     op = "ssd_chunk_scan_gated_backward"
-    check(op, x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit)
+    check(op, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit)
     check_backward(op, dout, dfinal_states, x, B)
-    inputs = (x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit, dt_softplus)
-    return _backward(dout, dfinal_states, *inputs)
+    rest = (dt_bias, initial_states, seq_idx, dt_limit, dt_softplus)
+    return _backward(dout, dfinal_states, x, dt, A, B, C, D, z, *rest)
 
 
 def _forward(
@@ -125,12 +135,13 @@ def _forward(
     z: Tensor | None,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     wide, l = A.dtype, x.shape[1]  # noqa: E741
     step = _step(dt.to(wide) + dt_bias, dt_limit, dt_softplus)
-    chunked = _Chunks(x.to(wide), step, A, B.to(wide), C.to(wide))
+    chunked = _Chunks(x.to(wide), step, A, B.to(wide), C.to(wide), seq_idx)
     before, final_states = chunked.states(initial_states)
     y = chunked.outputs(before)[:, :l] + D * x.to(wide)
     out = y if z is None else y * F.silu(z.to(wide))
@@ -149,12 +160,13 @@ def _backward(
     z: Tensor | None,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, ...]:
     wide, l = A.dtype, x.shape[1]  # noqa: E741
     u, raw = x.to(wide), dt.to(wide) + dt_bias
-    k = _Chunks(u, _step(raw, dt_limit, dt_softplus), A, B.to(wide), C.to(wide))
+    k = _Chunks(u, _step(raw, dt_limit, dt_softplus), A, B.to(wide), C.to(wide), seq_idx)
     before, _ = k.states(initial_states)
     dout_ = dy = dout.to(wide)
     dz: tuple[Tensor, ...] = ()
@@ -217,7 +229,9 @@ def _backward(
 class _Chunks:
     """The matrices of all chunks: c chunks of t steps, the last one filled up with steps of 0."""
 
-    def __init__(self, x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
+    def __init__(
+        self, x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, seq_idx: Tensor
+    ) -> None:
         heads, groups = x.shape[2], B.shape[2]
         self.x = _chunked(x)  # (b, c, t, H, P)
         self.B, self.C = (
@@ -227,10 +241,12 @@ class _Chunks:
         total = (self.step * A[:, None]).cumsum(-1)
         difference = total[..., :, None] - total[..., None, :]
         past = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=x.device).tril()
+        sequence, entering = _sequences(seq_idx)  # (b, c, 1, t), (b, c, 1, 1)
+        within = past & (sequence[..., :, None] == sequence[..., None, :])
         # Masked before exp, whose overflow would be NaN in a gradient.
-        self.L = difference.masked_fill(~past, float("-inf")).exp()  # (b, c, H, t, s)
-        self.outer = total.exp()
-        self.remaining = (total[..., -1:] - total).exp()
+        self.L = _exp(difference, within)  # (b, c, H, t, s)
+        self.outer = _exp(total, sequence == entering)
+        self.remaining = _exp(total[..., -1:] - total, sequence == sequence[..., -1:])
         self.decay = self.outer[..., -1]  # (b, c, H)
         products = _chunked(C).transpose(2, 3) @ _chunked(B).permute(0, 1, 3, 4, 2)
         self.CB = products.repeat_interleave(heads // groups, dim=2)
@@ -257,6 +273,24 @@ def _step(raw: Tensor, limit: Tensor, softplus: bool) -> Tensor:
     step = F.softplus(raw, threshold=SOFTPLUS_THRESHOLD) if softplus else raw
     low, high = limit.detach()  # bounds get no gradient
     return step.clamp(low, high)
+
+
+def _sequences(seq_idx: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of each step's sequence, (b, c, 1, t), and of that before the chunk, (b, c, 1, 1).
+
+    Sequences are counted, since an index may come back; filled up steps are of the last one.
+    """
+    before = seq_idx[:, :1], seq_idx[:, :-1]
+    number = (seq_idx != torch.cat(before, 1)).cumsum(1)
+    missing = -number.shape[1] % CHUNK
+    number = torch.cat([number, number[:, -1:].expand(-1, missing)], 1)
+    number = number.unflatten(1, (number.shape[1] // CHUNK, CHUNK))
+    entering = torch.cat([number[:, :1, 0], number[:, :-1, -1]], 1)
+    return number[:, :, None], entering[:, :, None, None]
+
+
+def _exp(t: Tensor, where: Tensor) -> Tensor:
+    return t.masked_fill(~where, float("-inf")).exp()
 
 
 def _chunked(t: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ def check(
     z: Tensor | None,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
 ) -> None:
     """Raises ValueError, naming `op` and the argument, unless the inputs fit each other."""
@@ -67,6 +68,7 @@ def check(
         fits("z", z, x.dtype, "x's shape", b, l, h, p)
     fits("dt_bias", dt_bias, wide, "(H,)", h)
     fits("initial_states", initial_states, wide, "(b, H, P, N)", b, h, p, states)
+    fits("seq_idx", seq_idx, torch.int32, "(b, l)", b, l)
     fits("dt_limit", dt_limit, wide, "(2,)", 2)
 
 
@@ -94,11 +96,12 @@ def fake_scan(
     D: Tensor,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     """Empty outputs of `fuseport::ssd_chunk_scan`."""
-    check("ssd_chunk_scan", x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit)
+    check("ssd_chunk_scan", x, dt, A, B, C, D, None, dt_bias, initial_states, seq_idx, dt_limit)
     return _flat(x), _flat(initial_states)
 
 
@@ -112,11 +115,13 @@ def fake_scan_gated(
     z: Tensor,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     """Empty outputs of `fuseport::ssd_chunk_scan_gated`."""
-    check("ssd_chunk_scan_gated", x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit)
+    op = "ssd_chunk_scan_gated"
+    check(op, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit)
     return _flat(x), _flat(initial_states)
 
 
@@ -131,12 +136,13 @@ def fake_scan_backward(
     D: Tensor,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, ...]:
     """Empty outputs of `fuseport::ssd_chunk_scan_backward`."""
     op = "ssd_chunk_scan_backward"
-    check(op, x, dt, A, B, C, D, None, dt_bias, initial_states, dt_limit)
+    check(op, x, dt, A, B, C, D, None, dt_bias, initial_states, seq_idx, dt_limit)
     check_backward(op, dout, dfinal_states, x, B)
     return tuple(map(_flat, (x, dt, A, B, C, D, dt_bias, initial_states)))
 
@@ -153,11 +159,12 @@ def fake_scan_gated_backward(
     z: Tensor,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, ...]:
     """Empty outputs of `fuseport::ssd_chunk_scan_gated_backward`."""
     op = "ssd_chunk_scan_gated_backward"
-    check(op, x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit)
+    check(op, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit)
     check_backward(op, dout, dfinal_states, x, B)
     return tuple(map(_flat, (x, dt, A, B, C, D, z, dt_bias, initial_states)))

@@ -29,16 +29,17 @@ Strided strided(const Tensor& t) {
 
 // Inputs that passed the checks. It holds tensors, since some are made contiguous.
 struct Inputs {
-  Tensor A, D, dt_bias, initial_states, dt_limit;
+  Tensor A, D, dt_bias, initial_states, seq_idx, dt_limit;
   Problem problem;
 
   Inputs(const Tensor& x, const Tensor& dt, const Tensor& A_, const Tensor& B, const Tensor& C,
          const Tensor& D_, const std::optional<Tensor>& z, const Tensor& dt_bias_,
-         const Tensor& initial, const Tensor& limit, bool softplus)
+         const Tensor& initial, const Tensor& seq_idx_, const Tensor& limit, bool softplus)
       : A(A_.contiguous()),
         D(D_.contiguous()),
         dt_bias(dt_bias_.contiguous()),
         initial_states(initial.contiguous()),
+        seq_idx(seq_idx_.contiguous()),
         dt_limit(limit.contiguous()) {
     Problem& p = problem;
     p.dtype = dtype_of(x);
@@ -58,6 +59,7 @@ struct Inputs {
     p.D = D.const_data_ptr();
     p.dt_bias = dt_bias.const_data_ptr();
     p.initial_states = initial_states.const_data_ptr();
+    p.seq_idx = seq_idx.const_data_ptr<int32_t>();
     p.dt_limit = dt_limit.const_data_ptr();
   }
 };
@@ -69,14 +71,15 @@ using Outputs = std::tuple<Tensor, Tensor>;
 Outputs forward_cpu(const char* op, const Tensor& x, const Tensor& dt, const Tensor& A,
                     const Tensor& B, const Tensor& C, const Tensor& D,
                     const std::optional<Tensor>& z, const Tensor& dt_bias,
-                    const Tensor& initial_states, const Tensor& dt_limit, bool softplus) {
-  Check{op, x}.inputs(dt, A, B, C, D, z, dt_bias, initial_states, dt_limit);
+                    const Tensor& initial_states, const Tensor& seq_idx, const Tensor& dt_limit,
+                    bool softplus) {
+  Check{op, x}.inputs(dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit);
   Tensor out = flat(x), final_states = flat(initial_states);
   if (x.numel() == 0) {
     final_states.copy_(initial_states);  // of no steps
     return {out, final_states};
   }
-  const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit, softplus);
+  const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit, softplus);
   run_forward(Host{}, inputs.problem,
               Forward{out.mutable_data_ptr(), final_states.mutable_data_ptr()});
   return {out, final_states};
@@ -87,10 +90,10 @@ std::array<Tensor, 9> backward_cpu(const char* op, const Tensor& dout, const Ten
                                    const Tensor& x, const Tensor& dt, const Tensor& A,
                                    const Tensor& B, const Tensor& C, const Tensor& D,
                                    const std::optional<Tensor>& z, const Tensor& dt_bias,
-                                   const Tensor& initial_states, const Tensor& dt_limit,
-                                   bool softplus) {
+                                   const Tensor& initial_states, const Tensor& seq_idx,
+                                   const Tensor& dt_limit, bool softplus) {
   const Check check{op, x};
-  check.inputs(dt, A, B, C, D, z, dt_bias, initial_states, dt_limit);
+  check.inputs(dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit);
   check.backward(dout, dfinal, B);
   std::array<Tensor, 9> g{flat(x), flat(dt), flat(A),
                           flat(B), flat(C),  flat(D),
@@ -101,7 +104,7 @@ std::array<Tensor, 9> backward_cpu(const char* op, const Tensor& dout, const Ten
     g[8].copy_(dfinal);
     return g;
   }
-  const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, dt_limit, softplus);
+  const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit, softplus);
   const Tensor dfinal_states = dfinal.contiguous();
   Backward backward;
   backward.dout = strided(dout);
@@ -120,33 +123,34 @@ std::array<Tensor, 9> backward_cpu(const char* op, const Tensor& dout, const Ten
 
 #define FUSEPORT_INPUTS \
   const Tensor &x, const Tensor &dt, const Tensor &A, const Tensor &B, const Tensor &C, const Tensor &D
-#define FUSEPORT_REST \
-  const Tensor &dt_bias, const Tensor &initial_states, const Tensor &dt_limit, bool softplus
+#define FUSEPORT_REST                                                         \
+  const Tensor &dt_bias, const Tensor &initial_states, const Tensor &seq_idx, \
+      const Tensor &dt_limit, bool softplus
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using GatedGradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Outputs scan(FUSEPORT_INPUTS, FUSEPORT_REST) {
-  return forward_cpu("ssd_chunk_scan", x, dt, A, B, C, D, {}, dt_bias, initial_states, dt_limit,
-                     softplus);
+  return forward_cpu("ssd_chunk_scan", x, dt, A, B, C, D, {}, dt_bias, initial_states, seq_idx,
+                     dt_limit, softplus);
 }
 
 Outputs scan_gated(FUSEPORT_INPUTS, const Tensor& z, FUSEPORT_REST) {
   return forward_cpu("ssd_chunk_scan_gated", x, dt, A, B, C, D, z, dt_bias, initial_states,
-                     dt_limit, softplus);
+                     seq_idx, dt_limit, softplus);
 }
 
 Gradients scan_backward(const Tensor& dout, const Tensor& dfinal, FUSEPORT_INPUTS, FUSEPORT_REST) {
   auto g = backward_cpu("ssd_chunk_scan_backward", dout, dfinal, x, dt, A, B, C, D, {}, dt_bias,
-                        initial_states, dt_limit, softplus);
+                        initial_states, seq_idx, dt_limit, softplus);
   return {g[0], g[1], g[2], g[3], g[4], g[5], g[7], g[8]};
 }
 
 GatedGradients scan_gated_backward(const Tensor& dout, const Tensor& dfinal, FUSEPORT_INPUTS,
                                    const Tensor& z, FUSEPORT_REST) {
   auto g = backward_cpu("ssd_chunk_scan_gated_backward", dout, dfinal, x, dt, A, B, C, D, z,
-                        dt_bias, initial_states, dt_limit, softplus);
+                        dt_bias, initial_states, seq_idx, dt_limit, softplus);
   return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8]};
 }
 
@@ -161,11 +165,11 @@ struct ScanFunction : torch::autograd::Function<ScanFunction> {
         operator_named<decltype(scan_gated)>("fuseport::ssd_chunk_scan_gated");
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [out, final_states] =
-        z ? gated.call(x, dt, A, B, C, D, *z, dt_bias, initial_states, dt_limit, softplus)
-          : plain.call(x, dt, A, B, C, D, dt_bias, initial_states, dt_limit, softplus);
+        z ? gated.call(x, dt, A, B, C, D, *z, dt_bias, initial_states, seq_idx, dt_limit, softplus)
+          : plain.call(x, dt, A, B, C, D, dt_bias, initial_states, seq_idx, dt_limit, softplus);
     ctx->saved_data["softplus"] = softplus;
     ctx->save_for_backward(
-        {x, dt, A, B, C, D, dt_bias, initial_states, dt_limit, z ? *z : Tensor()});
+        {x, dt, A, B, C, D, dt_bias, initial_states, seq_idx, dt_limit, z ? *z : Tensor()});
     return {out, final_states};
   }
 
@@ -176,28 +180,28 @@ struct ScanFunction : torch::autograd::Function<ScanFunction> {
         operator_named<decltype(scan_gated_backward)>("fuseport::ssd_chunk_scan_gated_backward");
     const variable_list s = ctx->get_saved_variables();
     const bool softplus = ctx->saved_data["softplus"].toBool();
-    const Tensor &dout = cotangents[0], &dfinal = cotangents[1], &z = s[9];
+    const Tensor &dout = cotangents[0], &dfinal = cotangents[1], &z = s[10];
     const Tensor none;
     if (!z.defined()) {
       auto [dx, ddt, dA, dB, dC, dD, dbias, dinitial] = plain.call(
-          dout, dfinal, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], softplus);
-      return {dx, ddt, dA, dB, dC, dD, none, dbias, dinitial, none, none};
+          dout, dfinal, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], softplus);
+      return {dx, ddt, dA, dB, dC, dD, none, dbias, dinitial, none, none, none};
     }
     auto [dx, ddt, dA, dB, dC, dD, dz, dbias, dinitial] = gated.call(
-        dout, dfinal, s[0], s[1], s[2], s[3], s[4], s[5], z, s[6], s[7], s[8], softplus);
-    return {dx, ddt, dA, dB, dC, dD, dz, dbias, dinitial, none, none};
+        dout, dfinal, s[0], s[1], s[2], s[3], s[4], s[5], z, s[6], s[7], s[8], s[9], softplus);
+    return {dx, ddt, dA, dB, dC, dD, dz, dbias, dinitial, none, none, none};
   }
 };
 
 Outputs scan_autograd(FUSEPORT_INPUTS, FUSEPORT_REST) {
   auto y = ScanFunction::apply(x, dt, A, B, C, D, std::optional<Tensor>(), dt_bias, initial_states,
-                               dt_limit, softplus);
+                               seq_idx, dt_limit, softplus);
   return {y[0], y[1]};
 }
 
 Outputs scan_gated_autograd(FUSEPORT_INPUTS, const Tensor& z, FUSEPORT_REST) {
   auto y = ScanFunction::apply(x, dt, A, B, C, D, std::optional<Tensor>(z), dt_bias,
-                               initial_states, dt_limit, softplus);
+                               initial_states, seq_idx, dt_limit, softplus);
   return {y[0], y[1]};
 }
 
@@ -206,22 +210,22 @@ TORCH_LIBRARY_FRAGMENT(fuseport, m) {
   m.set_python_module("fuseport.ops.registration");
   m.def(
       "ssd_chunk_scan(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor D, "
-      "Tensor dt_bias, Tensor initial_states, Tensor dt_limit, bool dt_softplus) "
+      "Tensor dt_bias, Tensor initial_states, Tensor seq_idx, Tensor dt_limit, bool dt_softplus) "
       "-> (Tensor out, Tensor final_states)");
   m.def(
       "ssd_chunk_scan_gated(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor D, Tensor z, "
-      "Tensor dt_bias, Tensor initial_states, Tensor dt_limit, bool dt_softplus) "
+      "Tensor dt_bias, Tensor initial_states, Tensor seq_idx, Tensor dt_limit, bool dt_softplus) "
       "-> (Tensor out, Tensor final_states)");
   m.def(
       "ssd_chunk_scan_backward(Tensor dout, Tensor dfinal_states, Tensor x, Tensor dt, Tensor A, "
-      "Tensor B, Tensor C, Tensor D, Tensor dt_bias, Tensor initial_states, Tensor dt_limit, "
-      "bool dt_softplus) -> (Tensor dx, Tensor ddt, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
-      "Tensor ddt_bias, Tensor dinitial_states)");
+      "Tensor B, Tensor C, Tensor D, Tensor dt_bias, Tensor initial_states, Tensor seq_idx, "
+      "Tensor dt_limit, bool dt_softplus) -> (Tensor dx, Tensor ddt, Tensor dA, Tensor dB, "
+      "Tensor dC, Tensor dD, Tensor ddt_bias, Tensor dinitial_states)");
   m.def(
       "ssd_chunk_scan_gated_backward(Tensor dout, Tensor dfinal_states, Tensor x, Tensor dt, "
       "Tensor A, Tensor B, Tensor C, Tensor D, Tensor z, Tensor dt_bias, Tensor initial_states, "
-      "Tensor dt_limit, bool dt_softplus) -> (Tensor dx, Tensor ddt, Tensor dA, Tensor dB, "
-      "Tensor dC, Tensor dD, Tensor dz, Tensor ddt_bias, Tensor dinitial_states)");
+      "Tensor seq_idx, Tensor dt_limit, bool dt_softplus) -> (Tensor dx, Tensor ddt, Tensor dA, "
+      "Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddt_bias, Tensor dinitial_states)");
 }
 
 TORCH_LIBRARY_IMPL(fuseport, CPU, m) {

@@ -12,6 +12,27 @@ from fuseport.ops import OPS, register
 from fuseport.ops.spec import OpSpec
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "in_turn(cases, dtypes, in_all): each case in one dtype")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Where a test is marked so: each case in one of the dtypes, which take turns.
+
+    Cases named in `in_all` are in all of them. `fuseport ops check` has all pairs of all cases, and
+    a sample of those in `make test`.
+    """
+    for mark in metafunc.definition.iter_markers("in_turn"):
+        cases, dtypes, in_all = mark.args
+        pairs = [
+            (case, dtype)
+            for i, case in enumerate(cases)
+            for dtype in (dtypes if case.name in in_all else [dtypes[i % len(dtypes)]])
+        ]
+        ids = [f"{case.operator}-{case.name}-{dtype}" for case, dtype in pairs]
+        metafunc.parametrize(("case", "dtype"), pairs, ids=ids)
+
+
 @pytest.fixture(scope="session")
 def spec() -> OpSpec:
     """The selective scan, registered from its native library."""

@@ -10,11 +10,20 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuseport.ops import OPS, register
+from fuseport.ops.case_layouts import sliced, transposed
 from fuseport.ops.causal_conv1d import causal_conv1d
-from fuseport.ops.causal_conv1d.cases import CASES, channels_last, sliced
+from fuseport.ops.causal_conv1d.cases import CASES
 from fuseport.ops.spec import FLOATING, Case, Inputs, Operator, OpSpec
 
 CASE = {case.name: case for case in CASES}
+IN_ALL_DTYPES = (
+    "plain",
+    "last_plain",
+    "packed",
+    "wide_weight",
+    "last_wide_weight",
+    "packed_wide_weight",
+)
 Run = Callable[..., Any]
 
 
@@ -77,8 +86,7 @@ def differentiated(
     return {"out": outputs[0].detach(), "final_states": outputs[1].detach(), **named}
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@on_each()
+@pytest.mark.in_turn(CASES, FLOATING, IN_ALL_DTYPES)
 def test_kernel_is_as_good_as_the_reference(spec: OpSpec, case: Case, dtype: torch.dtype) -> None:
     operator = spec.operator(case.operator)
     inputs = case.make(dtype, 1)
@@ -199,7 +207,7 @@ def test_cotangents_may_have_any_layout(spec: OpSpec, case: Case) -> None:
     operator = spec.operator(case.operator)
     inputs = case.make(torch.float64, 6)
     plain = cotangents_of(operator, inputs, 7)
-    for layout in (channels_last, lambda t: t[:1, :1, :1].expand(t.shape), sliced):
+    for layout in (transposed, lambda t: t[:1, :1, :1].expand(t.shape), sliced):
         cotangents = {name: layout(t) for name, t in plain.items()}
         got = differentiated(operator, inputs, cotangents)
         expected = differentiated(operator.reference, inputs, cotangents)
@@ -249,8 +257,7 @@ def test_nan_and_inf_spread_as_in_the_reference(
         assert torch.equal(y.isneginf(), z.isneginf()), index
 
 
-@on_each()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.in_turn(CASES, [torch.float32, torch.bfloat16], IN_ALL_DTYPES)
 def test_fake_has_the_strides_of_the_kernel_and_of_the_reference(
     spec: OpSpec, case: Case, dtype: torch.dtype
 ) -> None:

@@ -18,11 +18,12 @@ from torch import Tensor
 from fuseport.exporter.formats import OPSETS
 from fuseport.exporter.runtimes._onnxruntime import from_value, to_value
 from fuseport.ops import OPS, onnxruntime_library, register
-from fuseport.ops.spec import FLOATING
+from fuseport.ops.spec import FLOATING, Case
 
 SPEC = OPS["causal_conv1d"]
 LOWERING = SPEC.lowering()
 CASE = {case.name: case for case in SPEC.cases}
+IN_ALL_DTYPES = ("plain", "last_plain", "packed", "wide_weight", "packed_wide_weight")
 TYPES = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
@@ -157,16 +158,16 @@ def check(lowered: Any, runtime: Any, name: str, dtype: torch.dtype, opset: int 
                 assert error <= TOLERANCE[truth.dtype] * scale, output
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
-@pytest.mark.parametrize("name", CASE)
-def test_function_bodies_in_onnxruntime(lowered: Any, name: str, dtype: torch.dtype) -> None:
-    check(lowered, in_onnxruntime, name, dtype)
+@pytest.mark.in_turn(SPEC.cases, [torch.float32, torch.float64, torch.float16], IN_ALL_DTYPES)
+def test_function_bodies_in_onnxruntime(lowered: Any, case: Case, dtype: torch.dtype) -> None:
+    check(lowered, in_onnxruntime, case.name, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", CASE)
-def test_function_bodies_in_onnx_own_evaluator(lowered: Any, name: str, dtype: torch.dtype) -> None:
-    check(lowered, in_evaluator, name, dtype)
+@pytest.mark.in_turn(SPEC.cases, [torch.float64, torch.float32], IN_ALL_DTYPES)
+def test_function_bodies_in_onnx_own_evaluator(
+    lowered: Any, case: Case, dtype: torch.dtype
+) -> None:
+    check(lowered, in_evaluator, case.name, dtype)
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -182,13 +183,12 @@ def test_there_is_a_body_for_every_operator() -> None:
     assert {function.name for function in LOWERING.functions(18)} == operators
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@pytest.mark.parametrize("name", CASE)
+@pytest.mark.in_turn(SPEC.cases, FLOATING, IN_ALL_DTYPES)
 def test_bits_are_torchs_on_one_thread_and_on_two(
-    lowered: Any, fused_library: Path, name: str, dtype: torch.dtype
+    lowered: Any, fused_library: Path, case: Case, dtype: torch.dtype
 ) -> None:
     assert register(SPEC.name) == {SPEC.name: "native"}
-    for operator, inputs in both(name, dtype):
+    for operator, inputs in both(case.name, dtype):
         given = [t.contiguous() if isinstance(t, Tensor) else t for t in inputs]
         expected = operator(*given)
         for threads in (1, 2):

@@ -18,6 +18,7 @@ from fuseport.ops.causal_conv1d_update.cases import CASES
 from fuseport.ops.spec import FLOATING, Case, Inputs, OpSpec
 
 CASE = {case.name: case for case in CASES}
+IN_ALL_DTYPES = ("plain", "circular")
 on_each = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
 
@@ -27,8 +28,7 @@ def spec() -> OpSpec:
     return OPS["causal_conv1d_update"]
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@on_each
+@pytest.mark.in_turn(CASES, FLOATING, IN_ALL_DTYPES)
 def test_kernel_is_as_good_as_the_reference(spec: OpSpec, case: Case, dtype: torch.dtype) -> None:
     operator, inputs = spec.operator(case.operator), case.make(dtype, 1)
     exact = {

@@ -68,7 +68,10 @@ def test_a_library_is_built_once(spec: OpSpec, compiler: Compiler) -> None:
     assert build.status(spec) == build.Status("built", str(path))
     assert build.library_path(spec) == build.cached(spec) == path
     assert compiler.links() == 1
-    assert sorted(p.suffix for p in path.parent.iterdir()) == [".lock", ".so"]
+    files = [p for p in path.parent.iterdir() if p.is_file()]
+    assert sorted(p.suffix for p in files) == [".lock", ".so"]
+    objects = [p.suffix for p in (path.parent / "objects").iterdir()]
+    assert objects == [".o"] * (1 + len(build.VARIANTS))
 
 
 def test_another_compiler_another_library(spec: OpSpec, compiler: Compiler) -> None:
@@ -100,7 +103,7 @@ def test_a_failed_build_leaves_nothing_and_says_why(spec: OpSpec, compiler: Comp
     with pytest.raises(build.BuildError, match=r"exit 1.*kernel.cpp:1: error: no") as caught:
         build.library_path(spec)
     assert "\n" not in str(caught.value)
-    assert [p.suffix for p in build.cache_folder().iterdir()] == [".lock"]
+    assert [p.suffix for p in build.cache_folder().rglob("*") if p.is_file()] == [".lock"]
 
 
 def test_an_unwritable_cache_is_a_build_error(
@@ -163,7 +166,7 @@ def test_the_library_needs_no_python(spec: OpSpec) -> None:
 
 def test_a_source_that_does_not_go_into_a_library_does_not_rebuild_it(spec: OpSpec) -> None:
     for_torch, for_onnxruntime = build._for_torch(spec), ort._library([spec])
-    names = set(build._sources(for_torch)), set(build._sources(for_onnxruntime))
+    names = set(build._sources(for_torch.units)), set(build._sources(for_onnxruntime.units))
     common = {"selective_scan/kernel.cpp", "selective_scan/forward.hpp", "native/vector.hpp"}
     assert common <= names[0] & names[1]
     assert {"selective_scan/torch.cpp", "native/parallel.hpp"} <= names[0] - names[1]
@@ -190,8 +193,19 @@ class TestForOnnxRuntime:
         assert ort.library([spec]) == path
         assert compiler.links() == 1
         compiled = [line for line in compiler.log.read_text().splitlines() if " -c " in line]
-        assert all(f"-I{headers}" in line for line in compiled)
+        bindings = [line for line in compiled if "ort.cpp" in line]
+        assert len(bindings) == 2
+        assert all(f"-I{headers}" in line for line in bindings)
         assert not any("torch" in line.replace("no-trapping", "") for line in compiled)
+
+    def test_kernels_are_compiled_once_for_both_libraries(
+        self, spec: OpSpec, compiler: Compiler, headers: Path
+    ) -> None:
+        build.library_path(spec)
+        ort.library([spec])
+        compiled = [line for line in compiler.log.read_text().splitlines() if " -c " in line]
+        assert sum("kernel.cpp" in line for line in compiled) == len(build.VARIANTS)
+        assert compiler.links() == 2
 
     def test_an_op_without_a_binding_has_no_part_in_it(self, spec: OpSpec) -> None:
         other = replace(spec, name="other", package="fuseport.ops")
@@ -281,7 +295,7 @@ def test_a_users_own_op_may_include_its_folder_and_what_ops_share(
     library = build._for_torch(own)
     assert own.has("torch.cpp")
     assert [unit.source for unit in library.units] == [folder / "torch.cpp"]
-    found = build._sources(library)
+    found = build._sources(library.units)
     assert {"users_own_op/torch.cpp", *includes} <= set(found)
     (folder / "kernel.hpp").write_text("#pragma once\nint other;\n")
-    assert build._sources(library) != found
+    assert build._sources(library.units) != found

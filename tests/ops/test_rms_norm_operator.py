@@ -43,10 +43,16 @@ def backward_inputs(spec: OpSpec, case: Case) -> tuple[str, Inputs]:
     return operator.backward, spec.backward_inputs(operator, inputs, cotangents)
 
 
-# In one order of norm and gate: it is a plain value, which opcheck never looks at.
+# What tracing and dynamic shapes can tell apart; the others differ in sizes and values alone.
+OPCHECKED = (
+    *("plain", "one_of_everything", "two_dimensions", "four_dimensions", "no_rows", "groups"),
+    *("layout_channels_first", "layout_split_projection", "layout_expanded_rows"),
+)
+
+
 @pytest.mark.parametrize(
     "case",
-    [c for c in CASES if not c.name.endswith("_gate_before_norm")],
+    [c for c in CASES if c.name in OPCHECKED],
     ids=lambda c: f"{c.operator}-{c.name}",
 )
 def test_opcheck(case: Case) -> None:

@@ -17,6 +17,13 @@ from fuseport.ops.spec import FLOATING, Case, Inputs, Operator, OpSpec
 
 SPECS = {name: OPS[name] for name in ("rms_norm", "rms_norm_gated")}
 CASES = [case for spec in SPECS.values() for case in spec.cases]
+IN_ALL_DTYPES = (
+    "groups",
+    "channels_17",
+    "weight_of_xs_dtype",
+    "weight_of_xs_dtype_in_groups",
+    "weight_of_xs_dtype_gate_before_norm",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +91,7 @@ def assert_as_good(
         assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@on_each()
+@pytest.mark.in_turn(CASES, FLOATING, IN_ALL_DTYPES)
 def test_kernel_is_as_good_as_the_reference(case: Case, dtype: torch.dtype) -> None:
     _, operator, _ = of(case)
     inputs = case.make(dtype, 1)

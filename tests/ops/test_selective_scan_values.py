@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import OPS
-from fuseport.ops.selective_scan import reference, selective_scan
-from fuseport.ops.selective_scan.cases import (
-    CASES,
-    _Shape,
-    channels_last,
-    expanded_batch,
-    expanded_time,
-    offset,
+from fuseport.ops.case_layouts import (
+    expanded_first,
+    expanded_last,
+    offset_channels,
     sliced,
+    transposed,
 )
+from fuseport.ops.selective_scan import reference, selective_scan
+from fuseport.ops.selective_scan.cases import CASES, _Shape
 from fuseport.ops.spec import FLOATING, Case, Inputs, Operator, OpSpec
 
 CASE = {case.name: case for case in CASES}
@@ -339,7 +338,7 @@ def random_case(seed: int) -> tuple[Case, torch.dtype]:
     options: list[int | None] = [groups, 0 if groups == 1 else groups, None]
     B_groups = options[0] if kind == "both" else draw.choice(options)
     C_groups = B_groups if kind == "both" else draw.choice(options)
-    layouts = [None, None, channels_last, sliced, offset, expanded_batch, expanded_time]
+    layouts = [None, None, transposed, sliced, offset_channels, expanded_first, expanded_last]
     drawn = {name: draw.choice(layouts) for name in ("u", "delta", "B", "C", "z")}
     constant = {"B": B_groups is None, "C": C_groups is None}
     gated, softplus = draw.random() < 0.5, draw.random() < 0.7

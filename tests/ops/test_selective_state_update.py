@@ -23,7 +23,10 @@ from fuseport.ops.spec import FLOATING, Case, Inputs, OpSpec
 
 SPEC = OPS["selective_state_update"]
 CASE = {case.name: case for case in SPEC.cases}
+IN_ALL_DTYPES = ("gated", "state_of_inputs_dtype", "mamba_1")
 LOWERING = SPEC.lowering()
+# What tracing and dynamic shapes can tell apart; the others differ in sizes and values alone.
+OPCHECKED = ("plain", "gated", "empty_batch", "layout_transposed", "layout_expanded_batch")
 TYPES = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
@@ -47,8 +50,7 @@ def widened(inputs: Inputs) -> list[Any]:
     return [v.double() if isinstance(v, Tensor) else v for v in inputs.values()]
 
 
-@on_dtypes
-@on_each
+@pytest.mark.in_turn(SPEC.cases, FLOATING, IN_ALL_DTYPES)
 def test_kernel_is_as_good_as_the_reference(case: Case, dtype: torch.dtype) -> None:
     operator, inputs = SPEC.operator(case.operator), case.make(dtype, 1)
     truth = operator.reference(*widened(inputs))
@@ -142,8 +144,9 @@ def test_as_transformers_computes_it() -> None:
 def test_opcheck_and_strides_of_fake_kernel_and_reference(case: Case) -> None:
     operator, inputs = SPEC.operator(case.operator), case.make(torch.float32, 0)
     overload = getattr(torch.ops.fuseport, operator.name).default
-    torch.library.opcheck(overload, tuple(inputs.values()))
     assert str(overload._schema) == operator.qualified_name + operator.schema
+    if case.name in OPCHECKED:
+        torch.library.opcheck(overload, tuple(inputs.values()))
     with FakeTensorMode() as mode:
         fakes = operator(
             *(mode.from_tensor(v) if isinstance(v, Tensor) else v for v in inputs.values())
@@ -301,12 +304,15 @@ def lowered(
 EMPTY = ("empty_batch", "no_channels", "no_states")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
-@pytest.mark.parametrize("name", [name for name in CASE if name not in EMPTY])
-def test_function_bodies(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
-    inputs = CASE[name].make(dtype, 0)
-    expected = SPEC.operator(CASE[name].operator).reference(*inputs.values())
-    op, feed, softplus = lowered(monkeypatch, CASE[name], inputs)
+@pytest.mark.in_turn(
+    [case for case in SPEC.cases if case.name not in EMPTY],
+    [torch.float32, torch.float64, torch.float16],
+    IN_ALL_DTYPES,
+)
+def test_function_bodies(monkeypatch: pytest.MonkeyPatch, case: Case, dtype: torch.dtype) -> None:
+    inputs = case.make(dtype, 0)
+    expected = SPEC.operator(case.operator).reference(*inputs.values())
+    op, feed, softplus = lowered(monkeypatch, case, inputs)
     model = model_of(op, tuple(t.dtype for t in feed.values()), softplus, True)
     arrays = {n: t.numpy() for n, t in feed.items()}
     evaluated = ReferenceEvaluator(onnx.load_from_string(model)).run(None, arrays)
@@ -321,8 +327,7 @@ def test_function_bodies(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torc
             torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance * scale)
 
 
-@on_dtypes
-@on_each
+@pytest.mark.in_turn(SPEC.cases, FLOATING, IN_ALL_DTYPES)
 def test_bits_in_onnxruntime_are_torchs(
     monkeypatch: pytest.MonkeyPatch, fused_library: Path, case: Case, dtype: torch.dtype
 ) -> None:

@@ -23,15 +23,22 @@ from fuseport.ops.ssd_chunk_scan import shapes, ssd_chunk_scan
 
 SPEC = OPS["ssd_chunk_scan"]
 CASE = {case.name: case for case in SPEC.cases}
+IN_ALL_DTYPES = ("gated", "mamba_2", "packed")
 LOWERING = SPEC.lowering()
 TYPES = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
     torch.float16: TensorProto.FLOAT16,
     torch.bfloat16: TensorProto.BFLOAT16,
+    torch.int32: TensorProto.INT32,
 }
-RANKS = {"dt": 3, "A": 1, "D": 2, "dt_bias": 1, "dt_limit": 1}
+RANKS = {"dt": 3, "A": 1, "D": 2, "dt_bias": 1, "seq_idx": 2, "dt_limit": 1}
 RANKS |= {f"d{name}": rank for name, rank in RANKS.items()}
+# What tracing and dynamic shapes can tell apart; the others differ in sizes and values alone.
+OPCHECKED = (
+    *("plain", "gated", "length_1", "no_steps", "empty_batch", "groups", "packed"),
+    *("layout_transposed", "layout_expanded_time", "layout_packed_transposed"),
+)
 on_each = pytest.mark.parametrize("case", SPEC.cases, ids=lambda c: c.name)
 
 
@@ -54,17 +61,18 @@ def both(case: Case, dtype: torch.dtype) -> list[tuple[Operator, Inputs]]:
     return [(operator, inputs), (SPEC.operator(operator.backward or ""), gradient_inputs)]
 
 
-@on_each
-def test_opcheck(case: Case) -> None:
-    for operator, inputs in both(case, torch.float32):
+@pytest.mark.parametrize("name", OPCHECKED)
+def test_opcheck(name: str) -> None:
+    for operator, inputs in both(CASE[name], torch.float32):
         overload = getattr(torch.ops.fuseport, operator.name).default
         assert str(overload._schema) == operator.qualified_name + operator.schema
         if operator.backward:  # the other operator's inputs require no gradients
             inputs = {
-                name: v.detach().requires_grad_() if isinstance(v, Tensor) else v
+                name: v.detach().requires_grad_(v.is_floating_point() and name != "dt_limit")
+                if isinstance(v, Tensor)
+                else v
                 for name, v in inputs.items()
             }
-            inputs["dt_limit"].requires_grad_(False)
         torch.library.opcheck(overload, tuple(inputs.values()))
 
 
@@ -115,6 +123,10 @@ BAD: dict[str, Callable[[Inputs], dict[str, Tensor]]] = {
     "z is half": lambda x: {"z": x["z"].half()},
     "bias is bool": lambda x: {"dt_bias": x["dt_bias"] > 0},
     "initial_states are of another batch": lambda x: {"initial_states": x["initial_states"][:1]},
+    "seq_idx is of int64": lambda x: {"seq_idx": x["seq_idx"].long()},
+    "seq_idx is floating": lambda x: {"seq_idx": x["seq_idx"].float()},
+    "seq_idx is shorter": lambda x: {"seq_idx": x["seq_idx"][:, 1:]},
+    "seq_idx is of one sequence": lambda x: {"seq_idx": x["seq_idx"][0]},
     "dt_limit has one": lambda x: {"dt_limit": x["dt_limit"][:1]},
 }
 BAD_GRADIENTS: dict[str, Callable[[Inputs], dict[str, Tensor]]] = {
@@ -236,25 +248,28 @@ def compare(got: Any, expected: tuple[Tensor, ...], dtype: torch.dtype) -> None:
         assert error <= tolerance * wanted.double().abs().max().clamp(min=1)
 
 
-BODIES = [name for name in CASE if name not in ("no_steps", "empty_batch")]
+BODIES = [case for case in SPEC.cases if case.name not in ("no_steps", "empty_batch")]
+BODY_DTYPES = (torch.float32, torch.float64, torch.float16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.in_turn(BODIES, BODY_DTYPES, IN_ALL_DTYPES)
 def test_function_bodies_in_onnxruntime(
-    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, case: Case, dtype: torch.dtype
 ) -> None:
-    for operator, inputs in both(CASE[name], dtype):
+    for operator, inputs in both(case, dtype):
         op, feed, softplus = lowered(monkeypatch, operator, inputs)
         model = model_of(op, tuple(t.dtype for t in feed.values()), softplus, True)
-        wide = [v.double() if isinstance(v, Tensor) else v for v in inputs.values()]
+        wide = [
+            v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
+            for v in inputs.values()
+        ]
         plain = operator.reference(*inputs.values())
         truth = [y.to(p.dtype) for y, p in zip(operator.reference(*wide), plain, strict=True)]
         compare(in_onnxruntime(model, feed, library=False), tuple(truth), dtype)
 
 
 @pytest.mark.parametrize("opset", [18, 23])
-@pytest.mark.parametrize("name", ["plain", "gated", "limited", "length_1", "groups"])
+@pytest.mark.parametrize("name", ["plain", "gated", "limited", "length_1", "groups", "packed"])
 def test_function_bodies_in_onnx_own_evaluator(
     monkeypatch: pytest.MonkeyPatch, name: str, opset: int
 ) -> None:
@@ -267,8 +282,7 @@ def test_function_bodies_in_onnx_own_evaluator(
         compare(got, operator.reference(*inputs.values()), torch.float64)
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@on_each
+@pytest.mark.in_turn(SPEC.cases, FLOATING, IN_ALL_DTYPES)
 def test_bits_in_onnxruntime_are_torchs(
     monkeypatch: pytest.MonkeyPatch, fused_library: Path, case: Case, dtype: torch.dtype
 ) -> None:
@@ -285,8 +299,8 @@ def test_bits_in_onnxruntime_are_torchs(
 def test_bad_shapes_are_refused_in_onnxruntime(fused_library: Path) -> None:
     for operator, inputs in both(CASE["gated"], torch.float32):
         feed = {n: t for n, t in inputs.items() if isinstance(t, Tensor)}
-        model = model_of(operator.name, (torch.float32,) * len(feed), 1, False)
+        model = model_of(operator.name, tuple(t.dtype for t in feed.values()), 1, False)
         for name in set(feed) - {"x", "B"}:  # whose shapes are what the others' are held against
-            wrong = feed | {name: torch.zeros([7] * feed[name].dim())}
+            wrong = feed | {name: feed[name].new_zeros([7] * feed[name].dim())}
             with pytest.raises(Exception, match=f"{operator.name}: {name} must be"):
                 in_onnxruntime(model, wrong, library=True)

@@ -13,6 +13,7 @@ from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
 SPEC = OPS["ssd_chunk_scan"]
 CASE = {case.name: case for case in SPEC.cases}
+IN_ALL_DTYPES = ("gated", "mamba_2", "packed")
 on_each = pytest.mark.parametrize("case", SPEC.cases, ids=lambda c: c.name)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]  # noqa: F821
 
@@ -33,15 +34,23 @@ def cotangents_of(operator: Operator, inputs: Inputs, seed: int) -> dict[str, Te
 
 
 def widened(inputs: Inputs) -> Inputs:
-    return {k: v.double() if isinstance(v, Tensor) else v for k, v in inputs.items()}
+    return {k: v.double() if floating(v) else v for k, v in inputs.items()}
+
+
+def floating(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def has_gradient(name: str, value: object) -> bool:
+    return floating(value) and name != "dt_limit"
 
 
 def differentiated(
     run: Callable[..., tuple[Tensor, ...]], inputs: Inputs, cotangents: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """out and final_states, and the gradients of all tensors but dt_limit by autograd."""
+    """out and final_states, and by autograd the gradients of all tensors that get one."""
     leaves = {
-        name: v.detach().requires_grad_() if isinstance(v, Tensor) and name != "dt_limit" else v
+        name: v.detach().requires_grad_() if has_gradient(name, v) else v
         for name, v in inputs.items()
     }
     outputs = run(*leaves.values())
@@ -67,6 +76,7 @@ def defined(
     z: Tensor | None,
     dt_bias: Tensor,
     initial_states: Tensor,
+    seq_idx: Tensor,
     dt_limit: Tensor,
     dt_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -80,6 +90,8 @@ def defined(
     for t in range(x.shape[1]):
         B_t, C_t = (k[:, t].repeat_interleave(heads // groups, dim=1) for k in (B, C))
         state = torch.exp(step[:, t] * A)[..., None, None] * state
+        if t:
+            state = torch.where((seq_idx[:, t] == seq_idx[:, t - 1])[:, None, None, None], state, 0)
         state = state + (step[:, t, :, None] * x[:, t])[..., None] * B_t[:, :, None]
         ys.append(((state * C_t[:, :, None]).sum(-1) + D * x[:, t])[:, None])
     y = torch.cat(ys, 1)
@@ -105,8 +117,7 @@ def test_reference_and_its_backward_are_the_definition(case: Case) -> None:
         torch.testing.assert_close(result, expected[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@on_each
+@pytest.mark.in_turn(SPEC.cases, FLOATING, IN_ALL_DTYPES)
 def test_kernel_is_as_good_as_the_reference(case: Case, dtype: torch.dtype) -> None:
     operator, inputs = SPEC.operator(case.operator), case.make(dtype, 3)
     cotangents = cotangents_of(operator, inputs, 4)
@@ -129,12 +140,13 @@ def test_kernel_is_as_good_as_the_reference(case: Case, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "gated", "without_softplus", "limited", "one_of_everything", "groups"]
+    "name",
+    ["plain", "gated", "without_softplus", "limited", "one_of_everything", "groups", "packed"],
 )
 def test_gradcheck(name: str) -> None:
     operator, inputs = SPEC.operator(CASE[name].operator), CASE[name].make(torch.float64, 5)
     for key, value in inputs.items():
-        if isinstance(value, Tensor) and key != "dt_limit":
+        if has_gradient(key, value):
             value.requires_grad_()
     assert torch.autograd.gradcheck(
         lambda *x: operator(*x), tuple(inputs.values()), fast_mode=True, nondet_tol=0.0
@@ -187,7 +199,10 @@ for case in spec.cases:
         gradient = spec.operator(operator.backward)
         saved = spec.backward_inputs(operator, inputs, cotangents)
         for f, given in ((operator, inputs), (gradient, saved)):
-            wide = [v.double() if hasattr(v, "double") else v for v in given.values()]
+            wide = [
+                v.double() if hasattr(v, "double") and v.is_floating_point() else v
+                for v in given.values()
+            ]
             for got, wanted in zip(f(*given.values()), f.reference(*wide)):
                 if wanted.numel():
                     scale = wanted.abs().max() + 1e-3
@@ -255,6 +270,65 @@ def test_a_scan_in_two_parts_is_the_scan() -> None:
     torch.testing.assert_close(state, last)
 
 
+@pytest.mark.parametrize("numbers", [(0, 1, 2, 3, 4, 5), (3, 9, 3, 9, 3, -1)], ids=str)
+def test_packed_sequences_are_the_sequences_run_apart(numbers: tuple[int, ...]) -> None:
+    """Values and gradients, to the scale of each sequence: what one holds, no other sees."""
+    lengths = (5, 1, 58, 1, 70, 65)
+    names = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states")
+    shape = CASE["chunks_3_minus_1"].make(torch.float64, 0)
+    generator = torch.Generator().manual_seed(11)
+
+    def drawn(t: Tensor) -> Tensor:
+        long = (1, sum(lengths), *t.shape[2:]) if t.dim() > 2 else tuple(t.shape)
+        return torch.randn(long, generator=generator, dtype=torch.float64)
+
+    x = {name: drawn(shape[name]) for name in names} | {"A": shape["A"]}
+    x["initial_states"] = torch.randn(
+        shape["initial_states"][:1].shape, generator=generator
+    ).double()
+    x["dt"][:, 64:70] += 40  # a sequence that decays fast
+    sequences = {"x", "dt", "B", "C", "z"}
+    seq_idx = torch.tensor(numbers).repeat_interleave(torch.tensor(lengths))[None].int()
+    leaves = {name: t.requires_grad_() for name, t in x.items()}
+    options = {"dt_softplus": True, "return_final_states": True}
+    out, final = ssd_chunk_scan(**leaves, seq_idx=seq_idx, **options)
+    cotangent, dfinal = (torch.randn(t.shape, generator=generator).double() for t in (out, final))
+    packed = torch.autograd.grad((out, final), list(leaves.values()), (cotangent, dfinal))
+
+    outs, start, last = [], 0, None
+    for length in lengths:
+        now = slice(start, start + length)
+        own = {n: t[:, now] if n in sequences else t for n, t in leaves.items()}
+        if start:
+            own["initial_states"] = None
+        result, last = ssd_chunk_scan(**own, **options)
+        outs.append(result)
+        start += length
+    assert last is not None
+    apart = torch.autograd.grad(
+        (torch.cat(outs, 1), last), list(leaves.values()), (cotangent, dfinal)
+    )
+    torch.testing.assert_close(out, torch.cat(outs, 1), rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(final, last, rtol=1e-11, atol=1e-13)
+    for name, got, wanted in zip(leaves, packed, apart, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-11, msg=name)
+
+
+def test_what_a_sequence_decays_by_does_not_reach_the_next() -> None:
+    """In float32, behind steps whose exponents would overflow and whose sums would round it off."""
+    x = CASE["chunk"].make(torch.float32, 5)
+    sequences = {k: x[k] for k in ("x", "dt", "A", "B", "C")}
+    seq_idx = torch.zeros(x["dt"].shape[:2], dtype=torch.int32)
+    seq_idx[:, 30:] = 1
+    fast = {**sequences, "dt": x["dt"].clone()}
+    fast["dt"][:, :30] = 1e30
+    tails = [
+        ssd_chunk_scan(**given, seq_idx=seq_idx, dt_softplus=True)[:, 30:]
+        for given in (sequences, fast)
+    ]
+    assert torch.equal(*tails)
+
+
 def test_parameters_of_the_models_dtype_are_used_in_float32() -> None:
     x = CASE["plain"].make(torch.bfloat16, 3)
     A, D, bias = x["A"].bfloat16(), x["D"].bfloat16(), x["dt_bias"].bfloat16()
@@ -267,8 +341,10 @@ def test_parameters_of_the_models_dtype_are_used_in_float32() -> None:
 def test_options_that_do_not_fit_are_refused() -> None:
     x = CASE["plain"].make(torch.float32, 0)
     sequences = [x[k] for k in ("x", "dt", "A", "B", "C")]
-    with pytest.raises(NotImplementedError, match="seq_idx must be None"):
-        ssd_chunk_scan(*sequences, seq_idx=torch.zeros(2, 9, dtype=torch.int32))
+    with pytest.raises(ValueError, match="seq_idx must be int32; got int64"):
+        ssd_chunk_scan(*sequences, seq_idx=torch.zeros(2, 9, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"seq_idx must be \(b, l\) = \(2, 9\); got \(2, 8\)"):
+        ssd_chunk_scan(*sequences, seq_idx=torch.zeros(2, 8, dtype=torch.int32))
     with pytest.raises(ValueError, match="chunk_size must be positive"):
         ssd_chunk_scan(*sequences, chunk_size=0)
     with pytest.raises(ValueError, match="dt_limit must be in order"):

@@ -1,0 +1,131 @@
+"""A linear layer whose frozen weight is stored in four bits, NF4, with LoRA adapters beside it.
+
+Source: Dettmers, Pagnoni, Holtzman & Zettlemoyer, "QLoRA: Efficient finetuning of quantized LLMs",
+2023, equation 5; `storage` has the format of the weight, which is that of bitsandbytes.
+"""
+
+import torch
+from torch import Tensor
+
+from fuseport.ops import registration
+from fuseport.ops.checks import require, require_like, require_shape
+from fuseport.ops.evidence import Evidence
+from fuseport.ops.nf4_linear import reference, shapes
+from fuseport.ops.nf4_linear.cases import BENCH, BUGS, CASES
+from fuseport.ops.nf4_linear.storage import (
+    Nf4Weight,
+    dequantize_absmax,
+    dequantize_nf4,
+    from_bitsandbytes,
+    quantize_nf4,
+)
+from fuseport.ops.spec import Operator, OpSpec
+
+__all__ = [
+    "SPEC",
+    "Nf4Weight",
+    "dequantize_absmax",
+    "dequantize_nf4",
+    "from_bitsandbytes",
+    "nf4_linear",
+    "quantize_nf4",
+]
+
+
+def nf4_linear(
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+    lora_A: Tensor | None = None,  # as LoRA's checkpoints name it
+    lora_B: Tensor | None = None,
+    scaling: float = 1.0,
+    block_size: int = 64,
+) -> Tensor:
+    """x·Wᵀ + bias + scaling·(x·Aᵀ)·Bᵀ, with W in NF4, as `quantize_nf4` stores it.
+
+    The first product is computed in float32, or float64 for a float64 `x`, and rounded once, bias
+    included; W is never whole in memory. That of LoRA is two products of torch's.
+
+    Args:
+        x: (…, in), float16, bfloat16, float32 or float64, in any memory layout.
+        packed: uint8, ⌈out·in/2⌉ bytes in any shape.
+        absmax: float32, or float64 beside a float64 `x`, (⌈out·in/block_size⌉,).
+        out_features: out.
+        bias: (out,), x's dtype; None means zeros.
+        lora_A: (r, in), x's dtype; given where `lora_B` is.
+        lora_B: (out, r), x's dtype.
+        scaling: of LoRA's part.
+        block_size: a power of two from 16 up.
+
+    Returns:
+        (…, out), x's dtype; differentiable, once, in `x`, `bias`, `lora_A` and `lora_B`, never in
+        the weight.
+
+    Raises:
+        ValueError: a shape, dtype, device or number does not fit; the message names the argument.
+    """
+    registration.ensure(SPEC)
+    require(x.dim() >= 1, "nf4_linear", "x", "(..., in_features)", tuple(x.shape))
+    in_features = x.shape[-1]
+    if absmax.dtype == torch.float32:  # beside float64, where it is exact
+        absmax = absmax.to(shapes.wide(x.dtype))
+    if bias is None:
+        bias = x.new_zeros(out_features)
+    require_shape("nf4_linear", "bias", bias, "(out_features,)", (out_features,))
+    out: Tensor = torch.ops.fuseport.nf4_linear(
+        x, packed.reshape(-1), absmax, bias, in_features, block_size
+    )
+    require((lora_A is None) == (lora_B is None), "nf4_linear", "lora_B", "given with lora_A", None)
+    if lora_A is None or lora_B is None:
+        return out
+    require(lora_A.dim() == 2, "nf4_linear", "lora_A", "(r, in_features)", tuple(lora_A.shape))
+    rank = lora_A.shape[0]
+    require_like("nf4_linear", "lora_A", lora_A, x.dtype, x, "x")
+    require_shape("nf4_linear", "lora_A", lora_A, "(r, in_features)", (rank, in_features))
+    require_like("nf4_linear", "lora_B", lora_B, x.dtype, x, "x")
+    require_shape("nf4_linear", "lora_B", lora_B, "(out_features, r)", (out_features, rank))
+    return out + (x @ lora_A.T) @ lora_B.T * scaling
+
+
+SPEC = OpSpec(
+    name="nf4_linear",
+    package=__name__,
+    function=nf4_linear,
+    operators=(
+        Operator(
+            name="nf4_linear",
+            schema="(Tensor x, Tensor packed, Tensor absmax, Tensor bias, int in_features, "
+            "int block_size) -> Tensor out",
+            reference=reference.nf4_linear,
+            fake=shapes.fake_linear,
+            backward="nf4_linear_backward",
+        ),
+        Operator(
+            name="nf4_linear_backward",
+            schema="(Tensor dout, Tensor packed, Tensor absmax, int in_features, int block_size) "
+            "-> (Tensor dx, Tensor dbias)",
+            reference=reference.nf4_linear_backward,
+            fake=shapes.fake_linear_backward,
+        ),
+    ),
+    cases=CASES,
+    bugs=BUGS,
+    stands_for=(
+        "bitsandbytes",
+        "linear4bit",
+        "Linear4bit",
+        "MatMul4Bit",
+        "gemv_4bit",
+        "dequantize_4bit",
+        "dequantize_blockwise",
+    ),
+    bench=BENCH,
+    evidence=(
+        Evidence(
+            "a linear layer in NF4, of bitsandbytes",
+            {"weight.absmax": (None,), "weight.quant_state.bitsandbytes__nf4": (None,)},
+        ),
+    ),
+)

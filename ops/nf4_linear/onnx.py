@@ -1,0 +1,127 @@
+"""The layer and its backward as ONNX: nodes of domain `fuseport.ops`, with function bodies.
+
+Weights stay uint8 in the file. A body makes the whole weight of it, in absmax's dtype, where our
+kernel makes a tile at a time. Bodies are made of standard operators that opset 18 has, and that
+onnx's reference evaluator has too. The LoRA adapters are plain products around the node.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import onnx.parser
+import torch
+from onnx import FunctionProto
+from torch import Tensor
+
+from fuseport.ops.nf4_linear.storage import CODE
+
+__all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
+
+DOMAIN = "fuseport.ops"
+VERSION = 1
+
+
+def decompositions() -> dict[str, Callable[..., Any]]:
+    """For each operator of the op, by name, its form as one symbolic ONNX node."""
+    return {"nf4_linear": _linear, "nf4_linear_backward": _backward}
+
+
+def functions(opset: int) -> list[FunctionProto]:
+    """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
+    imports = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>'
+    return [onnx.parser.parse_function(imports + text) for text in (_FORWARD, _BACKWARD)]
+
+
+def _linear(
+    x: Tensor, packed: Tensor, absmax: Tensor, bias: Tensor, in_features: int, block_size: int
+) -> Tensor:
+    (out,) = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::nf4_linear",
+        (x, packed, absmax, bias),
+        {"in_features": in_features, "block_size": block_size},
+        dtypes=(x.dtype,),
+        shapes=((*x.shape[:-1], bias.shape[0]),),
+        version=VERSION,
+    )
+    return out
+
+
+def _backward(
+    dout: Tensor, packed: Tensor, absmax: Tensor, in_features: int, block_size: int
+) -> tuple[Tensor, ...]:
+    dx, dbias = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::nf4_linear_backward",
+        (dout, packed, absmax),
+        {"in_features": in_features, "block_size": block_size},
+        dtypes=(dout.dtype, dout.dtype),
+        shapes=((*dout.shape[:-1], in_features), (dout.shape[-1],)),
+        version=VERSION,
+    )
+    return dx, dbias
+
+
+_WEIGHT = f"""
+        code_float = Constant <value_floats = [{", ".join(map(repr, CODE))}]> ()
+        code = CastLike(code_float, absmax)
+        column = Constant <value_ints = [-1, 1]> ()
+        flat = Constant <value_ints = [-1]> ()
+        four_int = Constant <value_int = 4> ()
+        four = Cast <to = 2> (four_int)
+        high_byte = BitShift <direction = "RIGHT"> (packed, four)
+        shifted_back = BitShift <direction = "LEFT"> (high_byte, four)
+        low_byte = Sub(packed, shifted_back)
+        high = Reshape(high_byte, column)
+        low = Reshape(low_byte, column)
+        pairs = Concat <axis = 1> (high, low)
+        every_index_byte = Reshape(pairs, flat)
+
+        in_int = Constant <value_int: int = @in_features> ()
+        in_size = Reshape(in_int, flat)
+        sizes = Concat <axis = 0> (out_size, in_size)
+        count = Mul(out_size, in_size)
+        block_int = Constant <value_int: int = @block_size> ()
+        block = Reshape(block_int, flat)
+        first = Constant <value_ints = [0]> ()
+        index_byte = Slice(every_index_byte, first, count)
+        index = Cast <to = 6> (index_byte)
+        values = Gather(code, index)
+        absmax_column = Reshape(absmax, column)
+        blocks = Shape(absmax)
+        scale_shape = Concat <axis = 0> (blocks, block)
+        scales_block = Expand(absmax_column, scale_shape)
+        scales_flat = Reshape(scales_block, flat)
+        scales = Slice(scales_flat, first, count)
+        scaled = Mul(values, scales)
+        weight = Reshape(scaled, sizes)
+"""
+"""packed, absmax and out_size, (1,), → weight, (out_features, in_features)."""
+
+_FORWARD = (
+    """ nf4_linear <in_features, block_size> (x, packed, absmax, bias) => (out) {
+        out_size = Shape(bias)"""
+    + _WEIGHT
+    + """
+        transposed = Transpose <perm = [1, 0]> (weight)
+        x_wide = CastLike(x, absmax)
+        bias_wide = CastLike(bias, absmax)
+        product = MatMul(x_wide, transposed)
+        sum = Add(product, bias_wide)
+        out = CastLike(sum, x)
+    }"""
+)
+_BACKWARD = (
+    """ nf4_linear_backward <in_features, block_size> (dout, packed, absmax) => (dx, dbias) {
+        out_size = Shape <start = -1> (dout)"""
+    + _WEIGHT
+    + """
+        dout_wide = CastLike(dout, absmax)
+        dx_wide = MatMul(dout_wide, weight)
+        dx = CastLike(dx_wide, dout)
+        rows = Constant <value_ints = [-1]> ()
+        matrix = Concat <axis = 0> (rows, out_size)
+        dout_rows = Reshape(dout_wide, matrix)
+        dbias_wide = ReduceSum <keepdims = 0> (dout_rows, first)
+        dbias = CastLike(dbias_wide, dout)
+    }"""
+)

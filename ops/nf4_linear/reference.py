@@ -1,0 +1,44 @@
+"""The layer in plain torch, forward and backward: what the kernels are held against.
+
+Any device, and any dtype that the op takes; in float64 it is the truth of a verification.
+
+    out = x·Wᵀ + bias        dx = dout·W        dbias = Σ_rows dout
+
+with W from `storage.dequantize_nf4`, which has no gradient.
+"""
+
+import torch
+from torch import Tensor
+
+from fuseport.ops.nf4_linear.shapes import check, check_backward, wide
+from fuseport.ops.nf4_linear.storage import dequantize_nf4
+
+__all__ = ["nf4_linear", "nf4_linear_backward"]
+
+
+def nf4_linear(
+    x: Tensor, packed: Tensor, absmax: Tensor, bias: Tensor, in_features: int, block_size: int
+) -> Tensor:
+    """(…, out_features), in x's dtype; differentiable in x and bias."""
+    check("nf4_linear", x, packed, absmax, bias, in_features, block_size)
+    dtype = wide(x.dtype)
+    weight = dequantize_nf4(packed, absmax.detach(), (bias.shape[0], in_features), block_size)
+    out = x.to(dtype) @ weight.T + bias.to(dtype)
+    return _contiguous(out.to(x.dtype))
+
+
+def nf4_linear_backward(
+    dout: Tensor, packed: Tensor, absmax: Tensor, in_features: int, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """dx and dbias, in dout's dtype."""
+    check_backward("nf4_linear_backward", dout, packed, absmax, in_features, block_size)
+    weight = dequantize_nf4(packed, absmax, (dout.shape[-1], in_features), block_size)
+    dy = dout.to(wide(dout.dtype))
+    dbias = dy.unsqueeze(0).flatten(0, -2).sum(0)
+    return _contiguous((dy @ weight).to(dout.dtype)), _contiguous(dbias.to(dout.dtype))
+
+
+def _contiguous(t: Tensor) -> Tensor:
+    """`t` with the strides of a new tensor, which `contiguous` leaves as they are at sizes of 1."""
+    wanted = torch.empty(t.shape, device="meta").stride()
+    return t if t.stride() == wanted else t.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,91 @@
+"""What the inputs of the layer must be, and the shapes, dtypes and strides of its outputs.
+
+`checks.hpp` has the same checks in the same order with the same messages, for hosts that have no
+Python. All outputs are contiguous, whatever the inputs are.
+"""
+
+import torch
+from torch import Tensor
+
+from fuseport.ops.checks import dtype_name, require, require_like, require_shape
+
+__all__ = ["check", "check_backward", "fake_linear", "fake_linear_backward", "wide"]
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What a layer of that dtype is computed in, and the dtype of its absmax."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check(
+    op: str,
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    bias: Tensor,
+    in_features: int,
+    block_size: int,
+) -> None:
+    """Raises ValueError, naming `op` and the argument, unless the inputs fit each other."""
+    _check_rows(op, "x", "(..., in_features)", x)
+    sizes = (*x.shape[:-1], in_features)
+    require_shape(op, "x", x, "(..., in_features)", sizes)
+    require_like(op, "bias", bias, x.dtype, x, "x")
+    require(bias.dim() == 1, op, "bias", "(out_features,)", tuple(bias.shape))
+    _check_weight(op, "x", x, packed, absmax, bias.shape[0], in_features, block_size)
+
+
+def _check_weight(
+    op: str,
+    first_name: str,
+    first: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    out_features: int,
+    in_features: int,
+    block_size: int,
+) -> None:
+    """Raises ValueError unless the weight's storage fits the sizes, and the op's first input."""
+    power = block_size >= 16 and block_size & (block_size - 1) == 0
+    require(power, op, "block_size", "a power of two from 16 up", block_size)
+    require(in_features >= 0, op, "in_features", "not negative", in_features)
+    values = out_features * in_features
+    require_like(op, "packed", packed, torch.uint8, first, first_name)
+    pairs = (values + 1) // 2
+    require_shape(op, "packed", packed, "(out_features*in_features/2,)", (pairs,))
+    require_like(op, "absmax", absmax, wide(first.dtype), first, first_name)
+    blocks = (values + block_size - 1) // block_size
+    require_shape(op, "absmax", absmax, "(out_features*in_features/block_size,)", (blocks,))
+
+
+def fake_linear(
+    x: Tensor, packed: Tensor, absmax: Tensor, bias: Tensor, in_features: int, block_size: int
+) -> Tensor:
+    """The empty output of `fuseport::nf4_linear`."""
+    check("nf4_linear", x, packed, absmax, bias, in_features, block_size)
+    return torch.empty((*x.shape[:-1], bias.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def fake_linear_backward(
+    dout: Tensor, packed: Tensor, absmax: Tensor, in_features: int, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """Empty outputs of `fuseport::nf4_linear_backward`."""
+    check_backward("nf4_linear_backward", dout, packed, absmax, in_features, block_size)
+    dx = torch.empty((*dout.shape[:-1], in_features), dtype=dout.dtype, device=dout.device)
+    return dx, torch.empty((dout.shape[-1],), dtype=dout.dtype, device=dout.device)
+
+
+def check_backward(
+    op: str, dout: Tensor, packed: Tensor, absmax: Tensor, in_features: int, block_size: int
+) -> None:
+    """Raises ValueError unless cotangent and weight fit each other."""
+    _check_rows(op, "dout", "(..., out_features)", dout)
+    _check_weight(op, "dout", dout, packed, absmax, dout.shape[-1], in_features, block_size)
+
+
+def _check_rows(op: str, name: str, meaning: str, t: Tensor) -> None:
+    require(t.dim() >= 1, op, name, meaning, tuple(t.shape))
+    known = "float16, bfloat16, float32 or float64"
+    require(t.dtype in _DTYPES, op, name, known, dtype_name(t.dtype))

@@ -1,0 +1,162 @@
+"""The NF4 layer: its storage value by value, what bitsandbytes saves, LoRA, lesser instructions."""
+
+import json
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuseport.ops import register
+from fuseport.ops.nf4_linear import (
+    dequantize_absmax,
+    dequantize_nf4,
+    from_bitsandbytes,
+    nf4_linear,
+    quantize_nf4,
+)
+from fuseport.ops.nf4_linear.storage import CODE
+
+
+@pytest.fixture(autouse=True)
+def _native() -> None:
+    assert register("nf4_linear") == {"nf4_linear": "native"}
+
+
+def weight_of(rows: int, columns: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator) * torch.linspace(0.1, 3, rows)[:, None]
+
+
+@pytest.mark.parametrize(("rows", "columns", "block_size"), [(4, 64, 64), (5, 37, 16), (3, 50, 64)])
+def test_storage_is_what_a_loop_makes_of_each_value(
+    rows: int, columns: int, block_size: int
+) -> None:
+    weight = weight_of(rows, columns)
+    values = weight.flatten().tolist()
+    blocks = [values[i : i + block_size] for i in range(0, len(values), block_size)]
+    largest = [max(map(abs, block)) for block in blocks]
+    indices = [
+        min(range(16), key=lambda i: abs(CODE[i] - v / m))
+        for block, m in zip(blocks, largest, strict=True)
+        for v in block
+    ]
+    padded = [*indices, 0]
+    packed, absmax = quantize_nf4(weight, block_size)
+    assert absmax.tolist() == largest
+    assert packed.tolist() == [
+        padded[i] * 16 + padded[i + 1] for i in range(0, len(indices), 2)
+    ]  # the first of two in the high half
+    found = dequantize_nf4(packed, absmax, (rows, columns), block_size)
+    expected = [CODE[n] * largest[i // block_size] for i, n in enumerate(indices)]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.flatten(), torch.tensor(expected), rtol=1e-7, atol=0)
+
+
+def test_zeros_stay_zeros_ties_go_down_and_the_code_stays_as_it_is() -> None:
+    code = torch.tensor(CODE)
+    packed, absmax = quantize_nf4(torch.stack([torch.zeros(16), code]), 16)
+    assert packed.tolist() == [0x77] * 8 + [0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF]
+    assert absmax.tolist() == [0, 1]
+    between = (CODE[7] + CODE[8]) / 2
+    tie = torch.tensor([1.0, between, between * 1.0001, *[0.0] * 13])
+    assert quantize_nf4(tie, 16)[0].tolist()[:2] == [0xF7, 0x87]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_bitsandbytes_saves_is_read(nested: bool) -> None:
+    packed, absmax = quantize_nf4(weight_of(40, 128))
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [40, 128]}
+    tensors = {"w": packed[:, None], "w.quant_map": torch.tensor(CODE)}
+    expected = absmax
+    if nested:
+        code, scales = torch.linspace(-1, 1, 256), torch.tensor([0.5, 0.25])
+        index = torch.arange(80).to(torch.uint8)
+        state |= {"nested_blocksize": 64, "nested_offset": 0.75, "nested_dtype": "float32"}
+        tensors |= {
+            "w.absmax": index,
+            "w.nested_quant_map": code,
+            "w.nested_absmax": scales,
+        }
+        expected = torch.stack([code[i] * scales[i // 64] + 0.75 for i in range(80)])
+        assert torch.equal(dequantize_absmax(index, code, scales, 0.75, 64), expected)
+    else:
+        tensors["w.absmax"] = absmax
+    text = json.dumps(state).encode()
+    tensors["w.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
+    found = from_bitsandbytes(tensors, "w")
+    assert torch.equal(found.packed, packed)
+    assert torch.equal(found.absmax, expected)
+    assert (found.shape, found.block_size) == ((40, 128), 64)
+    with pytest.raises(ValueError, match=r"w\.quant_map must be the code of NF4"):
+        from_bitsandbytes({**tensors, "w.quant_map": torch.linspace(-1, 1, 16)}, "w")
+    with pytest.raises(KeyError, match="absmax"):
+        from_bitsandbytes({n: t for n, t in tensors.items() if n != "w.absmax"}, "w")
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_with_lora_it_is_two_linear_layers_gradients_included(rows: int, with_bias: bool) -> None:
+    packed, absmax = quantize_nf4(weight_of(21, 37), 16)
+    torch.manual_seed(1)
+    x, a, b, bias, cotangent = (
+        torch.randn(shape, dtype=torch.float64)
+        for shape in ((2, rows, 37), (3, 37), (21, 3), (21,), (2, rows, 21))
+    )
+    leaves = [x, a, b, *([bias] if with_bias else [])]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    weight = dequantize_nf4(packed, absmax.double(), (21, 37), 16)
+    given = bias if with_bias else None
+    out = nf4_linear(x, packed[:, None], absmax, 21, given, a, b, 0.7, 16)
+    expected = F.linear(x, weight + 0.7 * b @ a, given)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    found = torch.autograd.grad(out, leaves, cotangent)
+    wanted = torch.autograd.grad(expected, leaves, cotangent)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    packed, absmax = quantize_nf4(weight_of(6, 32), 16)
+    x, a, b = torch.randn(2, 32), torch.randn(2, 32), torch.randn(6, 2)
+    for expected, arguments in {
+        r"bias must be \(out_features,\) = \(6,\)": (torch.zeros(5), None, None),
+        "lora_B must be given with lora_A": (None, a, None),
+        r"lora_A must be \(r, in_features\) = \(2, 32\)": (None, a[:, :31], b),
+        r"lora_B must be \(out_features, r\) = \(6, 2\)": (None, a, b[:, :1]),
+        "lora_B must be float32; got float64": (None, a, b.double()),
+    }.items():
+        with pytest.raises(ValueError, match=expected):
+            nf4_linear(x, packed, absmax, 6, *arguments, block_size=16)
+    with pytest.raises(ValueError, match="block_size must be a power of two from 16 up; got 24"):
+        nf4_linear(x, packed, absmax, 6, block_size=24)
+    with pytest.raises(ValueError, match="packed must be uint8; got int8"):
+        nf4_linear(x, packed.view(torch.int8), absmax, 6, block_size=16)
+    with pytest.raises(ValueError, match="weight must be finite"):
+        quantize_nf4(torch.tensor([float("nan")]))
+
+
+def test_lesser_instruction_sets_are_as_good(
+    run_python: Callable[..., "CompletedProcess[str]"],
+) -> None:
+    code = """if True:
+        import torch
+        from fuseport.ops import OPS, register
+        from fuseport.ops.nf4_linear.reference import nf4_linear, nf4_linear_backward
+        assert register("nf4_linear") == {"nf4_linear": "native"}
+        ops = torch.ops.fuseport
+        for case in OPS["nf4_linear"].cases:
+            for dtype in (torch.float32, torch.float64, torch.float16):
+                given = list(case.make(dtype, 0).values())
+                close = {"rtol": 2e-3 if dtype == torch.float16 else 1e-5, "atol": 2e-4}
+                out = nf4_linear(*given)
+                torch.testing.assert_close(ops.nf4_linear(*given), out, **close)
+                rest = (given[1], given[2], *given[4:])
+                found = ops.nf4_linear_backward(out, *rest)
+                torch.testing.assert_close(found, nf4_linear_backward(out, *rest), **close)
+    """
+    for isa in ("baseline", "avx2"):
+        done = run_python(code, FUSEPORT_ISA=isa)
+        assert done.returncode == 0, (isa, done.stderr)
