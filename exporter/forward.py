@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import (
+    Entry,
     Kind,
     Program,
     TensorSpec,
@@ -26,7 +27,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 
-__all__ = ["any_sizes", "capture_forward", "failing_as", "output_specs"]
+__all__ = ["any_sizes", "capture_forward", "entry", "failing_as", "output_specs"]
 
 aten = torch.ops.aten
 
@@ -36,6 +37,7 @@ def capture_forward(
     inputs: Mapping[str, Tensor],
     specs: Sequence[TensorSpec],
     output_names: Sequence[str] | None = None,
+    kind: Entry = "forward",
 ) -> Program:
     """Capture `module.forward`, with the dynamic dimensions that `specs` name.
 
@@ -47,6 +49,7 @@ def capture_forward(
         inputs: example inputs by name, in the order in which `module.forward` takes them.
         specs: one for each input.
         output_names: names for what the module returns without a name.
+        kind: of program: what the module is of a model.
 
     Raises:
         ExportFailed: torch cannot capture the module, a dimension named dynamic is in truth fixed,
@@ -60,9 +63,9 @@ def capture_forward(
         names[:] = outputs
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
-    with failing_as("forward"), any_sizes():
+    with failing_as(kind), any_sizes():
         exported = torch.export.export(
-            _entry(module, specs, call),
+            entry(module, specs, call),
             tuple(inputs.values()),
             dynamic_shapes=tuple(
                 {i: Dim.DYNAMIC if isinstance(d, str) else Dim.STATIC for i, d in enumerate(s.dims)}
@@ -73,15 +76,19 @@ def capture_forward(
         _detach_regions(exported.graph_module)
         # In-place operators become functional ones; composite operators stay whole.
         exported = exported.run_decompositions({aten.copy.default: _copy})
+    for node in exported.graph.nodes:
+        # Contiguous examples make a view of what callers may pass in another layout.
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
     signature = exported.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if mutated:
         raise ExportFailed(
-            f"forward writes to {', '.join(mutated)}: a program has no state that it could change"
+            f"{kind} writes to {', '.join(mutated)}: a program has no state that it could change"
         )
     _forget_ones(exported)
     exported = _untied(exported, module)
-    return Program("forward", exported, tuple(specs), output_specs(exported, specs, names))
+    return Program(kind, exported, tuple(specs), output_specs(exported, specs, names))
 
 
 def output_specs(
@@ -139,7 +146,7 @@ def failing_as(kind: Kind) -> Iterator[None]:
         raise ExportFailed(f"the {kind} program cannot be captured: {reason}") from error
 
 
-def _entry(module: nn.Module, specs: Sequence[TensorSpec], call: Callable[..., Any]) -> nn.Module:
+def entry(module: nn.Module, specs: Sequence[TensorSpec], call: Callable[..., Any]) -> nn.Module:
     """`module`, its forward replaced: the same parameters under the same names, other arguments."""
 
     def forward(*tensors: Tensor) -> Any:

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program import Program, TensorSpec, rebuilt, shape_env
+from fuseport.exporter.provenance import Provenance
 
 __all__ = ["capture_gradient"]
 
@@ -85,6 +86,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
     }
     results = [node.meta["val"] for node in nodes[-1].args[0]]
     connected: list[str] = []
+    provenance = Provenance()
 
     def joint(*arguments: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip([*names, *cotangents], arguments, strict=True))
@@ -95,7 +97,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
                 # The graph is traced on contiguous examples and may take views that only those
                 # allow; callers pass any layout.
                 values[spec.name] = _contiguous(values[spec.name])
-        results = _Differentiable(exported.graph_module).run(
+        results = _Differentiable(exported.graph_module, provenance).run(
             *(values[name] for name in names), enable_io_processing=False
         )
         roots, seeds = [], []
@@ -125,14 +127,17 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         torch.enable_grad(),
         sdpa_kernel(SDPBackend.MATH),
         _guarded(shape_env(exported)),
+        provenance.tracing(),
     ):
         module = make_fx(joint)(*arguments)
         if any(_mutates(node) for node in module.graph.nodes):  # some derivatives do, inside
-            module = make_fx(functionalize(module))(*arguments)
+            interpreted = fx.Interpreter(module)  # which keeps the marks of nodes
+            module = make_fx(functionalize(interpreted.run))(*arguments)
     for node in list(module.graph.nodes):
         if node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])
     module.graph.eliminate_dead_code()
+    provenance.tidy(module.graph)
     return _Joint(module, connected)
 
 
@@ -182,6 +187,17 @@ _PORTABLE: dict[Any, Callable[..., Any]] = {
 
 class _Differentiable(fx.Interpreter):
     """Runs a captured graph, for autograd to see operators that have portable derivatives."""
+
+    def __init__(self, module: fx.GraphModule, provenance: Provenance) -> None:
+        super().__init__(module)
+        self._provenance = provenance
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node, and say which layer it is in."""
+        self._provenance.mark(n)
+        result = super().run_node(n)
+        self._provenance.gave(n, result)
+        return result
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator."""

@@ -1,12 +1,12 @@
 """What a program is: a captured graph with named inputs and outputs and symbolic sizes.
 
-`forward` captures the forward program of a module, `gradient` derives the gradient program from it,
-and `formats` write either, so that all formats mean the same thing.
+`forward` captures the forward program of a module, or that of a decoding step, `gradient` derives
+the gradient program from the first, and `formats` write any, so that all formats mean the same.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
@@ -25,10 +25,13 @@ from torch.utils import _pytree as pytree
 from fuseport.exporter.errors import ExportFailed
 
 __all__ = [
+    "KINDS",
+    "Entry",
     "Kind",
     "Program",
     "TensorSpec",
     "count_nodes",
+    "entry_of",
     "module_tree",
     "named_outputs",
     "one_line",
@@ -37,7 +40,12 @@ __all__ = [
     "trainable",
 ]
 
-Kind = Literal["forward", "gradient"]
+Kind = Literal["forward", "gradient", "step"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""All kinds of programs."""
+
+Entry = Literal["forward", "step"]
+"""What of a model a program calls, whose inputs it takes: whole sequences, or a decoding step."""
 
 # What torch notes of the origin of nodes: paths of the exporting machine, and numbers that differ
 # from run to run.
@@ -79,7 +87,7 @@ class Program:
     """What is exported of a model.
 
     Attributes:
-        kind: `forward` or `gradient`.
+        kind: `forward`, `gradient` or `step`.
         exported: the captured graph with its parameters under the model's own names.
         inputs: in the order in which they are passed; a gradient program takes the model's inputs,
             then one `cotangent_<output>` per floating output.
@@ -131,6 +139,11 @@ class Program:
                 value = nn.Parameter(value.detach(), requires_grad=wanted)
             state[spec.target] = value
         return state
+
+
+def entry_of(kind: str) -> Entry:
+    """What a program of this kind calls."""
+    return "step" if kind == "step" else "forward"
 
 
 def trainable(module: nn.Module) -> dict[str, Tensor]:

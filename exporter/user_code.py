@@ -3,6 +3,8 @@
 It runs because the user named it, and only then.
 """
 
+import ast
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -11,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from fuseport.exporter import own_backward, shims
 from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.known_calls import advice
 from fuseport.exporter.program import one_line
 
-__all__ = ["imported"]
+__all__ = ["digest", "hint", "imported", "imported_once"]
 
 
 def imported(said: str, place: str) -> ModuleType:
@@ -28,8 +32,50 @@ def imported(said: str, place: str) -> ModuleType:
         UsageError: there is none.
         Missing: importing it fails.
     """
-    is_path = place.endswith(".py") or "/" in place or Path(place, "__init__.py").is_file()
-    return _import_file(said, Path(place)) if is_path else _import(said, place)
+    return _import_file(said, Path(place)) if _is_path(place) else _import(said, place)
+
+
+def imported_once(said: str, place: str) -> ModuleType:
+    """The same, but a file that this process has imported already is not run again.
+
+    It has the name under which its neighbours import it, so that they get the same module: what
+    registers operators can run only once.
+
+    Raises:
+        UsageError: there is none, or it has changed since it was imported.
+        Missing: importing it fails.
+    """
+    if not _is_path(place):
+        return _import(said, place)
+    path = Path(place).resolve()
+    file = path / "__init__.py" if path.is_dir() else path
+    for module in list(sys.modules.values()):
+        known = getattr(module, "__file__", None)
+        if known is not None and Path(known) == file:
+            if _read.get(file, digest(path)) != digest(path):
+                raise UsageError(f"{said}: it has changed since it was imported: start again")
+            return module
+    module = _import_file(said, Path(place), as_neighbour=True)
+    _read[file] = digest(path)
+    return module
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, or of the files in a folder, in hexadecimal."""
+    whole = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    for file in (f for f in files if "__pycache__" not in f.parts):
+        name = "" if file == path else file.relative_to(path).as_posix()
+        whole.update(f"{name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+    return whole.hexdigest()
+
+
+_read: dict[Path, str] = {}
+"""What was imported once, as it was then."""
+
+
+def _is_path(place: str) -> bool:
+    return place.endswith(".py") or "/" in place or Path(place, "__init__.py").is_file()
 
 
 def _import(said: str, name: str) -> ModuleType:
@@ -42,34 +88,45 @@ def _import(said: str, name: str) -> ModuleType:
             raise UsageError(f"{said}: there is no module {error.name}") from error
 
 
-def _import_file(said: str, path: Path) -> ModuleType:
+def _import_file(said: str, path: Path, *, as_neighbour: bool = False) -> ModuleType:
     if not path.exists():
         raise UsageError(f"{said}: there is no file {path}")
     path = path.resolve()
     file, inside = (path / "__init__.py", [str(path)]) if path.is_dir() else (path, None)
     if not file.is_file():
         raise UsageError(f"{said}: {path.name} is no Python file, and no package")
-    # Not under its stem, which may be that of an installed module.
-    spec = importlib.util.spec_from_file_location(
-        f"user_code_{path.stem}", file, submodule_search_locations=inside
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with _importing(said, path.parent):
+    with _importing(said, path.parent, file):
+        # Not under its stem, which may be that of an installed module.
+        name = f"user_code_{path.stem}"
+        if as_neighbour and _found_by(path.stem) == file:
+            name = path.stem
+        spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=inside)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # dataclasses, for one, look their module up
         spec.loader.exec_module(module)
     return module
 
 
+def _found_by(name: str) -> Path | None:
+    """The file that `import name` would run."""
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return None if found is None or found.origin is None else Path(found.origin)
+
+
 @contextmanager
-def _importing(said: str, folder: Path) -> Iterator[None]:
+def _importing(said: str, folder: Path, file: Path | None = None) -> Iterator[None]:
     """Import with the neighbours in reach, as if the code were run; a failure leaves no trace."""
     modules, paths = set(sys.modules), list(sys.path)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
-        yield
+        with own_backward.watched():
+            yield
     except BaseException as error:
         sys.path[:] = paths
         for name in sys.modules.keys() - modules:
@@ -79,4 +136,73 @@ def _importing(said: str, folder: Path) -> Iterator[None]:
         if isinstance(error, UsageError | KeyboardInterrupt):
             raise
         # The user's code can raise anything when imported, SystemExit too.
-        raise Missing(f"{said}: importing it failed: {one_line(error)}") from error
+        absent = isinstance(error, ModuleNotFoundError)
+        details = absent_imports(file or folder) if absent else ()
+        text = f"{said}: importing it failed: {one_line(error)}{hint(error)}"
+        raise Missing(text, details) from error
+
+
+def hint(error: BaseException) -> str:
+    """What to do about a package that is missing; nothing for other errors."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if name is None:
+        return ""
+    root = name.partition(".")[0]
+    if root in shims.SHIMS:
+        return "" if root != name else f"; fuseport has a stand-in for {root}: --shim auto"
+    return f"; if it is a package, and not a file of yours: pip install {root}"
+
+
+def absent_imports(place: Path) -> list[str]:
+    """What is imported and not installed, by a file and those beside it that it imports.
+
+    Found by reading, not by running: one import that fails would hide the others. Imports within
+    `try` are left out, since code that has them can do without.
+
+    Args:
+        place: a file; of a folder, all files in it are read.
+
+    Returns:
+        A line for each module: where it is imported, and what to do.
+    """
+    waiting = [place] if place.is_file() else sorted(place.glob("*.py"))
+    root = place.parent if place.is_file() else place
+    read: set[Path] = set()
+    found: dict[str, str] = {}
+    while waiting:
+        file = waiting.pop(0)
+        if file in read:
+            continue
+        read.add(file)
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError):
+            continue  # importing it says so
+        for line, name in _imports(tree):
+            local = root.joinpath(*name.split("."))
+            beside = [local.with_suffix(".py"), local / "__init__.py"]
+            there = [path for path in beside if path.is_file()]
+            waiting += there
+            top = name.partition(".")[0]
+            if not there and not (root / top).exists() and not _findable(top):
+                where = f"{file.name}:{line}: {name} is not installed"
+                found.setdefault(name, f"{where}; {advice(name, otherwise='install it')}")
+    return list(found.values())
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and module of each absolute import, but for those within `try` and functions."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            yield node.lineno, node.module
+        elif not isinstance(node, ast.Try | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _imports(node)
+
+
+def _findable(name: str) -> bool:
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False

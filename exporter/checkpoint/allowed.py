@@ -1,12 +1,13 @@
 """Which names a pickle may use, and what stands in for those that must not be imported."""
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import torch
 
-__all__ = ["STAND_INS", "STORAGES", "Namespace", "refused"]
+__all__ = ["STAND_INS", "STORAGES", "Array", "Boxed", "Namespace", "refused"]
 
 
 def refused(names: tuple[str, ...]) -> list[str]:
@@ -24,10 +25,43 @@ class Namespace:
 
 
 class _Dict:
-    """Stands in for dict subclasses (Lightning's AttributeDict): gives a dict to be filled."""
+    """Stands in for dict subclasses (Lightning's AttributeDict, yacs' CfgNode).
 
-    def __new__(cls, *_args: object) -> dict[object, object]:  # type: ignore[misc]
-        return {}  # the weights-only unpickler sets items on exactly `dict`, not on subclasses
+    Gives an OrderedDict: the weights-only unpickler sets items on that, though on no subclass, and
+    takes the attributes that a CfgNode has beside its items.
+    """
+
+    def __new__(cls, *_args: object) -> OrderedDict[object, object]:  # type: ignore[misc]
+        return OrderedDict()
+
+
+class Boxed:
+    """Stands in for OmegaConf's containers and nodes: what Hydra's users have for settings."""
+
+    def content(self) -> object:
+        """What is inside: of a container `_content`, of a node `_val`."""
+        return vars(self).get("_content", vars(self).get("_val"))
+
+
+class Array:
+    """Stands in for `numpy.ndarray`: keeps its shape alone."""
+
+    def __init__(self, *_args: object) -> None:
+        self.shape: object = ()
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        self.shape = state[1]
+
+    def __str__(self) -> str:
+        return f"<numpy array {self.shape}>"
+
+
+def _array(*_args: object) -> Array:
+    return Array()
+
+
+def _nothing(*_args: object) -> None:
+    """Stands in for types that settings name, such as `builtins.int`: nothing is made of them."""
 
 
 _STRUCT_CODES = {
@@ -73,6 +107,26 @@ STAND_INS: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
     (_Dict, "lightning_fabric.utilities.data.AttributeDict"),
     (_Dict, "lightning.pytorch.utilities.parsing.AttributeDict"),
     (_Dict, "pytorch_lightning.utilities.parsing.AttributeDict"),
+    (_Dict, "yacs.config.CfgNode"),
+    *(
+        (Boxed, f"omegaconf.{name}")
+        for name in (
+            "dictconfig.DictConfig",
+            "listconfig.ListConfig",
+            "base.ContainerMetadata",
+            "base.Metadata",
+            *(f"nodes.{kind}Node" for kind in ("Any", "Boolean", "Float", "Integer", "String")),
+        )
+    ),
+    # Types that OmegaConf's metadata name. No `object`, `type` or function is among them.
+    *(
+        (_nothing, name)
+        for name in ("typing.Any", *(f"builtins.{t}" for t in ("bool", "dict", "float", "int")))
+    ),
+    *((_nothing, f"builtins.{name}") for name in ("list", "str")),
+    (Array, "numpy.ndarray"),
+    (_array, "numpy.core.multiarray._reconstruct"),
+    (_array, "numpy._core.multiarray._reconstruct"),
     (_NumpyDtype, "numpy.dtype"),
     (_numpy_scalar, "numpy.core.multiarray.scalar"),
     (_numpy_scalar, "numpy._core.multiarray.scalar"),

@@ -1,6 +1,6 @@
 """What every layout gives back, and the checks on tensors that all layouts share."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter.errors import CorruptInput
 
-__all__ = ["Content", "only_tensors", "show"]
+__all__ = ["Candidate", "Content", "is_state_dict", "only_tensors", "show", "state_dicts"]
 
 # Weights that share a storage (a tied head) make the tensors add up to more than their file. A
 # stride of 0 can claim terabytes from one number: allow the first, refuse the second.
@@ -19,27 +19,73 @@ _SLACK = 64 * 2**20
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """One set of weights in a checkpoint; training scripts save two, the second averaged.
+
+    Attributes:
+        name: where it is in the file: a key, or keys with dots between; what `--weights` takes.
+        entries: by the names the file gives them; entries that are no tensors may be among them.
+        what: what it is where the name does not say it, `the average that training made`.
+    """
+
+    name: str
+    entries: Mapping[Any, Any]
+    what: str = ""
+
+
+@dataclass(frozen=True)
 class Content:
     """What one layout found in a file or folder.
 
     Attributes:
         layout: the layout's name.
-        tensors: by the names the file gives them; dense, on the CPU, without gradient. They may lie
-            in a private memory map of the file.
-        config: plain data: dict, list, str, int, float, bool, None.
+        candidates: sets of weights to choose from, the usual one first; at least one.
+        config: what the model is made from, as plain data: dict, list, str, int, float, bool, None.
+        training: settings of the training run, as plain data; the model is not made from them.
         notes: what a user should know, a sentence each.
+        why: the keys or files that told the layout.
     """
 
     layout: str
-    tensors: dict[str, Tensor]
+    candidates: tuple[Candidate, ...]
     config: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()
+
+
+def state_dicts(
+    loaded: Mapping[Any, Any], first: Collection[str] = (), prefix: str = ""
+) -> tuple[Candidate, ...]:
+    """The entries of `loaded` that are state dicts, those of the names `first` before the others.
+
+    A state dict maps names to tensors, some of them at least: modules may add entries of their own
+    (`_extra_state`). An optimizer's maps numbers.
+    """
+    found = {
+        key: Candidate(f"{prefix}{key}", value)
+        for key, value in loaded.items()
+        if isinstance(key, str) and isinstance(value, Mapping) and is_state_dict(value)
+    }
+    order = [key for key in first if key in found]
+    return tuple(found[key] for key in dict.fromkeys([*order, *found]))
+
+
+def is_state_dict(value: Mapping[Any, Any]) -> bool:
+    """Whether something maps names to tensors."""
+    return any(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
 
 
 def only_tensors(
-    path: Path, member: str, mapping: Mapping[Any, Any]
+    path: Path, member: str, mapping: Mapping[Any, Any], held: int | None = None
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The tensors of a state dict by name, and a note on entries that are none.
+
+    Args:
+        path: the file or folder, for errors.
+        member: where in it the mapping is.
+        mapping: names and values.
+        held: bytes of the files that it comes from; None for the size of `path`.
 
     Raises:
         CorruptInput: no tensors at all; a tensor that is sparse, quantised, without data, or of a
@@ -57,7 +103,7 @@ def only_tensors(
             f"{show(path)}: {member}: no tensors in it; give a checkpoint that holds weights"
         )
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    held = path.stat().st_size
+    held = path.stat().st_size if held is None else held
     if claimed > _SHARING * held + _SLACK:
         raise CorruptInput(
             f"{show(path)}: {member}: its tensors claim {claimed} bytes, the file has {held};"

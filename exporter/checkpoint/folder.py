@@ -1,6 +1,7 @@
 """What folder layouts share: their JSON, and files inside them by name."""
 
 import json
+from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -8,7 +9,7 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.checkpoint.sniff import require_regular
 from fuseport.exporter.errors import CorruptInput, UnsafeInput
 
-__all__ = ["inside", "read_json"]
+__all__ = ["inside", "no_repeats", "read_json"]
 
 _JSON_LIMIT = 64 * 2**20  # an index of 500,000 tensors is about that large
 
@@ -24,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _JSON_LIMIT:
         raise CorruptInput(f"{show(path)}: over {_JSON_LIMIT} bytes; no config is that large")
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes(), object_pairs_hook=no_repeats)
     except (ValueError, RecursionError) as error:
         raise CorruptInput(
             f"{show(path)}: no valid JSON ({show(error, 100)}); fetch the file again"
@@ -32,6 +33,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptInput(f"{show(path)}: not a JSON object; fetch the file again")
     return value
+
+
+def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object's pairs as a dictionary; an `object_pairs_hook`.
+
+    Raises:
+        ValueError: a key occurs twice, of which Python would take the last.
+    """
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"key {twice!r} occurs twice")
+    return result
 
 
 def inside(folder: Path, source: Path, name: object) -> Path:

@@ -32,12 +32,14 @@ class Scan:
     Attributes:
         names: globals in order, without repeats, as `module.name`.
         storages: bytes claimed for each storage, by its key in the file.
+        kinds: the type of each storage, `torch.FloatStorage` for example, by the same key.
         broken: why the scan ended early, or None.
     """
 
     names: tuple[str, ...]
     storages: dict[str, int]
     broken: str | None = None
+    kinds: dict[str, str] = field(default_factory=dict)
 
 
 def scan(stream: BinaryIO, pickles: int = 1) -> Scan:
@@ -47,8 +49,8 @@ def scan(stream: BinaryIO, pickles: int = 1) -> Scan:
         for _ in range(pickles):
             machine.follow(stream)
     except MalformedPickleError as error:
-        return Scan(tuple(machine.names), machine.storages, str(error))
-    return Scan(tuple(machine.names), machine.storages)
+        return Scan(tuple(machine.names), machine.storages, str(error), machine.kinds)
+    return Scan(tuple(machine.names), machine.storages, None, machine.kinds)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class _Machine:
 
     names: dict[str, None] = field(default_factory=dict)
     storages: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
 
     def follow(self, stream: BinaryIO) -> None:
         stack: list[object] = []
@@ -141,6 +144,7 @@ class _Machine:
                 size = numel * _item_size(kind)
             case _:
                 raise MalformedPickleError("a reference to something that is no storage")
+        self.kinds[key] = kind
         if self.storages.setdefault(key, size) != size:
             raise MalformedPickleError(f"storage {key!r} has two sizes")
 

@@ -4,15 +4,17 @@ Hyperparameters stay data: a string that names a class is a string here, and not
 """
 
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuseport.exporter.checkpoint.allowed import Namespace
+from fuseport.exporter.checkpoint.allowed import Array, Boxed, Namespace
+from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.errors import CorruptInput
 
-__all__ = ["TooLargeError", "plain"]
+__all__ = ["TooLargeError", "plain", "settings"]
 
 # A pickle of shared references describes 2**60 nodes in 2 kB, or nests deeper than any stack.
 _NODES = 100_000
@@ -36,6 +38,23 @@ def plain(value: object) -> Any:
     return _Converter().convert(value, 0)
 
 
+def settings(path: Path, member: str, value: object) -> dict[str, Any]:
+    """Arguments of a training script as plain data; what is no mapping stands under `member`.
+
+    Raises:
+        CorruptInput: they nest too deep or unfold to too much.
+    """
+    try:
+        result = plain(value)
+    except TooLargeError as error:
+        raise CorruptInput(
+            f"{show(path)}: {member}: {error}; save the weights alone, or with plain settings"
+        ) from error
+    if result is None:
+        return {}
+    return result if isinstance(result, dict) else {member: result}
+
+
 class _Converter:
     def __init__(self) -> None:
         self.nodes = 0
@@ -48,6 +67,10 @@ class _Converter:
             return value
         if isinstance(value, Namespace):
             return self.convert(vars(value), depth)
+        if isinstance(value, Boxed):
+            return self.convert(value.content(), depth + 1)
+        if isinstance(value, Array):
+            return str(value)
         if isinstance(value, Mapping):
             return {_name(key): self.convert(item, depth + 1) for key, item in value.items()}
         if isinstance(value, list | tuple):

@@ -8,11 +8,12 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from fuseport.exporter.checkpoint.content import Content, only_tensors, show
+from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.checkpoint.folder import no_repeats
 from fuseport.exporter.errors import CorruptInput
 
 __all__ = ["read_safetensors"]
@@ -26,8 +27,8 @@ _BYTES = {
 }  # fmt: skip
 
 
-def read_safetensors(path: Path) -> Content:
-    """The tensors of one file, memory-mapped by the library.
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file by name, memory-mapped by the library: not read until used.
 
     Raises:
         CorruptInput: the file breaks the format anywhere.
@@ -35,13 +36,11 @@ def read_safetensors(path: Path) -> Content:
     _check(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise CorruptInput(
             f"{show(path)}: not readable as safetensors ({show(error)}); fetch it again"
         ) from error
-    tensors, notes = only_tensors(path, "safetensors", tensors)
-    return Content("safetensors", tensors, {}, notes)
 
 
 def _check(path: Path) -> None:
@@ -52,7 +51,7 @@ def _check(path: Path) -> None:
             raise _corrupt(path, "header", f"it claims {length} bytes, the file has {size}")
         text = file.read(length)
     try:
-        header = json.loads(text, object_pairs_hook=_no_repeats)
+        header = json.loads(text, object_pairs_hook=no_repeats)
     except (ValueError, RecursionError) as error:
         raise _corrupt(path, "header", f"no valid JSON ({show(error, 100)})") from error
     if not isinstance(header, dict):
@@ -89,15 +88,6 @@ def _span(path: Path, name: str, entry: object) -> tuple[int, int]:
 
 def _all_sizes(values: Sequence[object]) -> bool:
     return all(type(value) is int and 0 <= value < 2**63 for value in values)
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} occurs twice")
-    return result
 
 
 def _corrupt(path: Path, member: str, reason: str) -> CorruptInput:

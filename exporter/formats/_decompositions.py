@@ -3,6 +3,7 @@
 A formula for `<operator>_backward` is the vector-Jacobian product of the operator.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, product
@@ -16,6 +17,8 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
+from fuseport.exporter.formats._scatter import ADDING
 
 __all__ = ["decompositions"]
 
@@ -35,11 +38,107 @@ def decompositions(exported: ExportedProgram) -> Table:
                 table[target] = target.decompose
         elif target is attention and node.args[0].meta["val"].dim() != 4:
             table[target] = _attention  # torch.onnx knows it of rank 4 only
+        elif target in ADAPTIVE and not even(node):
+            table[target] = ADAPTIVE[target]
+        elif target in DIVIDED and len(node.args) > 6 and node.args[6] is not None:
+            table[target] = DIVIDED[target]
+        elif target is aten.constant_pad_nd.default and _cuts(node.args[1]):
+            table[target] = _constant_pad
+        elif target is aten.conv3d.default and node.args[2:3] in ((), (None,)):
+            table[target] = _conv3d
+        elif target in _PRODUCTS and node.args[1].meta["val"].dim() == 1:
+            table[target] = _product_with_vector
+        elif target in _NORMS and _mixed(node):
+            table[target] = functools.partial(_in_one_dtype, target)
+        elif target in (aten.squeeze.dim, aten.squeeze.dims):
+            table[target] = _squeeze
     return {**table, **_OWN}
 
 
 def _attention(*arguments: Any, **options: Any) -> Any:
     return aten._scaled_dot_product_attention_math.default(*arguments, **options)[0]
+
+
+def _conv3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+    groups: int = 1,
+) -> Tensor:
+    # torch.onnx gives one without a bias a bias of the wrong size.
+    batch = x if x.dim() == 5 else x.unsqueeze(0)
+    y: Tensor = aten.convolution.default(
+        batch, weight, bias, stride, padding, dilation, False, (0, 0, 0), groups
+    )
+    return y if x.dim() == 5 else y.squeeze(0)
+
+
+_NORMS = (
+    aten.layer_norm.default,
+    aten.native_layer_norm.default,
+    aten.group_norm.default,
+    aten.native_group_norm.default,
+)
+
+
+def _mixed(node: torch.fx.Node) -> bool:
+    """Whether an input is of a half type, and a weight of a norm in float32."""
+    values = [n.meta["val"] for n in node.all_input_nodes]
+    return len({value.dtype for value in values if isinstance(value, Tensor)}) > 1
+
+
+def _in_one_dtype(norm: OpOverload, x: Tensor, *others: Any) -> Any:
+    # ONNX's norms take one dtype. torch computes these in the wider one, too.
+    wide = [
+        torch.promote_types(x.dtype, other.dtype) for other in others if isinstance(other, Tensor)
+    ]
+    if set(wide) <= {x.dtype}:
+        return NotImplemented
+    result = norm(x.to(wide[0]), *others)
+    if isinstance(result, Tensor):
+        return result.to(x.dtype)
+    return (result[0].to(x.dtype), *result[1:])
+
+
+_PRODUCTS = (aten.mv.default, aten.matmul.default)
+
+
+def _product_with_vector(x: Tensor, other: Tensor) -> Any:
+    # ONNX Runtime, up to 1.31 at least, forgets a Transpose before a MatMul with a vector on the
+    # right, and says nothing. A matrix of one column it multiplies as it should.
+    if other.dim() != 1:
+        return aten.matmul.default.decompose(x, other)
+    if x.dim() == 1:
+        return (x * other).sum()
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return aten.mm.default(rows, other.unsqueeze(1)).reshape(x.shape[:-1])
+
+
+def _cuts(widths: Any) -> bool:
+    return any(isinstance(width, int) and width < 0 for width in widths)
+
+
+def _constant_pad(x: Tensor, widths: Sequence[int], value: float = 0) -> Tensor:
+    # A gradient of padding pads by negative widths, which few runtimes know.
+    for i, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
+        dim = x.dim() - 1 - i
+        x = aten.slice.Tensor(x, dim, max(0, -before), x.shape[dim] - max(0, -after))
+        shape = list(x.shape)
+        ends = [
+            x.new_full((*shape[:dim], max(0, n), *shape[dim + 1 :]), value) for n in (before, after)
+        ]
+        x = torch.cat([ends[0], x, ends[1]], dim) if before > 0 or after > 0 else x
+    return x
+
+
+def _squeeze(x: Tensor, dims: int | Sequence[int]) -> Tensor:
+    # torch leaves a dimension of another size as it is, ONNX refuses it.
+    chosen = {dim % max(1, x.dim()) for dim in ([dims] if isinstance(dims, int) else dims)}
+    kept = [n for i, n in enumerate(x.shape) if i not in chosen or n != 1]
+    return aten.reshape.default(x, kept)  # type: ignore[no-any-return]
 
 
 def _split(x: Tensor, size: int, dim: int = 0) -> tuple[Tensor, ...]:
@@ -56,34 +155,6 @@ def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Te
 
 def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(aten.select.int(x, dim, i) for i in range(x.shape[dim]))
-
-
-def _unfold_backward(
-    cotangent: Tensor, sizes: Sequence[int], dim: int, size: int, step: int
-) -> Tensor:
-    # torch's own decomposition has indices of 32 bits, which ONNX's scatter does not take.
-    dim %= len(sizes)
-    starts = torch.arange(cotangent.shape[dim], device=cotangent.device) * step
-    index = (starts[:, None] + torch.arange(size, device=cotangent.device)).flatten()
-    values = cotangent.movedim(-1, dim + 1).flatten(dim, dim + 1).movedim(dim, 0)
-    zeros = cotangent.new_zeros(sizes).movedim(dim, 0)
-    gradient: Tensor = aten.index_put.default(zeros, [index], values, True)
-    return gradient.movedim(0, dim)
-
-
-def _embedding_dense_backward(
-    cotangent: Tensor, indices: Tensor, rows: int, padding_row: int, by_frequency: bool
-) -> Tensor:
-    # torch's own decomposition goes through a masked operator that ONNX lacks.
-    if by_frequency:
-        raise ValueError("embedding with scale_grad_by_freq has no ONNX form of its gradient")
-    if padding_row >= 0:
-        cotangent = cotangent * (indices != padding_row).unsqueeze(-1).to(cotangent.dtype)
-    # Summed in float32 at least: rows may occur often, and few runtimes scatter half types.
-    wide = torch.promote_types(cotangent.dtype, torch.float32)
-    zeros = cotangent.new_zeros((rows, cotangent.shape[-1]), dtype=wide)
-    gradient: Tensor = aten.index_put.default(zeros, [indices], cotangent.to(wide), True)
-    return gradient.to(cotangent.dtype)
 
 
 def _convolution_backward(
@@ -138,32 +209,6 @@ def _spread(
     return dx
 
 
-def _avg_pool_backward(
-    cotangent: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
-    if ceil_mode:
-        raise ValueError("average pooling with ceil_mode has no ONNX form of its gradient")
-    stride = stride or kernel  # an empty list stands for the kernel
-    one_channel = x.new_ones((1, 1, *kernel))
-    none = [0 for _ in kernel]
-    each = [1 for _ in kernel]
-    count: Any = divisor_override or math.prod(kernel)
-    if not count_include_pad and divisor_override is None:
-        ones = x.new_ones((1, 1, *x.shape[2:]))
-        count = aten.convolution.default(
-            ones, one_channel, None, stride, padding, each, False, none, 1
-        )
-    weight = one_channel.expand(x.shape[1], 1, *kernel)
-    return _spread(cotangent / count, weight, x.shape[2:], stride, padding, each, x.shape[1])
-
-
 def _convolution_dweight(
     cotangent: Tensor,
     x: Tensor,
@@ -174,6 +219,8 @@ def _convolution_dweight(
     groups: int,
 ) -> Tensor:
     """One product per tap of the filter: ONNX convolves with constant group counts only."""
+    if max(stride) > 1 and max(dilation) == 1:
+        return _strided_dweight(cotangent, x, weight, stride, padding, groups)
     sizes = weight.shape[2:]
     padded = torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])
     taps = []
@@ -193,7 +240,51 @@ def _convolution_dweight(
     return torch.stack(taps, -1).reshape(weight.shape)
 
 
+def _strided_dweight(
+    cotangent: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """One product per block of taps, as large as the stride: patches of 16×16 have 256 taps.
+
+    A window of taps at offsets q·stride to (q + 1)·stride is a slice of x that needs no step: cut
+    into blocks, it has the taps beside each other. The last block is filled up with zeros.
+    """
+    axes = range(len(stride))
+    sizes, outs = weight.shape[2:], cotangent.shape[2:]
+    blocks = [-(-size // step) for size, step in zip(sizes, stride, strict=True)]
+    widths = [(p, p + blocks[i] * stride[i] - sizes[i]) for i, p in enumerate(padding)]
+    padded = torch.nn.functional.pad(x, [n for pair in reversed(widths) for n in pair])
+    # (b, g, o, positions)
+    left = cotangent.flatten(2).unflatten(1, (groups, -1))
+    products = []
+    for block in product(*(range(count) for count in blocks)):
+        window = padded
+        for i, q in enumerate(block):
+            begin = q * stride[i]
+            window = aten.slice.Tensor(window, 2 + i, begin, begin + outs[i] * stride[i])
+        # (b, c, out, step, out, step, …) → (b, c, step, step, …, out, out, …)
+        window = window.reshape(
+            *x.shape[:2], *(n for i in axes for n in (outs[i], stride[i]))
+        ).permute(0, 1, *(3 + 2 * i for i in axes), *(2 + 2 * i for i in axes))
+        right = window.reshape(x.shape[0], groups, -1, math.prod(outs)).transpose(2, 3)
+        products.append(torch.matmul(left, right).sum(0))
+    taps = torch.stack(products).reshape(*blocks, *weight.shape[:2], *stride)
+    # (blocks…, o, i, steps…) → (o, i, block, step, block, step, …)
+    count = len(stride)
+    order = [n for i in axes for n in (i, count + 2 + i)]
+    taps = taps.permute(count, count + 1, *order)
+    dweight = taps.reshape(*weight.shape[:2], *(blocks[i] * stride[i] for i in axes))
+    for i, size in enumerate(sizes):
+        dweight = aten.slice.Tensor(dweight, 2 + i, 0, size)
+    return dweight
+
+
 _OWN: Table = {
+    **RESAMPLING,
     # Symbolic nodes are contiguous where the ops are laid out like their inputs. A view may not fit
     # any more then; a reshape always does.
     aten.view.default: aten.reshape.default,
@@ -201,9 +292,6 @@ _OWN: Table = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.unbind.int: _unbind,
-    aten.avg_pool2d_backward.default: _avg_pool_backward,
-    aten.avg_pool3d_backward.default: _avg_pool_backward,
     aten.convolution_backward.default: _convolution_backward,
-    aten.embedding_dense_backward.default: _embedding_dense_backward,
-    aten.unfold_backward.default: _unfold_backward,
+    **ADDING,
 }

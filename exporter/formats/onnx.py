@@ -10,8 +10,9 @@ import logging
 import re
 import struct
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,25 @@ from onnx_ir.passes.common import (
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._decompositions import decompositions
-from fuseport.exporter.formats._lowering import Table, lowered
+from fuseport.exporter.formats._lowering import VALUE_OF, Table, lowered
 from fuseport.exporter.program import Program, one_line
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
+from fuseport.ops.spec import OpSpec
 
-__all__ = ["DEFAULT", "EMBED_LIMIT", "SUFFIX", "write"]
+__all__ = [
+    "DEFAULT",
+    "EMBED_LIMIT",
+    "SUFFIX",
+    "portable",
+    "value_names",
+    "value_names_as",
+    "write",
+    "write_as",
+]
+
+Decompositions = Mapping[str, Callable[..., Any]]
+"""Operators of fused ops, by qualified name, each with what computes the same."""
 
 SUFFIX = ".onnx"
 DEFAULT = True
@@ -53,8 +67,18 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     Raises:
         ExportFailed: an operator of the graph has no ONNX form.
     """
+    write_as(program, path, options, {})
+    return {"opset": options.opset}
+
+
+def write_as(program: Program, path: Path, options: Options, instead: Decompositions) -> set[str]:
+    """The same, where some operators of fused ops become something else than their node.
+
+    Returns:
+        The types of all nodes of the graph.
+    """
     try:
-        model = _translate(program, options.opset)
+        model, _ = _translate(program, options.opset, instead)
     except Exception as error:  # the exporter raises errors of several unrelated types
         raise ExportFailed(f"ONNX refuses the {program.kind} program: {_reason(error)}") from error
     _rename_dimensions(model, program)
@@ -68,13 +92,36 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportFailed(f"ONNX's checker refuses {path.name}: {one_line(error)}") from error
-    return {"opset": options.opset}
+    return {node.op_type for node in model.graph.all_nodes()}
 
 
-def _translate(program: Program, opset: int) -> ir.Model:
+def value_names(program: Program, options: Options) -> dict[str, str]:
+    """Which value of the file that `write` makes each node of the program's graph is, by name.
+
+    Nodes that ONNX computes otherwise, or only once where the graph does it twice, are left out.
+    """
+    return value_names_as(program, options, {})
+
+
+def value_names_as(program: Program, options: Options, instead: Decompositions) -> dict[str, str]:
+    """The same, of the file that `write_as` makes."""
+    return _translate(program, options.opset, instead)[1]
+
+
+def portable(op: OpSpec) -> Decompositions:
+    """What each operator of a fused op becomes, by qualified name; empty without an ONNX form."""
+    forms = op.lowering().decompositions() if op.lowers else {}
+    return {op.operator(name).qualified_name: form for name, form in forms.items()}
+
+
+def _translate(
+    program: Program, opset: int, instead: Decompositions
+) -> tuple[ir.Model, dict[str, str]]:
+    """The model, and which of its values each node of the program's graph is, by name."""
     with _quiet():
+        simple = lowered(program.exported, _table(program.exported, instead))
         onnx_program = torch.onnx.export(
-            lowered(program.exported, _table(program.exported)),
+            simple,
             dynamo=True,
             opset_version=opset,
             input_names=[spec.name for spec in program.inputs],
@@ -85,6 +132,7 @@ def _translate(program: Program, opset: int) -> ir.Model:
     assert onnx_program is not None
     model = onnx_program.model
     model.graph.name = program.kind
+    values = _values(model, simple, onnx_program.exported_program)
     for clean in (
         IdentityEliminationPass(),
         CommonSubexpressionEliminationPass(),
@@ -93,17 +141,64 @@ def _translate(program: Program, opset: int) -> ir.Model:
         RemoveUnusedOpsetsPass(),
     ):
         clean(model)
-    return model
+    _part_outputs(model, program)
+    left = {value for node in model.graph for value in node.outputs}
+    named = {node: str(value.name) for node, value in values.items() if value in left}
+    outputs = zip(program.exported.graph_signature.user_outputs, program.outputs, strict=True)
+    return model, {**named, **{str(node): spec.name for node, spec in outputs}}
 
 
-def _table(exported: torch.export.ExportedProgram) -> Table:
+def _values(
+    model: ir.Model, simple: torch.export.ExportedProgram, translated: Any
+) -> dict[str, ir.Value]:
+    """The value of each node of the program's graph.
+
+    torch.onnx decomposes the graph once more, under names of its own, and names values after that.
+    """
+    made = {str(value.name): value for node in model.graph for value in node.outputs}
+    origin = {_place(node, node.name): node.meta.get(VALUE_OF) for node in simple.graph.nodes}
+    found: dict[str, ir.Value] = {}
+    for node in translated.graph.nodes:
+        sources = node.meta.get("from_node")
+        name = origin.get(_place(node, sources[-1].name)) if sources else None
+        if name is not None and node.name in made:
+            found[name] = made[node.name]  # of several that come from one node, the last is it
+    return found
+
+
+def _place(node: torch.fx.Node, name: str) -> tuple[str, int | None]:
+    """A node by its name, and one of several results of a node by that one's."""
+    if node.target is not getitem:
+        return name, None
+    call, index = node.args
+    assert isinstance(call, torch.fx.Node)
+    assert isinstance(index, int)
+    sources = call.meta.get("from_node")
+    return sources[-1].name if sources else call.name, index
+
+
+def _part_outputs(model: ir.Model, program: Program) -> None:
+    """Give each output a value and a name of its own: torch lets one value be several."""
+    values = model.graph.outputs
+    for i, value in enumerate(tuple(values)):
+        if value in values[:i] or value.is_graph_input() or value.is_initializer():
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+            model.graph.append(copy)
+            values[i] = copy.outputs[0]
+    for value, spec in zip(values, program.outputs, strict=True):
+        value.name = spec.name
+
+
+def _table(exported: torch.export.ExportedProgram, instead: Decompositions) -> Table:
     """What the operators that ONNX lacks, and the fused ops, become."""
-    fused = {
-        getattr(torch.ops.fuseport, name).default: decomposition
-        for op in OPS.values()
-        if implementation(op) is not None  # else the program cannot have it
-        for name, decomposition in op.lowering().decompositions().items()
-    }
+    fused = {}
+    for op in OPS.values():
+        if implementation(op) is None:
+            continue  # then the program cannot have it
+        forms = {**portable(op), **instead}
+        for operator in (o for o in op.operators if o.qualified_name in forms):
+            fused[operator.overload] = forms[operator.qualified_name]
     return {**decompositions(exported), **fused}
 
 
@@ -140,11 +235,16 @@ def _strip_metadata(model: ir.Model) -> None:
 
 def _attach_functions(model: ir.Model, opset: int) -> None:
     used = {(node.domain, node.op_type) for node in model.graph.all_nodes()}
-    for op in OPS.values():
+    for op in (op for op in OPS.values() if op.lowers):
         lowering = op.lowering()
         for function in lowering.functions(opset):
             if (function.domain, function.name) in used:
                 body = ir.serde.deserialize_function(function)
+                if body.identifier() in model.functions:
+                    raise ExportFailed(
+                        f"two ops have a node {function.name} of the ONNX domain {function.domain}:"
+                        " give yours a domain of its own"
+                    )
                 model.functions[body.identifier()] = body
                 model.graph.opset_imports[lowering.DOMAIN] = lowering.VERSION
 

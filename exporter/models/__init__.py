@@ -1,4 +1,5 @@
-"""Weights → module. One file is one architecture; `user` is the user's own code.
+"""Weights → module. One file is one architecture; `user` is the user's own code, and modules with a
+leading underscore are parts of architectures.
 
 An architecture module has `recognise`, which says from a checkpoint what configuration to build,
 and `model`, which builds it; see `Architecture`.
@@ -16,6 +17,7 @@ from torch import nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.exporter.models import user, weights
+from fuseport.exporter.models.given import Given
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 
@@ -23,22 +25,31 @@ __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Model",
+    "build",
     "convert",
     "from_checkpoint",
     "frozen",
     "rebuild",
+    "recognised",
+    "signs",
 ]
 
-_NOT_ARCHITECTURES = {"model", "user", "weights"}
+_NOT_ARCHITECTURES = {"given", "model", "user", "weights"}
 
 ARCHITECTURES = tuple(
-    m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_ARCHITECTURES
+    m.name
+    for m in pkgutil.iter_modules(__path__)
+    if m.name not in _NOT_ARCHITECTURES and not m.name.startswith("_")
 )
 """The names of the architectures that are recognised without the user's code."""
 
 
 class Architecture(Protocol):
     """What a module of an architecture implements."""
+
+    SIGNS: tuple[str, ...]
+    """What `fuseport inspect` shows it was told by: patterns of tensors' names, `*.mixer.A_log`, or
+    `config:key=value`. They decide nothing: `recognise` does."""
 
     def recognise(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
         """The configuration, as JSON data, of what the checkpoint holds; None if it is another."""
@@ -52,6 +63,8 @@ def from_checkpoint(
     *,
     code: str | None = None,
     inputs: Sequence[TensorSpec] | None = None,
+    shim: Sequence[str] = (),
+    given: Given | None = None,
 ) -> tuple[Model, tuple[str, ...]]:
     """The model that a checkpoint holds, in eval mode, with its weights.
 
@@ -60,6 +73,8 @@ def from_checkpoint(
         code: `module:callable` or `file.py:callable` of the user's own; without it, the
             architecture is recognised.
         inputs: of the model, for the user's own code.
+        shim: stand-ins for packages that this code imports; see `shims.installed`.
+        given: example inputs, which tell those of the user's own code.
 
     Returns:
         The model, and what the user should know, a sentence each.
@@ -69,26 +84,49 @@ def from_checkpoint(
         UsageError: `code` names nothing that can be called.
     """
     if code is not None:
-        model = user.model(code, checkpoint.config, inputs)
+        model = user.model(code, checkpoint.config, inputs, shim, given)
         report = weights.fit(model.module, checkpoint.tensors, str(checkpoint.path))
         model.module.eval()
-        return model, report.notes()
-    for name in ARCHITECTURES:
-        architecture = _get(name)
-        config = architecture.recognise(checkpoint)
-        if config is not None:
-            model = architecture.model(config)
-            report = weights.fit(
-                model.module, model.renamed(checkpoint.tensors), str(checkpoint.path)
-            )
-            model.module.eval()
-            return model, (*model.notes, *report.notes())
+        return model, (*model.notes, *report.notes())
+    found = recognised(checkpoint)
+    if found is not None:
+        model = build(*found)
+        report = weights.fit(model.module, model.renamed(checkpoint.tensors), str(checkpoint.path))
+        model.module.eval()
+        return model, (*model.notes, *report.notes())
     keys = ", ".join(list(checkpoint.tensors)[:3])
     raise Missing(
         f"{checkpoint.path}: the architecture is not one of {', '.join(ARCHITECTURES)} "
         f"({len(checkpoint.tensors)} tensors: {keys}, …); give your own code with "
         "--model module:callable"
     )
+
+
+def recognised(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]] | None:
+    """The architecture that a checkpoint is of, and its configuration; None for none that is here.
+
+    Raises:
+        Missing: it is of one, but cannot be built.
+    """
+    for name in ARCHITECTURES:
+        config = _get(name).recognise(checkpoint)
+        if config is not None:
+            return name, config
+    return None
+
+
+def build(name: str, config: Mapping[str, Any]) -> Model:
+    """The model of a built-in architecture, its weights not set yet.
+
+    Raises:
+        CorruptInput, Missing: as the architecture does.
+    """
+    return _get(name).model(config)
+
+
+def signs(name: str) -> tuple[str, ...]:
+    """What an architecture is told by; see `Architecture`."""
+    return _get(name).SIGNS
 
 
 def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = None) -> Model:
@@ -111,7 +149,7 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
             raise Missing(f"the model comes from {config['code']}: give it again with --model")
         model = user.rebuild(code, config)
     elif name in ARCHITECTURES:
-        model = _get(name).model(config)
+        model = build(name, config)
     else:
         raise CorruptInput(f"{path.parent}: manifest.json: unknown architecture {name!r}")
     weights.fit(model.module, load_file(path), str(path))
@@ -136,7 +174,7 @@ def convert(model: Model, dtype: torch.dtype) -> tuple[str, ...]:
             name = f"{owner_name}.{leaf}".lstrip(".")
             if not tensor.is_floating_point() or tensor.dtype == dtype:
                 continue
-            if dtype.itemsize < 4 and name.endswith(model.keeps_float32):
+            if dtype.itemsize < 4 and f".{name}".endswith(model.keeps_float32):
                 stayed.append(name)
             else:
                 tensor.data = tensor.data.to(dtype)

@@ -1,33 +1,42 @@
-"""Hugging Face's `MambaForCausalLM`, through transformers, its scan replaced by the fused op.
+"""Hugging Face's Mamba, Mamba-2, FalconMamba and Jamba, through transformers, with the fused ops.
 
-The model's own code stays untouched: transformers calls the scan through a module-level function,
-and that name is bound to the op for the time of an export or of a run. Truth and baseline run
-without it, on transformers' own path, which makes them independent of the op.
+The models' own code stays untouched: transformers calls scans and causal filters through functions
+of each modeling file, and those names are bound to the ops for the time of an export or of a run.
+Truth and baseline run without it, on transformers' own path, which makes them independent of the
+ops.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuseport.exporter.checkpoint import Checkpoint
-from fuseport.exporter.errors import Missing
+from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.models import _huggingface_step as decoding
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
+from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.selective_scan import selective_scan
+from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
-__all__ = ["model", "recognise"]
+__all__ = ["SIGNS", "model", "recognise"]
 
-_MODELING = "transformers.models.mamba.modeling_mamba"
-_SCAN = "mamba_selective_scan"
+SIGNS = ("config:model_type=mamba", "backbone.embeddings.weight", "backbone.layers.*.mixer.A_log")
+
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The folder's config.json, where transformers calls its model `mamba`."""
-    if checkpoint.layout != "huggingface" or checkpoint.config.get("model_type") != "mamba":
+    """The folder's config.json, where transformers calls its model one of those above."""
+    if checkpoint.layout != "huggingface" or checkpoint.config.get("model_type") not in _FAMILIES:
         return None
     return dict(checkpoint.config)
 
@@ -36,7 +45,8 @@ def model(config: Mapping[str, Any]) -> Model:
     """The model of a config.json, with random weights.
 
     Raises:
-        Missing: transformers is not installed, or is of a version whose scan cannot be replaced.
+        Missing: transformers is not installed, or is of a version without the model or whose scan
+            cannot be replaced, or refuses the config.
     """
     try:
         transformers = importlib.import_module("transformers")
@@ -45,37 +55,130 @@ def model(config: Mapping[str, Any]) -> Model:
             "this is a Hugging Face model, and transformers is not installed: "
             "pip install 'fuseport[huggingface]'"
         ) from error
-    if not hasattr(importlib.import_module(_MODELING), _SCAN):
+    kind = config["model_type"]
+    family = _FAMILIES[kind]
+    modeling = f"transformers.models.{kind}.modeling_{kind}"
+    try:
+        replaceable = hasattr(importlib.import_module(modeling), family.scan)
+    except ImportError:
+        replaceable = False
+    if not replaceable:
         raise Missing(
-            f"transformers {transformers.__version__} has no {_MODELING}.{_SCAN}, where the fused "
-            "scan goes in: install transformers 5"
+            f"transformers {transformers.__version__} has no {modeling}.{family.scan}, where the "
+            "fused scan goes in: install transformers 5"
         )
-    settings = transformers.MambaConfig.from_dict({**config, "use_cache": False})
-    module = transformers.MambaForCausalLM(settings)
+    try:
+        settings = getattr(transformers, f"{family.classes}Config").from_dict(
+            {**_finite_or_not(config), "use_cache": False}
+        )
+        # How a mixture of experts is computed; the others loop over what the data choose.
+        settings._experts_implementation = "batched_mm"
+        module = getattr(transformers, f"{family.classes}ForCausalLM")(settings)
+    except Exception as error:  # transformers checks a config with errors of many types
+        raise Missing(
+            f"transformers {transformers.__version__} refuses the config.json of this {kind}: "
+            f"{type(error).__name__}: {show(error)}; correct it, or install the version it is for"
+        ) from error
+    scans = family.scans(settings)
+
+    def step() -> Model:
+        if scans != settings.num_hidden_layers:
+            raise UsageError(
+                f"program step: {kind} has layers of attention, whose cache grows with the text: a"
+                " program's states have one size"
+            )
+        return decoding.step(
+            module, settings.vocab_size, dict(config), scans, lambda: _fused(modeling)
+        )
+
     return Model(
         module=module,
         architecture="huggingface",
         config=dict(config),
         inputs=(TensorSpec("input_ids", "int64", ("batch", "length"), settings.vocab_size),),
         sizes={"batch": 2, "length": 16},
-        scans=settings.num_hidden_layers,
-        keeps_float32=("A_log", ".D", "dt_proj.bias"),
-        fused=_fused,
+        scans=scans,
+        keeps_float32=("A_log", ".D", "dt_proj.bias", "dt_bias"),
+        fused=lambda: _fused(modeling),
+        renamed=_stacked,
+        step=step,
     )
 
 
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Experts, which files have one by one, as the model has them: all in one tensor.
+
+    Those of which one is absent stay as they are, and do not fit then.
+    """
+    experts: dict[str, dict[tuple[int, str], str]] = {}
+    for name in tensors:
+        if m := _EXPERT.fullmatch(name):
+            experts.setdefault(m[1], {})[int(m[2]), m[3]] = name
+    result = dict(tensors)
+    for place, names in experts.items():
+        count = len(names) // 3
+        if set(names) != {(i, part) for i in range(count) for part in ("gate", "up", "down")}:
+            continue
+        own = {key: result.pop(name) for key, name in names.items()}
+        pairs = [torch.cat([own[i, "gate"], own[i, "up"]]) for i in range(count)]
+        result[f"{place}.gate_up_proj"] = torch.stack(pairs)
+        result[f"{place}.down_proj"] = torch.stack([own[i, "down"] for i in range(count)])
+    return result
+
+
+def _finite_or_not(value: Any) -> Any:
+    """transformers writes infinity to JSON as an object, and reads it so from files only."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _finite_or_not(inner) for key, inner in value.items()}
+    return [_finite_or_not(inner) for inner in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What transformers calls the parts of a model.
+
+    Attributes:
+        classes: what the names of its classes begin with.
+        scan: the function of its modeling file that scans a sequence.
+        scans: configuration → how many layers do.
+    """
+
+    classes: str
+    scan: str
+    scans: Callable[[Any], int] = lambda settings: int(settings.num_hidden_layers)
+
+
+_FAMILIES = {
+    "mamba": _Family("Mamba", "mamba_selective_scan"),
+    "falcon_mamba": _Family("FalconMamba", "mamba_selective_scan"),
+    "mamba2": _Family("Mamba2", "mamba2_chunk_scan"),
+    "jamba": _Family(
+        "Jamba",
+        "mamba_selective_scan",
+        lambda settings: list(settings.layers_block_type).count("mamba"),
+    ),
+}
+
+
 @contextmanager
-def _fused() -> Iterator[None]:
-    modeling = importlib.import_module(_MODELING)
-    own = getattr(modeling, _SCAN)
-    setattr(modeling, _SCAN, _scan)
+def _fused(modeling: str) -> Iterator[None]:
+    module = importlib.import_module(modeling)
+    own = {name: getattr(module, name) for name in _REPLACEMENTS if hasattr(module, name)}
+    for name in own:
+        setattr(module, name, _REPLACEMENTS[name])
     try:
         yield
     finally:
-        setattr(modeling, _SCAN, own)
+        for name, function in own.items():
+            setattr(module, name, function)
 
 
-def _scan(
+# Each has transformers' signature; `choices` are between its own ways to compute the same.
+
+
+def _selective_scan(
     hidden_states: Tensor,
     dt: Tensor,
     A: Tensor,
@@ -88,7 +191,6 @@ def _scan(
     return_last_state: bool = False,
     **choices: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """transformers' signature; `choices` are between its own ways to compute the same."""
     del choices
     # A module in float64 has its float32 casts in the way of the op, which takes one dtype.
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
@@ -104,3 +206,61 @@ def _scan(
         delta_softplus,
         return_last_state,
     )
+
+
+def _chunk_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    z: Tensor | None = None,
+    **choices: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    del choices
+    low, high = dt_limit
+    return ssd_chunk_scan(
+        hidden_states,
+        dt,
+        A,
+        B,
+        C,
+        chunk_size,
+        D=D,
+        z=z,
+        dt_bias=dt_bias,
+        initial_states=initial_states,
+        dt_softplus=dt_softplus,
+        dt_limit=(low, high),
+        return_final_states=return_final_states,
+    )
+
+
+def _causal_conv1d(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **choices: Any,
+) -> Tensor:
+    del choices
+    silu = activation if activation in ("silu", "swish") else None
+    out = causal_conv1d(hidden_states.to(weight.dtype), weight, bias, activation=silu)
+    if activation is not None and silu is None:
+        out = importlib.import_module("transformers.activations").ACT2FN[activation](out)
+    return out.to(hidden_states.dtype)
+
+
+_REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
+    "mamba_selective_scan": _selective_scan,
+    "mamba2_chunk_scan": _chunk_scan,
+    "causal_conv1d_fn": _causal_conv1d,
+    **decoding.REPLACEMENTS,
+}

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.errors import UsageError
+from fuseport.exporter.program import Entry, TensorSpec
 
-__all__ = ["Model", "example"]
+__all__ = ["Model", "at", "example", "examples"]
 
 
 def _unchanged(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -30,9 +31,17 @@ class Model:
         outputs: names for outputs that the module returns without one; None for `output`.
         scans: the number of scan nodes that a captured program must have; None if unknown.
         keeps_float32: ends of the names of parameters that stay float32 in half precision.
+        given: example inputs of the user's, at `sizes`; None for random ones.
         fused: a context in which the module calls fused ops where its own code does not.
         renamed: brings the checkpoint's tensors under the module's own names.
         notes: what the user should know, a sentence each.
+        step: for models that decode token by token: one step of that, as a model over the very
+            same parameters, so of the dtypes that they have by then. Its first input and output are
+            of one token; the others are states, an input and an output for each, in one order.
+            None for other models; it raises UsageError where only this one has none.
+        differentiable: whether gradients of the module can be asked for.
+        stand_ins: packages that the user's code may import while it is called, as names of shims;
+            the module puts their stand-ins on the import path by itself.
     """
 
     module: nn.Module
@@ -43,9 +52,37 @@ class Model:
     outputs: tuple[str, ...] | None = None
     scans: int | None = None
     keeps_float32: tuple[str, ...] = ()
+    given: Mapping[str, Tensor] | None = None
     fused: Callable[[], AbstractContextManager[None]] = nullcontext
     renamed: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = _unchanged
     notes: tuple[str, ...] = field(default=())
+    step: "Callable[[], Model] | None" = None
+    differentiable: bool = True
+    stand_ins: tuple[str, ...] = ()
+
+
+def examples(model: Model, generator: torch.Generator) -> dict[str, Tensor]:
+    """Inputs to run a model on: the user's, or random ones."""
+    if model.given is not None:
+        return dict(model.given)
+    return {spec.name: example(spec, model.sizes, generator) for spec in model.inputs}
+
+
+def at(model: Model, entry: Entry) -> Model:
+    """The model itself, or its decoding step.
+
+    Raises:
+        UsageError: it has no decoding step.
+        Missing: of its step something is not here.
+    """
+    if entry == "forward":
+        return model
+    if model.step is None:
+        raise UsageError(
+            f"program step: a model of the architecture {model.architecture} has no decoding step"
+            " here; language models of state-space layers have one, and your own with a method step"
+        )
+    return model.step()
 
 
 def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:

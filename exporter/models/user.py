@@ -8,17 +8,21 @@ import inspect
 import keyword
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fuseport.exporter import user_code
+from fuseport.exporter import shims, user_code
 from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.models import _user_step as decoding
+from fuseport.exporter.models._stand_ins import call_under
+from fuseport.exporter.models.given import Given, specs_of
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec, one_line
 
-__all__ = ["NAME", "model", "parse_inputs", "rebuild"]
+__all__ = ["NAME", "model", "parse_inputs", "rebuild", "with_inputs"]
 
 NAME = "user"
 
@@ -69,7 +73,11 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
 
 
 def model(
-    code: str, hyper_parameters: Mapping[str, Any], inputs: Sequence[TensorSpec] | None
+    code: str,
+    hyper_parameters: Mapping[str, Any],
+    inputs: Sequence[TensorSpec] | None,
+    shim: Sequence[str] = (),
+    given: Given | None = None,
 ) -> Model:
     """Call the user's code for a module.
 
@@ -79,22 +87,47 @@ def model(
         hyper_parameters: the checkpoint's.
         inputs: of the module; if None, its `example_input_array` (Lightning's name) tells them,
             with the first dimension dynamic.
+        shim: which stand-ins there are for packages that it imports; see `shims.installed`.
+        given: example inputs, which tell those of the module instead.
 
     Raises:
         UsageError: nothing of that name can be called, or the inputs are unknown.
         Missing: the code needs a package that is not installed, or fails.
     """
-    file, function = _find(code)
-    module = _call(code, function, hyper_parameters)
-    specs = tuple(inputs) if inputs else _from_example(code, module)
+    with shims.installed(shim) as used:
+        file, function = _find(code)
+        module = _call(code, function, hyper_parameters)
+    if given is not None:
+        specs = specs_of(given, module)
+    else:
+        specs = tuple(inputs) if inputs else _from_example(code, module)
+    call_under(module, shim)
     config = {
         "code": code,
         "hyper_parameters": {k: v for k, v in hyper_parameters.items() if _plain(v)},
         "source_sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        "inputs": [[spec.name, spec.dtype, list(spec.dims), spec.high] for spec in specs],
+        "inputs": [],
+        "shims": sorted(used),
         "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
     }
-    return Model(module, NAME, config, specs, _sizes(specs))
+    said = f"stand-ins took the place of {', '.join(sorted(used))}: see fuseport.shims"
+    notes = (said,) if used else ()
+    made = Model(module, NAME, config, (), {}, notes=notes, stand_ins=tuple(shim))
+    return with_inputs(made, specs)
+
+
+def with_inputs(model: Model, specs: Sequence[TensorSpec]) -> Model:
+    """The same model of the user's, with other inputs."""
+    described = [[spec.name, spec.dtype, list(spec.dims), spec.high] for spec in specs]
+    config = {**model.config, "inputs": described}
+    sizes = _sizes(specs)
+    return replace(
+        model,
+        inputs=tuple(specs),
+        sizes=sizes,
+        config=config,
+        step=lambda: decoding.step(model.module, config, specs, sizes, model.stand_ins),
+    )
 
 
 def rebuild(code: str, config: Mapping[str, Any]) -> Model:
@@ -106,7 +139,7 @@ def rebuild(code: str, config: Mapping[str, Any]) -> Model:
     inputs = [
         TensorSpec(name, dtype, tuple(dims), high) for name, dtype, dims, high in config["inputs"]
     ]
-    return model(code, config["hyper_parameters"], inputs)
+    return model(code, config["hyper_parameters"], inputs, config.get("shims", ()))
 
 
 def _find(code: str) -> tuple[Path, Any]:
@@ -130,8 +163,8 @@ def _call(code: str, function: Any, hyper_parameters: Mapping[str, Any]) -> nn.M
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         known = ", ".join(hyper_parameters) or "none"
         raise Missing(
-            f"--model {code}: calling it failed: {one_line(error)}; hyperparameters in the "
-            f"checkpoint: {known}"
+            f"--model {code}: calling it failed: {one_line(error)}{user_code.hint(error)}; "
+            f"hyperparameters in the checkpoint: {known}"
         ) from error
     if not isinstance(module, nn.Module):
         raise UsageError(f"--model {code}: it returned {type(module).__name__}, not an nn.Module")
@@ -142,8 +175,8 @@ def _from_example(code: str, module: nn.Module) -> tuple[TensorSpec, ...]:
     example = getattr(module, "example_input_array", None)
     if example is None:
         raise UsageError(
-            f"--model {code}: what are its inputs? Give --input-shapes 'x:[batch,3,length]', or "
-            "set example_input_array on the module"
+            f"--model {code}: what are its inputs? Give --input-shapes 'x:[batch,3,length]', "
+            "give tensors with --inputs, or set example_input_array on the module"
         )
     if not isinstance(example, Mapping):
         tensors = (example,) if isinstance(example, Tensor) else tuple(example)

@@ -2,9 +2,11 @@
 
 The names may carry prefixes: the attribute that a Lightning module keeps its network under, the
 `module.` of data parallelism, the `_orig_mod.` of torch.compile. Which one is found by comparing
-with the module's own names; nothing else is guessed.
+with the module's own names; nothing else is guessed. Data parallelism around a part of the model
+puts `module.` into the middle of names: that goes where no name of the module itself has it.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ __all__ = ["FitReport", "fit", "unwrap"]
 
 # Segments that wrappers insert anywhere in a name; no module of a model is called so.
 _WRAPPERS = frozenset(["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
+# After another segment: a leading `module.` is a prefix like others.
+_PARALLEL = re.compile(r"(\.)module\.")
 _LISTED = 6
 
 
@@ -133,10 +137,12 @@ def _strip(
 ) -> tuple[str, dict[str, Tensor], list[str]]:
     """The prefix under which most of the module's names are, the tensors under it, other names."""
     clean = unwrap(tensors)
+    if not any("module" in name.split(".") for name in own):
+        clean = {original: _PARALLEL.sub(r"\1", name) for original, name in clean.items()}
     if len(set(clean.values())) != len(clean):
         raise Missing(
             f"{show(source)}: the same weights occur with and without a wrapper's prefix"
-            f" ({', '.join(sorted(_WRAPPERS))}); save one state dict alone"
+            f" (module, {', '.join(sorted(_WRAPPERS))}); save one state dict alone"
         )
     votes: Counter[str] = Counter()
     for name in clean.values():
@@ -148,8 +154,8 @@ def _strip(
     best = [prefix for prefix, count in ranked if count == ranked[0][1]]
     if len(best) > 1:
         raise Missing(
-            f"{show(source)}: the model is in it more than once, under {_some(sorted(best))}; save"
-            " the state dict of one alone"
+            f"{show(source)}: the model is in it more than once, under {_some(sorted(best))};"
+            f" choose one by --weights, for example --weights {show(min(filter(None, best))[:-1])}"
         )
     prefix = best[0] if best else ""
     given = {

@@ -1,0 +1,304 @@
+"""What in a model's code keeps it from being exported: found by running it once, watched.
+
+The capture of torch ends at the first call that it cannot follow, with an error of its own about
+symbolic tensors. Here the model runs eagerly on its example inputs, and every call is noted that
+leaves torch: functions of extension modules, memory handed out, operators without a fake, Triton
+kernels. What a `torch.autograd.Function` does in it is noted as its.
+"""
+
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuseport.exporter.known_calls import advice
+from fuseport.exporter.program import one_line
+from fuseport.exporter.user_code import hint
+from fuseport.ops import registration
+
+__all__ = ["Blocker", "find"]
+
+Kind = Literal["extension", "memory", "value", "operator", "kernel", "error"]
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """A call that an export cannot follow.
+
+    Attributes:
+        kind: a function of an extension module, memory or values handed out of torch, an operator
+            without fake or autograd, a kernel that is launched, or an error that the code raises.
+        call: what is called, or the error.
+        where: `file:line` of the call, and of what it was called from where that is other code.
+        why: what is wrong with it.
+        what_to_do: in a few words.
+        missing: whether it is that something is not installed.
+    """
+
+    kind: Kind
+    call: str
+    where: str
+    why: str
+    what_to_do: str
+    missing: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.call}: {self.why}; {self.what_to_do}"
+
+
+def find(run: Callable[[], Any]) -> tuple[Blocker, ...]:
+    """Every blocker in a call, in the order of the first call of each.
+
+    Where the code raises an error, that is the last one: what would have come after it is not seen.
+
+    Args:
+        run: calls the model on example inputs. What it prints or raises goes no further.
+    """
+    watch = _Watch()
+    with ExitStack() as stack, torch.enable_grad():
+        stack.enter_context(_functions(watch))
+        stack.enter_context(_Handed(watch))
+        stack.enter_context(_Operators(watch))
+        stack.enter_context(_profiled(watch))
+        try:
+            run()
+        except Exception as error:  # model code can raise anything
+            failure = error
+        else:
+            return tuple(watch.found.values())
+    watch.failed(failure)
+    return tuple(watch.found.values())
+
+
+# Calls on tensors that leave torch: what is handed out, and why that cannot be followed.
+_MEMORY = {
+    "numpy": "hands its values to numpy",
+    "__array__": "hands its values to numpy",
+    "data_ptr": "hands its memory out",
+    "__dlpack__": "hands its memory out",
+    "untyped_storage": "hands its memory out",
+}
+_VALUES = {
+    "item": "makes a number of a tensor's value",
+    "tolist": "makes numbers of a tensor's values",
+    "__bool__": "decides by a tensor's value",
+    "__int__": "makes a number of a tensor's value",
+    "__float__": "makes a number of a tensor's value",
+    "__index__": "makes a number of a tensor's value",
+}
+_NAMESPACES = {"aten", "prim", "prims", "profiler", "inductor", "higher_order", "_c10d_functional"}
+
+
+class _Watch:
+    """What was found so far, by kind, call and place."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, ...], Blocker] = {}
+        self.functions: list[str] = []  # autograd functions that are being applied
+
+    def note(
+        self, kind: Kind, call: str, why: str, frame: FrameType | None, *names: str, do: str = ""
+    ) -> None:
+        where, around = _place(frame)
+        if kind == "memory" and any(
+            b.kind == "extension" and b.where == where for b in self.found.values()
+        ):
+            return  # it is the extension that asks for it
+        inside = f", in the autograd function {self.functions[-1]}" if self.functions else ""
+        known = (*names, *reversed(self.functions), *around)
+        self.found.setdefault(
+            (kind, call, where),
+            Blocker(kind, call, where, why + inside, do or advice(*known)),
+        )
+
+    def failed(self, error: Exception) -> None:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        lines = dict(traceback.walk_tb(error.__traceback__))
+        own = [frame for frame in frames if _is_users(frame)]
+        frame = own[-1] if own else None
+        where, around = _place(frame, lines)
+        missing = isinstance(error, ImportError)
+        names = (
+            str(getattr(error, "name", None) or ""),
+            str(error).splitlines()[0] if str(error) else "",
+            *around,
+        )
+        what_to_do = "mend that first"
+        if missing or _is_foreign(error):
+            stand_in = hint(error).removeprefix("; ")
+            what_to_do = advice(*names, otherwise=stand_in) if stand_in else advice(*names)
+        last = next(iter(reversed(self.found.values())), None)
+        if last is not None and last.where.split(" ")[0] == where.split(" ")[0]:
+            return  # it is what a call that is noted raised
+        self.found[("error", where)] = Blocker(
+            "error",
+            one_line(error),
+            where,
+            "the model's own code fails here, before any export; what comes after is not seen",
+            what_to_do,
+            missing,
+        )
+
+
+def _is_foreign(error: Exception) -> bool:
+    """Whether an error says that there is no kernel or no device, and not that code is wrong."""
+    text = str(error)
+    return any(part in text for part in ("Could not run", "CUDA", "driver", "Triton", "triton"))
+
+
+@contextmanager
+def _functions(watch: _Watch) -> Iterator[None]:
+    """Know which autograd function calls are made in."""
+    apply = torch.autograd.Function.__dict__["apply"].__func__
+
+    def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.partition(".")[0] == "torch":  # those of operators, for one
+            return apply(cls, *args, **kwargs)
+        watch.functions.append(cls.__name__)
+        try:
+            return apply(cls, *args, **kwargs)
+        finally:
+            watch.functions.pop()
+
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(noted)):
+        yield
+
+
+class _Handed(TorchFunctionMode):
+    """Notes what hands memory or values of tensors out."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        ours = getattr(Tensor, name, None) is func
+        if ours and name in _MEMORY:
+            self._watch.note("memory", f"Tensor.{name}", _MEMORY[name], sys._getframe(1))
+        elif ours and name in _VALUES:
+            do = "compute with tensors instead, or make it a constant of the module"
+            self._watch.note("value", f"Tensor.{name}", _VALUES[name], sys._getframe(1), do=do)
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):
+    """Notes operators that torch.export cannot trace, or not differentiate."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if func.namespace not in _NAMESPACES:
+            given = pytree.tree_leaves((args, kwargs))
+            wanted = any(isinstance(t, Tensor) and t.requires_grad for t in given)
+            if not registration.has_fake(name):
+                why = "an operator without a fake implementation"
+                self._watch.note("operator", name, why, sys._getframe(1), name)
+            elif wanted and not registration.has_autograd(name):
+                why = "an operator without autograd"
+                self._watch.note("operator", name, why, sys._getframe(1), name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _profiled(watch: _Watch) -> Iterator[None]:
+    """Notes calls of extension modules' functions, and launches of Triton's kernels."""
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call":
+            module = _extension(argument)
+            if module is not None and _holds_tensors(frame):
+                call = f"{module}.{argument.__name__}"
+                watch.note("extension", call, "a function of an extension module", frame, call)
+        elif event == "call" and _launches(frame):
+            kernel = getattr(frame.f_locals.get("self"), "__name__", "?")
+            call = f"the Triton kernel {kernel}"
+            watch.note("kernel", call, "a kernel that is launched", frame.f_back, kernel)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _launches(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__")
+    return frame.f_code.co_name == "run" and module == "triton.runtime.jit"
+
+
+def _extension(function: Any) -> str | None:
+    """The module of a compiled function that is not torch's or Python's; None for others."""
+    name = getattr(function, "__module__", None)
+    if not isinstance(name, str) or name.partition(".")[0] in _USUAL:
+        return None
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return name if file.endswith(tuple(EXTENSION_SUFFIXES)) else None
+
+
+_USUAL = {"torch", "torchgen", "numpy", "fuseport", *sys.stdlib_module_names}
+
+
+def _holds_tensors(frame: FrameType) -> bool:
+    # Python does not tell a profile what a call is given: without a tensor near, it is given none.
+    return any(isinstance(v, Tensor) for v in pytree.tree_leaves(list(frame.f_locals.values())))
+
+
+_FUSEPORT = str(Path(__file__).parent.parent)
+_STDLIB = sysconfig.get_path("stdlib")
+_SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether code is neither torch's or Triton's, nor Python's, nor ours."""
+    file = frame.f_code.co_filename
+    if str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "triton"):
+        return False
+    if file.startswith(_SITE):
+        return True
+    inside = (_FUSEPORT + os.sep + "exporter", _FUSEPORT + os.sep + "ops", _STDLIB, "<")
+    return not file.startswith(inside)
+
+
+def _place(
+    frame: FrameType | None, lines: dict[FrameType, int] | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """Where a call is, in words, and the names of the functions around it, innermost first."""
+    chain: list[FrameType] = []
+    while frame is not None:
+        if _is_users(frame):
+            chain.append(frame)
+        frame = frame.f_back
+    if not chain:
+        return "the model", ()
+
+    def at(one: FrameType) -> str:
+        file = one.f_code.co_filename
+        near = os.path.relpath(file)
+        line = (lines or {}).get(one, one.f_lineno)
+        return f"{near if not near.startswith('..') else file}:{line}"
+
+    where = at(chain[0])
+    if chain[0].f_code.co_filename.startswith(_SITE):
+        own = next((f for f in chain if not f.f_code.co_filename.startswith(_SITE)), None)
+        if own is not None:
+            where += f" (called from {at(own)})"
+    return where, tuple(frame.f_code.co_name for frame in chain[:4])

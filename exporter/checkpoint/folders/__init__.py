@@ -1,0 +1,1 @@
+"""Layouts of folders, one module each; see `checkpoint.registry`."""

@@ -1,0 +1,107 @@
+"""What adds to places that occur more than once, in terms of `scatter_add`.
+
+torch.onnx makes `ScatterND` with a reduction of `index_put`. ONNX Runtime's kernel of that loses
+updates where places recur and it has several threads: its threads add to one row at once. Its
+`ScatterElements`, which `scatter_add` becomes, adds in order.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["ADDING", "embedding_dense_backward", "index_add", "index_put", "unfold_backward"]
+
+aten = torch.ops.aten
+
+
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Any:
+    """`aten.index_put`; NotImplemented where it does not add, and for masks."""
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if not accumulate or any(index.dtype in (torch.bool, torch.uint8) for _, index in given):
+        return NotImplemented
+    dims = [dim for dim, _ in given]
+    places = torch.broadcast_tensors(*(index for _, index in given))
+    rest = [dim for dim in range(x.dim()) if dim not in dims]
+    # Where the result of indexing has the dimensions of the indices: in place of dims that are
+    # neighbours, else first.
+    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    shape = [x.shape[dim] for dim in rest]
+    shape[first:first] = places[0].shape
+    rank = places[0].dim()
+    moved = values.expand(shape).movedim(tuple(range(first, first + rank)), tuple(range(rank)))
+    row = torch.zeros_like(places[0])
+    for dim, place in zip(dims, places, strict=True):
+        size = x.shape[dim]
+        row = row * size + torch.where(place < 0, place + size, place)
+    order = [*dims, *rest]
+    table = x.permute(order)
+    rows = table.reshape(_product(x.shape[d] for d in dims), _product(x.shape[d] for d in rest))
+    added = _add(rows, row.reshape(-1), moved.reshape(row.numel(), rows.shape[1]))
+    back = [order.index(dim) for dim in range(x.dim())]
+    return added.reshape(table.shape).permute(back)
+
+
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
+    """`aten.index_add`."""
+    if x.dim() == 0:
+        whole: Tensor = x + alpha * source.sum()
+        return whole
+    rows, added = x.movedim(dim, 0), source.movedim(dim, 0) * alpha
+    flat = _add(rows.flatten(1), index.reshape(-1), added.flatten(1))
+    summed: Tensor = flat.reshape(rows.shape).movedim(0, dim)
+    return summed
+
+
+def embedding_dense_backward(
+    cotangent: Tensor, indices: Tensor, rows: int, padding_row: int, by_frequency: bool
+) -> Tensor:
+    """`aten.embedding_dense_backward`."""
+    if by_frequency:
+        raise ValueError("embedding with scale_grad_by_freq has no ONNX form of its gradient")
+    if padding_row >= 0:
+        cotangent = cotangent * (indices != padding_row).unsqueeze(-1).to(cotangent.dtype)
+    width = cotangent.shape[-1]
+    zeros = cotangent.new_zeros((rows, width))
+    return _add(zeros, indices.reshape(-1), cotangent.reshape(indices.numel(), width))
+
+
+def unfold_backward(
+    cotangent: Tensor, sizes: Sequence[int], dim: int, size: int, step: int
+) -> Tensor:
+    """`aten.unfold_backward`."""
+    dim %= len(sizes)
+    starts = torch.arange(cotangent.shape[dim], device=cotangent.device) * step
+    index = (starts[:, None] + torch.arange(size, device=cotangent.device)).flatten()
+    values = cotangent.movedim(-1, dim + 1).flatten(dim, dim + 1)
+    return index_add(cotangent.new_zeros(sizes), dim, index, values)
+
+
+def _add(rows: Tensor, row: Tensor, values: Tensor) -> Tensor:
+    """rows (n, w) with values (m, w) added to the rows (m,), in float32 at least."""
+    # Rows may occur often, and few runtimes scatter half types.
+    wide = torch.promote_types(rows.dtype, torch.float32) if rows.is_floating_point() else None
+    index = row.to(torch.int64).unsqueeze(1).expand(values.shape)
+    if wide is None:
+        return rows.scatter_add(0, index, values)
+    return rows.to(wide).scatter_add(0, index, values.to(wide)).to(rows.dtype)
+
+
+def _product(sizes: Any) -> Any:
+    found: Any = 1
+    for size in sizes:
+        found = found * size
+    return found
+
+
+ADDING: dict[Any, Callable[..., Any]] = {
+    aten.index_put.default: index_put,
+    aten._unsafe_index_put.default: index_put,
+    aten.index_add.default: index_add,
+    aten.embedding_dense_backward.default: embedding_dense_backward,
+    aten.unfold_backward.default: unfold_backward,
+}
+"""For each operator that adds where places may recur, what ONNX Runtime adds rightly."""

@@ -1,0 +1,77 @@
+"""Members of an artifact that is a zip archive, read under limits."""
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.errors import CorruptInput, UnsafeInput
+
+__all__ = ["Archive", "opened"]
+
+_TEXT_LIMIT = 512 * 2**20  # the JSON of a graph of a million nodes is about that large
+
+
+class Archive:
+    """An archive without what torch puts before each name; `members` are sizes by name."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self._path, self._archive = path, archive
+        self._full: dict[str, str] = {}
+        self.members: dict[str, int] = {}
+        names = archive.namelist()
+        roots = {name.partition("/")[0] for name in names}
+        for info in archive.infolist():
+            name = info.filename
+            if ".." in PurePosixPath(name).parts or name.startswith("/") or "\\" in name:
+                raise UnsafeInput(
+                    f"{show(path)}: {show(name)}: a member that leads out of the archive; get the"
+                    " file from a source you trust"
+                )
+            inner = name.partition("/")[2] if len(roots) == 1 else name
+            if inner in self.members:
+                raise CorruptInput(f"{show(path)}: {show(name)}: a member occurs twice")
+            self._full[inner], self.members[inner] = name, info.file_size
+
+    def read(self, name: str) -> bytes:
+        """The content of a member, its checksum checked.
+
+        Raises:
+            CorruptInput: there is none, it is too large to be text, or damaged.
+        """
+        if name not in self.members:
+            raise CorruptInput(f"{show(self._path)}: {name}: missing; write the artifact again")
+        if self.members[name] > _TEXT_LIMIT:
+            raise CorruptInput(f"{show(self._path)}: {show(name)}: over {_TEXT_LIMIT} bytes")
+        return self._archive.read(self._full[name])
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Archive]:
+    """The archive at a path.
+
+    Raises:
+        UnsafeInput: a member leads out of it.
+        CorruptInput: it is damaged, now or while it is read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield Archive(path, archive)
+    except (
+        zipfile.BadZipFile,
+        EOFError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        SyntaxError,
+        MemoryError,  # Python's own parser, of what nests too deep
+        AttributeError,
+        IndexError,
+        NotImplementedError,
+    ) as error:
+        raise CorruptInput(
+            f"{show(path)}: damaged ({show(f'{type(error).__name__}: {error}', 120)}); write the"
+            " artifact again"
+        ) from error

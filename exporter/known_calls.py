@@ -1,0 +1,56 @@
+"""What stands for a function, a module or a kernel that cannot be exported."""
+
+from fuseport.ops import OPS
+
+__all__ = ["advice"]
+
+# What torch has itself, by parts of the names of what computes the same elsewhere.
+_IN_TORCH = {
+    "torch.nn.functional.scaled_dot_product_attention": (
+        "flash_attn",
+        "FlashAttn",
+        "_flash_attention",
+        "memory_efficient_attention",
+        "xformers",
+        "sageattn",
+    ),
+}
+_SHIMMED = ("selective_scan", "mamba_", "causal_conv1d", "rms_norm", "layer_norm_fn", "triton")
+"""Modules that `--shim auto` has a stand-in for, by parts of the names of what is in them."""
+
+
+def advice(
+    *names: str, otherwise: str = "register it as an op of your own, with a reference: --ops FILE"
+) -> str:
+    """What to do about a call, in a few words.
+
+    Args:
+        names: under which it may be known, the best one first: of the function, its module, what
+            it is called from.
+    """
+    for name in names:
+        found = _known(name)
+        if found is not None:
+            what, ours = found
+            shim = " (--shim auto, or call it yourself)" if _is_shimmed(name) and ours else ""
+            return f"{what} computes it{shim}"
+    return otherwise
+
+
+def _known(name: str) -> tuple[str, bool] | None:
+    """What computes the same, and whether it is an op; the longest part that fits decides."""
+    candidates = [
+        (part, f"fuseport.ops.{op.name}" if op.namespace == "fuseport" else op.name, True)
+        for op in OPS.values()
+        for part in op.stands_for
+    ]
+    candidates += [(part, what, False) for what, parts in _IN_TORCH.items() for part in parts]
+    fitting = [c for c in candidates if c[0] in name]
+    if not fitting:
+        return None
+    _, what, ours = max(fitting, key=lambda c: len(c[0]))
+    return what, ours
+
+
+def _is_shimmed(name: str) -> bool:
+    return any(part in name for part in _SHIMMED)

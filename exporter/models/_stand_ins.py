@@ -1,0 +1,41 @@
+"""Stand-ins for packages that model code imports when it is called, and not when it is imported."""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from fuseport.exporter import shims
+
+__all__ = ["call_under", "under"]
+
+
+def call_under(module: nn.Module, stand_ins: Sequence[str]) -> None:
+    """Have `module`, and copies that are made of it, be called with stand-ins on the import path.
+
+    Args:
+        module: its forward is replaced by one of the same signature.
+        stand_ins: as of `shims.installed`; none, and nothing is replaced.
+    """
+    if not stand_ins:
+        return
+    own = module.__dict__.get("forward")  # model code may choose one for each instance
+    if own is None:
+        module.__dict__["forward"] = MethodType(under(stand_ins, type(module).forward), module)
+    else:
+        module.__dict__["forward"] = under(stand_ins, own)
+
+
+def under(stand_ins: Sequence[str], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with stand-ins on the import path for the time of a call."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        # Installing them looks through all modules: once is enough where calls are timed.
+        with nullcontext() if shims.active(stand_ins) else shims.installed(stand_ins):
+            return function(*args, **kwargs)
+
+    return called

@@ -1,0 +1,165 @@
+"""Example inputs that the user gives as tensors: `--inputs samples.safetensors`."""
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter.checkpoint.safetensors_file import read_safetensors
+from fuseport.exporter.errors import UsageError
+from fuseport.exporter.models.model import Model
+from fuseport.exporter.program import TensorSpec
+
+__all__ = ["Dynamic", "Given", "fitted", "named", "parse_dynamic", "read_given", "specs_of"]
+
+Dynamic = Mapping[str, Mapping[int, str]]
+"""By input and position, the names of dynamic dimensions."""
+
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
+
+
+@dataclass(frozen=True)
+class Given:
+    """Example inputs of the user's.
+
+    Attributes:
+        place: the file, as messages name it.
+        values: by the input's name.
+    """
+
+    place: str
+    values: Mapping[str, Tensor]
+
+
+def read_given(path: Path) -> Given:
+    """The tensors of a safetensors file, as inputs.
+
+    Raises:
+        UsageError: there is no such file, it is empty, or a dtype is none that inputs have.
+        CorruptInput: it is not in the format.
+    """
+    if not path.is_file():
+        raise UsageError(f"--inputs {path}: there is no such file")
+    values = read_safetensors(path)
+    if not values:
+        raise UsageError(f"--inputs {path}: there is no tensor in it")
+    for name, tensor in values.items():
+        if _dtype(tensor) not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise UsageError(f"--inputs {path}: {name} is {_dtype(tensor)}, none of {known}")
+        if not tensor.numel():
+            raise UsageError(f"--inputs {path}: {name} is of shape {tuple(tensor.shape)}: empty")
+    return Given(str(path), values)
+
+
+def parse_dynamic(texts: Sequence[str]) -> Dynamic:
+    """Dynamic dimensions as users write them, once for each input: `x:{0:batch,1:length}`.
+
+    Raises:
+        UsageError: a text is not of that form.
+    """
+    found: dict[str, dict[int, str]] = {}
+    for text in texts:
+        match = re.fullmatch(
+            r"(\w+):\{((?:\d+:[A-Za-z_]\w*(?:,|(?=\})))*)\}", text.replace(" ", "")
+        )
+        if match is None or match[1] in found:
+            raise UsageError(
+                f"--dynamic {text}: write INPUT:{{POSITION:NAME,…}}, once for each input, for "
+                "example x:{0:batch,1:length}"
+            )
+        pairs = [part.split(":") for part in match[2].split(",") if part]
+        found[match[1]] = {int(position): name for position, name in pairs}
+    return found
+
+
+def specs_of(given: Given, module: nn.Module) -> tuple[TensorSpec, ...]:
+    """The inputs of a module, in the order of its forward, every dimension fixed.
+
+    Raises:
+        UsageError: the names are not those that the module's forward begins with.
+    """
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    order = names[: len(given.values)]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        order = sorted(given.values)
+    needed = [p.name for p in parameters if p.name in names and p.default is p.empty]
+    if set(order) != set(given.values) or not set(needed) <= set(order):
+        raise UsageError(
+            f"--inputs {given.place}: it has {', '.join(given.values)}, and the model's forward "
+            f"takes {', '.join(names) or 'nothing'}, by position: give the first of these, "
+            "all that have no default"
+        )
+    return tuple(_spec(name, given.values[name]) for name in order)
+
+
+def named(specs: Sequence[TensorSpec], dynamic: Dynamic) -> tuple[TensorSpec, ...]:
+    """The same inputs, with dynamic dimensions as the user names them.
+
+    Raises:
+        UsageError: there is no such input or dimension.
+    """
+    known = {spec.name: spec for spec in specs}
+    for name, dims in dynamic.items():
+        if name not in known:
+            raise UsageError(f"--dynamic {name}: it is not an input; there are: {', '.join(known)}")
+        for position in dims:
+            if position >= len(known[name].dims):
+                rank = len(known[name].dims)
+                raise UsageError(f"--dynamic {name}: it has {rank} dimensions, and no {position}")
+    return tuple(
+        replace(
+            spec,
+            dims=tuple(dynamic.get(spec.name, {}).get(i, dim) for i, dim in enumerate(spec.dims)),
+        )
+        for spec in specs
+    )
+
+
+def fitted(model: Model, given: Given) -> Model:
+    """The model with the user's values as its example, at their sizes.
+
+    Raises:
+        UsageError: they do not fit its inputs, or dimensions of one name differ in size.
+    """
+    specs = {spec.name: spec for spec in model.inputs}
+    if specs.keys() != given.values.keys():
+        raise UsageError(
+            f"--inputs {given.place}: the model takes {', '.join(specs)}, and it has "
+            f"{', '.join(given.values)}"
+        )
+    sizes: dict[str, int] = {}
+    for name, spec in specs.items():
+        tensor = given.values[name]
+        if _dtype(tensor) != spec.dtype or tensor.dim() != len(spec.dims):
+            raise UsageError(
+                f"--inputs {given.place}: {name} is {_dtype(tensor)}{list(tensor.shape)}, and the "
+                f"model takes {spec.dtype}[{', '.join(map(str, spec.dims))}]"
+            )
+        if spec.high is not None and not 0 <= int(tensor.min()) <= int(tensor.max()) < spec.high:
+            raise UsageError(
+                f"--inputs {given.place}: {name} has values outside of 0 to {spec.high - 1}"
+            )
+        for i, (dim, size) in enumerate(zip(spec.dims, tensor.shape, strict=True)):
+            wanted = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
+            if size != wanted:
+                raise UsageError(
+                    f"--inputs {given.place}: dimension {i} of {name} ({dim}) is {size}, not "
+                    f"{wanted}"
+                )
+    return replace(model, sizes=sizes, given={name: given.values[name] for name in specs})
+
+
+def _spec(name: str, tensor: Tensor) -> TensorSpec:
+    integers = not tensor.is_floating_point() and tensor.dtype != torch.bool
+    high = max(1, int(tensor.max()) + 1) if integers else None
+    return TensorSpec(name, _dtype(tensor), tuple(tensor.shape), high)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,192 @@
+"""Stand-ins for packages that exist for CUDA only, so that other people's model code imports as is.
+
+    with fuseport.shims.installed("auto") as used:
+        import their_model
+
+One file or folder here is one stand-in, laid out like the package that it is called after; their
+functions call the registered ops of `fuseport.ops`. `_any.py` in a folder serves the submodules
+that have no file of their own. Stand-ins import each other relatively, and so keep one identity.
+"""
+
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from fuseport.exporter.errors import UsageError
+
+__all__ = ["AUTO", "SHIMS", "active", "chosen", "installed"]
+
+AUTO = "auto"
+"""In the place of names: all stand-ins whose package is not installed."""
+
+SHIMS: tuple[str, ...] = tuple(
+    module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+)
+"""The packages that there are stand-ins for."""
+
+_FOLDER = Path(__file__).parent
+
+# Each stand-in is executed once in a process, so that `isinstance` of its classes holds from one
+# use to the next: user modules that stay imported keep the classes of the first.
+_executed: dict[str, ModuleType] = {}
+
+# Packages that no finder serves just now.
+_aside: set[str] = set()
+
+
+def chosen(which: str | Iterable[str]) -> tuple[str, ...]:
+    """`which` as names, `AUTO` among them or not.
+
+    Raises:
+        UsageError: there is no stand-in of a name.
+    """
+    names = tuple(dict.fromkeys([which] if isinstance(which, str) else which))
+    for name in names:
+        if name != AUTO and name not in SHIMS:
+            known = ", ".join((AUTO, *SHIMS))
+            raise UsageError(f"shim {name}: there is no such stand-in; there are: {known}")
+    return names
+
+
+def active(which: Iterable[str]) -> bool:
+    """Whether the stand-ins of these names are on the import path now."""
+    return any(finder.serves(which) for finder in sys.meta_path if isinstance(finder, _Finder))
+
+
+@contextmanager
+def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
+    """Stand-ins on the import path, for the time of the context.
+
+    Args:
+        which: `auto` for all whose package is not installed, or names, or both. A package that is
+            installed is replaced only when it is named; it is back afterwards.
+
+    Yields:
+        The names of the packages whose stand-ins have been imported, filled as that happens.
+
+    Raises:
+        UsageError: there is no stand-in of a name.
+    """
+    names = chosen(which)
+    used: list[str] = []
+    finder = _Finder(names, used)
+    replaced = {n: m for n, m in sys.modules.items() if _root(n) in names and not _is_ours(m)}
+    outside = {n: m for n, m in sys.modules.items() if _is_ours(m)}
+    for name in (*replaced, *outside):
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    try:
+        yield used
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [n for n, m in sys.modules.items() if _is_ours(m)]:
+            del sys.modules[name]
+        sys.modules.update(replaced | outside)
+
+
+class _Finder(MetaPathFinder):
+    """Serves stand-ins, from the front of `sys.meta_path`."""
+
+    def __init__(self, names: Sequence[str], used: list[str]) -> None:
+        self._names = names
+        self._used = used
+
+    def serves(self, names: Iterable[str]) -> bool:
+        """Whether it was made for these names, `AUTO` being one."""
+        return set(names) <= set(self._names)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        root = _root(fullname)
+        if root not in SHIMS or root in _aside:
+            return None
+        parent = sys.modules.get(fullname.rpartition(".")[0])
+        if parent is None:
+            if root not in self._names and (AUTO not in self._names or self._is_there(fullname)):
+                return None
+        elif not _is_ours(parent):
+            return None
+        file = _file(fullname)
+        if file is None:
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: fuseport's stand-in for {root} has no such part",
+                name=fullname,
+            )
+        if root == "triton" and root not in sys.modules:
+            _tell_torch()
+        folder = [str(file.parent)] if file.name == "__init__.py" else None
+        if file.stem == "_any":
+            folder = []
+        return importlib.util.spec_from_file_location(
+            fullname, file, loader=_Loader(file, self._used), submodule_search_locations=folder
+        )
+
+    def _is_there(self, name: str) -> bool:
+        """Whether another finder has the package; an empty folder of that name does not count."""
+        for finder in sys.meta_path:
+            if isinstance(finder, _Finder):
+                continue
+            spec = finder.find_spec(name, None)
+            if spec is not None and spec.origin is not None:
+                return True
+        return False
+
+
+class _Loader(Loader):
+    def __init__(self, file: Path, used: list[str]) -> None:
+        self._file = file
+        self._used = used
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return _executed.get(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        root = _root(module.__name__)
+        if root not in self._used:
+            self._used.append(root)
+        if module.__name__ not in _executed:
+            code = compile(self._file.read_bytes(), self._file, "exec", dont_inherit=True)
+            exec(code, module.__dict__)
+            _executed[module.__name__] = module
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _is_ours(module: ModuleType | None) -> bool:
+    return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
+
+
+def _file(fullname: str) -> Path | None:
+    """The file here that stands in for a module."""
+    path = _FOLDER.joinpath(*fullname.split("."))
+    general = _FOLDER / _root(fullname) / "_any.py"
+    candidates = (path / "__init__.py", path.with_name(f"{path.name}.py"), general)
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _tell_torch() -> None:
+    """Have torch ask for triton now, while there is none: it keeps the answers."""
+    _aside.add("triton")
+    try:
+        _ask_torch()
+    finally:
+        _aside.discard("triton")
+
+
+def _ask_torch() -> None:
+    from torch.utils import _triton
+
+    for ask in ("has_triton_package", "get_triton_version", "has_triton"):
+        with suppress(AttributeError):  # in versions of torch that do not ask so
+            getattr(_triton, ask)()
+    with suppress(ImportError):  # as above; the compiler keeps the answer in a module of its own
+        importlib.import_module("torch._inductor.runtime.triton_compat")

@@ -1,0 +1,107 @@
+"""What Triton's stand-in is made of: kernels that cannot be launched, and placeholders."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+__all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]
+
+
+class JITFunction:
+    """A kernel: `kernel[grid](…)` raises RuntimeError and says so.
+
+    Args:
+        fn: the function that was decorated, or the kernel.
+    """
+
+    def __init__(self, fn: Any) -> None:
+        self.fn: Any = fn.fn if isinstance(fn, JITFunction) else fn
+        self.__name__: str = getattr(self.fn, "__name__", "kernel")
+        self.__doc__ = self.fn.__doc__
+        code = getattr(self.fn, "__code__", None)
+        self.arg_names = list(code.co_varnames[: code.co_argcount]) if code else []
+
+    def __getitem__(self, grid: Any) -> Callable[..., NoReturn]:
+        return self._refuse
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse()
+
+    def run(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses, as a launch does."""
+        self._refuse()
+
+    def warmup(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses, as a launch does."""
+        self._refuse()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        code = getattr(self.fn, "__code__", None)
+        place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        raise RuntimeError(
+            f"the Triton kernel {self.__name__}{place} was launched, but Triton here is fuseport's "
+            "stand-in: Triton kernels run on GPUs only, and no exported format holds one. Take the "
+            "path of the model without Triton, if it has one, or call the op of fuseport.ops that "
+            "computes the same"
+        )
+
+
+class Config:
+    """Settings of a kernel for `autotune`, kept as given.
+
+    Args:
+        kwargs: values of the kernel's constants.
+        options: num_warps, num_stages and the like.
+    """
+
+    def __init__(self, kwargs: dict[str, Any], *args: Any, **options: Any) -> None:
+        self.kwargs = kwargs
+        self.__dict__.update(options)
+        names = ("num_warps", "num_stages", "num_ctas")
+        self.__dict__.update(zip(names, args, strict=False))
+
+
+def jit(fn: Any = None, **options: Any) -> Any:
+    """Decorates a kernel, with or without options."""
+    return JITFunction if fn is None else JITFunction(fn)
+
+
+def autotune(*args: Any, **options: Any) -> Any:
+    """Decorates a kernel."""
+    return JITFunction
+
+
+def heuristics(*args: Any, **options: Any) -> Any:
+    """Decorates a kernel."""
+    return JITFunction
+
+
+class Placeholder:
+    """Something of triton's that code may name, annotate with, decorate by and look into.
+
+    Args:
+        name: in full, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> "Placeholder":
+        if name.startswith("__"):
+            raise AttributeError(f"{self._name} has no attribute {name!r}")
+        return Placeholder(f"{self._name}.{name}")
+
+    def __getitem__(self, item: Any) -> "Placeholder":
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._name.endswith(".constexpr"):
+            return args[0]  # a constant, as kernels and the code around them use it
+        if len(args) == 1 and callable(args[0]) and not kwargs:
+            return JITFunction(args[0])  # a decorator
+        raise RuntimeError(
+            f"{self._name} was called, but Triton here is fuseport's stand-in: it runs on GPUs "
+            "only, and no exported format holds a Triton kernel"
+        )
+
+    def __repr__(self) -> str:
+        return f"<stand-in of {self._name}>"

@@ -1,0 +1,1 @@
+"""Part of the stand-in for `mamba_ssm`; see its root."""

@@ -1,0 +1,42 @@
+"""Stands in for `triton`: kernels can be defined, and say what they are when they are launched.
+
+Names that are not here, and all of `triton.language`, are placeholders; see `triton._any`.
+"""
+
+from typing import Any
+
+from fuseport.exporter.shims._triton import (
+    Config,
+    JITFunction,
+    Placeholder,
+    autotune,
+    heuristics,
+    jit,
+)
+
+__all__ = [
+    "Config",
+    "JITFunction",
+    "autotune",
+    "cdiv",
+    "heuristics",
+    "jit",
+    "next_power_of_2",
+]
+__version__ = "3.4.0"
+
+
+def cdiv(x: int, y: int) -> int:
+    """x / y, rounded up."""
+    return -(-x // y)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of 2 that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return Placeholder(f"{__name__}.{name}")
