@@ -1,15 +1,78 @@
-"""Which ops a command is about, registered ones or a user's own, and their libraries."""
+"""Which ops a command is about, those of fuseport or a user's own, and their libraries."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from fuseport.exporter import user_code
 from fuseport.exporter.errors import Missing, UsageError
-from fuseport.ops import OPS, build, ort
+from fuseport.exporter.program import one_line
+from fuseport.ops import OPS, added, build, ort, refused
 from fuseport.ops.spec import OpSpec
 
-__all__ = ["built", "chosen"]
+__all__ = ["OwnOps", "built", "chosen", "needed", "own_ops"]
+
+
+@dataclass(frozen=True)
+class OwnOps:
+    """A user's ops, and where they come from.
+
+    Attributes:
+        place: what `--ops` gave, for a child process to import again.
+        name: of the file, folder or module, without the path to it.
+        sha256: of its sources.
+        specs: that it defines.
+    """
+
+    place: str
+    name: str
+    sha256: str
+    specs: tuple[OpSpec, ...]
+
+    def noted(self, used: Iterable[str]) -> dict[str, str] | None:
+        """What a manifest says of them if they have one of the operators used; None if not."""
+        mine = {operator.qualified_name for spec in self.specs for operator in spec.operators}
+        return {"code": self.name, "sha256": self.sha256} if mine & set(used) else None
+
+
+@contextmanager
+def own_ops(place: str | None) -> Iterator[OwnOps | None]:
+    """Import a user's ops, and count them among `fuseport.ops.OPS` in the context.
+
+    Args:
+        place: as `--ops` gives it; None for no ops of the user's.
+
+    Raises:
+        UsageError: there is no such file, or it defines no op, or one that cannot be had.
+        Missing: importing it fails.
+    """
+    if place is None:
+        yield None
+        return
+    specs, file = _defined(place)
+    with added(specs):
+        yield OwnOps(place, file.name, user_code.digest(file), tuple(specs))
+
+
+def needed(manifest: Mapping[str, Any], own: OwnOps | None) -> str | None:
+    """What a reader of a bundle should know of the user's ops in it; None if there are none.
+
+    Raises:
+        Missing: there are, and they were not given.
+    """
+    noted = manifest.get("own_ops")
+    if noted is None:
+        return None
+    if own is None:
+        raise Missing(f"ops in it come from {noted['code']}: give it again with --ops")
+    if own.sha256 == noted["sha256"]:
+        return None
+    return f"{own.name} is not as {noted['code']} was at the export: its ops may differ"
 
 
 def chosen(names: Iterable[str], place: str | None) -> list[OpSpec]:
@@ -24,7 +87,7 @@ def chosen(names: Iterable[str], place: str | None) -> list[OpSpec]:
         UsageError: an op is unknown, or the file defines none, or one whose name is taken.
         Missing: importing it fails.
     """
-    known = OPS if place is None else _defined(place)
+    known = OPS if place is None else {spec.name: spec for spec in _defined(place)[0]}
     wanted = list(names) or list(known)
     for name in wanted:
         if name not in known:
@@ -46,7 +109,7 @@ def built(specs: Sequence[OpSpec], progress: Callable[[str], None]) -> Iterator[
         Missing: a library for torch cannot be compiled.
     """
     for spec in specs:
-        if not spec.has("torch.cpp"):
+        if spec.library is None and not spec.has("torch.cpp"):
             yield f"{spec.name}: plain torch, nothing to compile"
             continue
         progress(f"{spec.name}: compiling")
@@ -65,19 +128,34 @@ def built(specs: Sequence[OpSpec], progress: Callable[[str], None]) -> Iterator[
         yield f"onnxruntime: none: {error}"
 
 
-def _defined(place: str) -> dict[str, OpSpec]:
+def _defined(place: str) -> tuple[list[OpSpec], Path]:
     said = f"--ops {place}"
-    module = user_code.imported(said, place)
+    module = user_code.imported_once(said, place)
     found: Any = getattr(module, "SPECS", None)
     if found is None:
         found = [module.SPEC] if hasattr(module, "SPEC") else []
-    specs: Sequence[Any] = list(found)
+    specs: list[Any] = list(found)
     if not specs or not all(isinstance(spec, OpSpec) for spec in specs):
         raise UsageError(f"{said}: it defines no SPEC, nor SPECS, of fuseport.ops.spec.OpSpec")
-    taken = {operator.name for spec in OPS.values() for operator in spec.operators}
-    for spec in specs:
-        for operator in spec.operators:
-            if operator.name in taken:
-                raise UsageError(f"{said}: there is an operator {operator.name} already")
-            taken.add(operator.name)
-    return {spec.name: spec for spec in specs}
+    if reason := next(filter(None, map(_fault, specs)), None) or refused(specs):
+        raise UsageError(f"{said}: {reason}")
+    file = Path(str(module.__file__))
+    return specs, file.parent if file.name == "__init__.py" else file
+
+
+def _fault(spec: OpSpec) -> str | None:
+    """What a spec says that cannot be; None if nothing."""
+    names = {operator.name for operator in spec.operators}
+    for operator in spec.operators:
+        try:
+            torch._C.parse_schema(operator.name + operator.schema)
+        except RuntimeError as error:
+            return f"{operator.qualified_name}: its schema cannot be read: {one_line(error)}"
+        if operator.backward is not None and operator.backward not in names:
+            return f"{operator.qualified_name}: its backward {operator.backward} is not declared"
+    if spec.lowers:
+        try:
+            spec.lowering().decompositions()
+        except Exception as error:  # of onnx's parser, or of the user's own code
+            return f"{spec.name}: its form in ONNX: {one_line(error)}"
+    return None

@@ -1,13 +1,14 @@
 """The gates: one tensor of a candidate against the truth. Pure functions over tensors."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fuseport.exporter.verify.measure import Norms, errors, is_zero, parts
+from fuseport.exporter.verify.measure import Norms, beyond, errors, is_zero, parts
 
 __all__ = ["Expected", "Judgement", "Tolerance", "Verdict", "judge"]
 
@@ -24,6 +25,10 @@ _RMS_GRADIENT = 3.0
 # In float64 errors are far below any bug; but code that computes in float32 within has a baseline
 # of few independent roundings there, since float64's last places do not move them.
 _FLOAT64 = 16.0
+# The relative tolerances for which it is noted what absolute one would do beside them. That takes
+# as long as the rest of the comparison, so of tensors of many elements only where they fail.
+_RTOLS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+_MANY = 2**20
 # Units in the last place of the tensor's largest value (of its root mean square value) on top: what
 # rounding a result once more may cost when the baseline happens to be exact.
 _FLOOR_ULPS = 4.0
@@ -67,7 +72,10 @@ class Judgement:
         baseline_error: the baseline's largest error.
         bound: what `max_abs_error` may be.
         rms_bound: what `rms_error` may be.
-        would_pass_at: the absolute tolerance under which it would pass.
+        would_pass_at: the absolute tolerance under which it would pass; None where none would do.
+        scale: the truth's largest value, over its finite ones.
+        atol_at_rtol: the same as `would_pass_at`, beside a relative tolerance, by it; None also
+            for what passes and has many elements.
     """
 
     verdict: Verdict
@@ -78,6 +86,8 @@ class Judgement:
     bound: float | None = None
     rms_bound: float | None = None
     would_pass_at: float | None = None
+    scale: float | None = None
+    atol_at_rtol: Mapping[str, float] | None = None
 
 
 def judge(
@@ -158,23 +168,16 @@ def _accuracy(
     tolerance: Tolerance | None,
 ) -> Judgement:
     scale, baseline = expected.scale, expected.baseline
-    bound, rms_bound = _bounds(name, candidate.dtype, baseline, scale)
-    vanished = is_zero(candidate)
-    reason = None
-    # Zero says that something is cut off; but not where the truth is lost in rounding anyway.
-    if vanished and scale.max_abs > baseline.max_abs and not expected.zero:
-        reason = "exactly zero where the model's is not"
-    elif not vanished and scale.max_abs == 0.0 and baseline.max_abs == 0.0:
-        reason = "not zero where the model's is exactly zero"
-    elif tolerance is not None:
+    if tolerance is None:
+        bound, rms_bound = _bounds(name, candidate.dtype, baseline, scale)
+    else:
         bound, rms_bound = tolerance.atol + tolerance.rtol * scale.max_abs, math.inf
-        if not _tolerated(candidate, truth, tolerance):
-            reason = f"off by {found.max_abs:.3g}, beyond the tolerance given"
-    # Written so that NaN fails.
-    elif not found.max_abs <= bound:
-        reason = f"off by {found.max_abs:.3g} where {bound:.3g} is allowed"
-    elif not found.rms <= rms_bound:
-        reason = f"off by {found.rms:.3g} in root mean square where {rms_bound:.3g} is allowed"
+    zero = _zero(candidate, expected)
+    reason = zero or _inaccurate(candidate, truth, found, Norms(bound, rms_bound), tolerance)
+    profile = None
+    if zero is None and (reason is not None or truth.numel() <= _MANY):
+        needed = beyond(candidate, truth, _RTOLS)
+        profile = {f"{rtol:.0e}": atol for rtol, atol in zip(_RTOLS, needed, strict=True)}
     return Judgement(
         "pass" if reason is None else "fail",
         reason,
@@ -183,8 +186,37 @@ def _accuracy(
         baseline.max_abs,
         bound,
         rms_bound,
-        found.max_abs,
+        found.max_abs if zero is None else None,
+        scale.max_abs,
+        profile,
     )
+
+
+def _zero(candidate: Tensor, expected: Expected) -> str | None:
+    """What is wrong with zeros, which no tolerance pardons: they say that something is cut off."""
+    scale, baseline = expected.scale, expected.baseline
+    vanished = is_zero(candidate)
+    # But not where the truth is lost in rounding anyway.
+    if vanished and scale.max_abs > baseline.max_abs and not expected.zero:
+        return "exactly zero where the model's is not"
+    if not vanished and scale.max_abs == 0.0 and baseline.max_abs == 0.0:
+        return "not zero where the model's is exactly zero"
+    return None
+
+
+def _inaccurate(
+    candidate: Tensor, truth: Tensor, found: Norms, bound: Norms, tolerance: Tolerance | None
+) -> str | None:
+    """Why the errors are too large; None if they are not. Written so that NaN fails."""
+    if tolerance is not None:
+        if _tolerated(candidate, truth, tolerance):
+            return None
+        return f"off by {found.max_abs:.3g}, beyond the tolerance given"
+    if not found.max_abs <= bound.max_abs:
+        return f"off by {found.max_abs:.3g} where {bound.max_abs:.3g} is allowed"
+    if not found.rms <= bound.rms:
+        return f"off by {found.rms:.3g} in root mean square where {bound.rms:.3g} is allowed"
+    return None
 
 
 def _bounds(name: str, dtype: torch.dtype, baseline: Norms, scale: Norms) -> tuple[float, float]:

@@ -1,12 +1,13 @@
 """How large a tensor is, and how far it is from another one."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-__all__ = ["Norms", "errors", "is_zero", "norms", "parts"]
+__all__ = ["Norms", "beyond", "errors", "is_zero", "norms", "parts"]
 
 # Elements at a time: they stay in the cache, memory stays bounded, and torch does not split them
 # among threads, which for steps as short as these costs more than it gives.
@@ -42,6 +43,22 @@ def errors(value: Tensor, truth: Tensor) -> Norms:
     return Norms(largest, math.sqrt(squares / max(1, value.numel())))
 
 
+def beyond(value: Tensor, truth: Tensor, rtols: Sequence[float]) -> list[float]:
+    """How far `value` is from the truth beyond each relative tolerance.
+
+    That is max(|error| - rtol·|truth|) over the elements, at least 0. Where NaN and
+    infinities are those of the truth they are no error.
+    """
+    factors = torch.tensor(rtols, dtype=torch.float64).unsqueeze(1)
+    largest = torch.zeros(len(rtols), dtype=torch.float64)
+    for part, exact in parts(value, truth, _CHUNK // len(rtols)):
+        same = (part == exact) | (part.isnan() & exact.isnan())
+        error = (part - exact).abs_().masked_fill_(same, 0.0)  # in float64, as the truth is
+        size = exact.abs().masked_fill_(same, 0.0)
+        largest = largest.maximum((error - factors * size).amax(1))
+    return largest.tolist()
+
+
 def norms(tensor: Tensor) -> Norms:
     """Of a tensor's finite values."""
     largest, squares = 0.0, 0.0
@@ -57,7 +74,7 @@ def is_zero(tensor: Tensor) -> bool:
     return not any(bool(part.any()) for part, _ in parts(tensor, tensor))
 
 
-def parts(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both tensors, of the same shape, by flat parts."""
-    pairs = zip(one.reshape(-1).split(_CHUNK), other.reshape(-1).split(_CHUNK), strict=True)
+def parts(one: Tensor, other: Tensor, size: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both tensors, of the same shape, by flat parts of up to `size` elements."""
+    pairs = zip(one.reshape(-1).split(size), other.reshape(-1).split(size), strict=True)
     return (pair for pair in pairs if pair[0].numel())

@@ -1,6 +1,6 @@
 """How a model is run for truth and baseline: over reference implementations, and in float64."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,10 +16,18 @@ __all__ = ["Float64", "References"]
 class References(TorchFunctionMode):
     """Calls of fused ops run their reference implementations, in plain differentiable torch."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        every = (operator for op in OPS.values() for operator in op.operators)
+        self._operators = {operator.qualified_name: operator for operator in every}
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return _REFERENCES.get(_operator(func), func)(*args, **(kwargs or {}))
+        operator = self._operators.get(_operator(func))
+        if operator is None:
+            return func(*args, **(kwargs or {}))
+        return operator.reference(*operator.bound(args, kwargs or {}))
 
 
 class Float64(TorchFunctionMode):
@@ -27,7 +35,15 @@ class Float64(TorchFunctionMode):
 
     Casts become casts to float64, factories make float64, and tensors of narrower types that the
     code holds outside of its module are widened where they are used.
+
+    Args:
+        told_float32: code that asks for the dtype of a float64 tensor hears float32, for model code
+            that insists on it.
     """
+
+    def __init__(self, *, told_float32: bool = False) -> None:
+        super().__init__()
+        self._told_float32 = told_float32
 
     def __enter__(self) -> "Float64":
         self._default = torch.get_default_dtype()
@@ -42,6 +58,9 @@ class Float64(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if self._told_float32 and getattr(func, "__self__", None) is _DTYPE:
+            found = func(*args)
+            return torch.float32 if found == torch.float64 else found
         if func in _CASTS:
             return args[0].to(_CASTS[func])
         args, kwargs = pytree.tree_map(_raised, (tuple(args), dict(kwargs or {})))
@@ -60,6 +79,7 @@ def _raised(value: Any) -> Any:
     return value
 
 
+_DTYPE = Tensor.__dict__.get("dtype", Tensor.dtype)
 _WIDER = {
     torch.float32: torch.float64,
     torch.float16: torch.float64,
@@ -82,8 +102,3 @@ def _operator(func: Any) -> str:
     if isinstance(func, torch._ops.OpOverloadPacket):
         return func._qualified_op_name
     return func._schema.name if isinstance(func, torch._ops.OpOverload) else ""
-
-
-_REFERENCES: dict[str, Callable[..., Any]] = {
-    operator.qualified_name: operator.reference for op in OPS.values() for operator in op.operators
-}

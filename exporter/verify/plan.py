@@ -1,19 +1,24 @@
 """What is to be compared: cases, and the jobs that runtimes do on them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fuseport.exporter import runtimes
+from fuseport.exporter.program import Entry, entry_of
 
-__all__ = ["REPEATS", "Case", "Job", "admitted", "cases", "jobs"]
+__all__ = ["GIVEN", "REPEATS", "Case", "Job", "admitted", "cases", "jobs", "seeded"]
+
+GIVEN = "as given"
+"""The case of the user's own inputs."""
 
 REPEATS = 3
 """How often a job calls its artifact: an op was once right twice and wrong at the third call."""
 
 _ODD = (3, 7, 11, 13, 17)
 _MOVED_UP = 16
+_APART = 1_000_003  # cases of one bundle have seeds that count up
 _EDGE = 65  # one step past the chunk of 64 after which scans save their state
 
 
@@ -26,12 +31,14 @@ class Case:
         sizes: of each dynamic dimension.
         layout: of floating inputs and cotangents in memory, see `runtimes._layouts`.
         seed: of the values.
+        entry: what of the model takes these inputs.
     """
 
     name: str
     sizes: Mapping[str, int]
     layout: str
     seed: int
+    entry: Entry = "forward"
 
 
 @dataclass(frozen=True)
@@ -41,24 +48,29 @@ class Job:
     Attributes:
         runtime: its name.
         artifact: the file; the bundle's weights for a runtime of the model itself.
-        program: `forward` or `gradient`: what is compared.
-        way: `run` the artifact, or `autograd` through it.
+        program: `forward`, `gradient` or `step`: what is compared.
+        way: `run` the artifact, or `autograd` through it; or, of either, the forms in which
+            backward can be asked for.
         case: the case's name.
     """
 
     runtime: str
     artifact: Path
     program: str
-    way: Literal["run", "autograd"]
+    way: Literal["run", "autograd", "forms", "autograd forms"]
     case: str
 
 
-def cases(sizes: Mapping[str, int], seed: int) -> tuple[Case, ...]:
+def cases(
+    sizes: Mapping[str, int], seed: int, entry: Entry = "forward", *, given: bool = False
+) -> tuple[Case, ...]:
     """The shapes of the export, and held-out shapes chosen to break coincidences.
 
     Args:
         sizes: of the export, by dynamic dimension.
         seed: of the first case; the others count up from it.
+        entry: what of the model; a step has no gradient, so no cotangents.
+        given: whether there are inputs of the user's own, at `sizes`.
     """
     ones = dict.fromkeys(sizes, 1)
     odd = dict(zip(sizes, (_ODD[i % len(_ODD)] for i in range(len(sizes))), strict=True))
@@ -75,8 +87,14 @@ def cases(sizes: Mapping[str, int], seed: int) -> tuple[Case, ...]:
         ]
     else:
         drafts.append(("export, transposed", sizes, "transposed"))
+    if given:
+        drafts.append((GIVEN, sizes, "contiguous"))
+    if entry == "step":
+        drafts = [
+            (f"step, {name}", s, layout) for name, s, layout in drafts if layout != "expanded"
+        ]
     return tuple(
-        Case(name, dict(s), layout, seed + i) for i, (name, s, layout) in enumerate(drafts)
+        Case(name, dict(s), layout, seed + i, entry) for i, (name, s, layout) in enumerate(drafts)
     )
 
 
@@ -103,42 +121,81 @@ def admitted(
             kept.append(case)
         else:
             at = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            kept.append(Case(f"{case.name}, moved up to {at}", sizes, case.layout, case.seed))
+            kept.append(replace(case, name=f"{case.name}, moved up to {at}", sizes=sizes))
     return tuple(kept), tuple(notes)
+
+
+def seeded(
+    planned: Sequence[Case], seeds: Sequence[int], refused: Collection[str] = ()
+) -> list[Case]:
+    """The cases with other values too: sizes and layouts are the same.
+
+    Args:
+        planned: of an export.
+        seeds: 0 stands for the cases as they are; others are drawn anew, but for the user's own
+            inputs, which have no other values.
+        refused: names of those that the model cannot run, whatever the values.
+    """
+    return [
+        replace(case, name=f"{case.name}, seed {n}", seed=case.seed + n * _APART) if n else case
+        for n in seeds
+        for case in planned
+        if not n or case.name not in {GIVEN, *refused}
+    ]
 
 
 def jobs(
     folder: Path,
     manifest: Mapping[str, Any],
     chosen: Sequence[str],
-    names: Sequence[str],
+    names: Mapping[Entry, Sequence[str]],
     *,
     rebuilt: bool,
+    forms: bool = False,
 ) -> Iterator[Job]:
-    """Every artifact of a bundle in every runtime that runs its format, forward and gradient.
+    """Every artifact of a bundle in every runtime that runs its format, and the model's own.
 
     Args:
         folder: of the bundle.
         manifest: of the bundle.
         chosen: runtimes.
-        names: of the cases.
+        names: of the cases of each entry.
         rebuilt: whether the model itself can be run.
+        forms: whether to ask for backward in all its forms, too, on one case.
     """
     for name in chosen:
         runtime = runtimes.get(name)
         if runtime.FORMAT is None:
             if rebuilt:
                 weights = folder / "weights.safetensors"
-                yield from (Job(name, weights, "forward", "run", case) for case in names)
-                yield from (Job(name, weights, "gradient", "autograd", case) for case in names)
+                for entry in names:
+                    yield from of_artifact(name, weights, entry, names, forms=forms)
             continue
         for entry in manifest["artifacts"]:
             if entry["format"] == runtime.FORMAT:
-                yield from of_artifact(name, folder / entry["file"], entry["program"], names)
+                file = folder / entry["file"]
+                yield from of_artifact(name, file, entry["program"], names, forms=forms)
 
 
-def of_artifact(runtime: str, file: Path, program: str, names: Sequence[str]) -> Iterator[Job]:
+def of_artifact(
+    runtime: str,
+    file: Path,
+    program: str,
+    names: Mapping[Entry, Sequence[str]],
+    *,
+    forms: bool = False,
+) -> Iterator[Job]:
     """One artifact in one runtime: by itself and, forward programs, through autograd too."""
-    yield from (Job(runtime, file, program, "run", case) for case in names)
+    own = names.get(entry_of(program), ())
+    yield from (Job(runtime, file, program, "run", case) for case in own)
     if program == "forward" and runtimes.get(runtime).AUTOGRAD:
-        yield from (Job(runtime, file, "gradient", "autograd", case) for case in names)
+        yield from (Job(runtime, file, "gradient", "autograd", case) for case in own)
+        if forms and own:
+            yield Job(runtime, file, "gradient", "autograd forms", _small(own))
+    if program == "gradient" and forms and own:
+        yield Job(runtime, file, "gradient", "forms", _small(own))
+
+
+def _small(names: Sequence[str]) -> str:
+    """A case of few values, none of them alone in its dimension, where there is one."""
+    return next((name for name in names if name.startswith("odd")), names[0])

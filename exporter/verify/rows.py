@@ -10,9 +10,10 @@ from fuseport.exporter import runtimes
 from fuseport.exporter.verify.compare import Expected, Judgement, Tolerance, Verdict, judge
 from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.plan import Job
-from fuseport.exporter.verify.report import FLOAT64, Row
+from fuseport.exporter.verify.report import FLOAT64, OWN_BACKWARD, Row
 from fuseport.exporter.verify.run import Answer
 from fuseport.exporter.verify.sample import Sample, Truth, opened
+from fuseport.exporter.verify.tolerances import Tolerances
 
 __all__ = ["judged", "repeated", "whole"]
 
@@ -31,15 +32,15 @@ def judged(
     answer: Answer,
     sample: Sample,
     program: Mapping[str, Any],
-    tolerance: Tolerance | None,
+    tolerances: Tolerances | None,
 ) -> Iterator[Row]:
     """The rows of one job: one for each tensor, or one for all where nothing can be compared.
 
     Args:
         answer: of a runtime.
         sample: the case.
-        program: the forward one, as the manifest has it.
-        tolerance: the user's, instead of the rule.
+        program: that of the case's entry, as the manifest has it.
+        tolerances: the user's, instead of the rule.
     """
     job = answer.job
     if answer.status != "done":
@@ -49,17 +50,28 @@ def judged(
         return
     for name in answer.mutated:
         yield _row(job, name, Judgement("fail", "the runtime changed this input in place"))
+    if job.way.endswith("forms"):
+        yield from _of_forms(answer, sample, tolerances, _own_functions(job, program))
+        return
     expected = [spec["name"] for spec in program["outputs"]]
     if job.program == "gradient":
         expected += [n for n in [*sample.expected, *sample.none] if n.startswith("grad/")]
+    # As the model has them: a file has its tensors by name.
+    place = {name: i for i, name in enumerate(expected)}
     try:
+        functions = _own_functions(job, program)
         for call in answer.calls or {}:
-            for name, judgement in _of_call(answer, call, expected, sample, tolerance):
+            found = _of_call(answer, call, expected, sample, tolerances)
+            for name, judgement in sorted(found, key=lambda pair: place.get(pair[0], len(place))):
+                if name.startswith("grad/"):
+                    judgement = _explained(judgement, functions)
+                way = OWN_BACKWARD if functions else job.way
                 if call == 1:
-                    yield _row(job, name, judgement)
+                    yield replace(_row(job, name, judgement), way=way)
                 elif judgement.verdict == "fail":
                     reason = f"at call {call}, which differs from the first: {judgement.reason}"
-                    yield _row(job, name, replace(judgement, reason=reason))
+                    judgement = replace(judgement, reason=reason)
+                    yield replace(_row(job, name, judgement), way=way)
     except (OSError, SafetensorError) as error:
         yield _row(job, "*", Judgement("error", f"its results cannot be read: {error}"))
 
@@ -68,7 +80,9 @@ def repeated(stored: Sequence[Sample], computed: Sequence[Sample]) -> Iterator[R
     """Hold the truth of the model built again against that of the model that was exported."""
     then = {sample.case.name: sample for sample in stored}
     for sample in computed:
-        before = then[sample.case.name]
+        before = then.get(sample.case.name)
+        if before is None:  # of another seed, which the export did not compute
+            continue
         if before.refused is not None or sample.refused is not None:
             continue
         with opened(before) as exact, opened(sample) as again:
@@ -80,7 +94,7 @@ def repeated(stored: Sequence[Sample], computed: Sequence[Sample]) -> Iterator[R
                     runtime=FLOAT64,
                     provider=None,
                     artifact="samples",
-                    program="gradient" if name.startswith("grad/") else "forward",
+                    program="gradient" if name.startswith("grad/") else sample.case.entry,
                     way="run",
                     case=sample.case.name,
                     tensor=name,
@@ -102,8 +116,9 @@ def _of_call(
     call: int,
     expected: Sequence[str],
     sample: Sample,
-    tolerance: Tolerance | None,
+    tolerances: Tolerances | None,
 ) -> Iterator[tuple[str, Judgement]]:
+    given = tolerances or Tolerances()
     missing = dict.fromkeys(expected)
     with opened(sample) as exact:
         for name, tensor in answer.tensors(call):
@@ -119,13 +134,63 @@ def _of_call(
                 yield name, Judgement("fail", "the model has nothing of this name")
             else:
                 value = None if known is None else exact(name)
-                yield name, judge(name, tensor, value, known, tolerance)
+                yield name, judge(name, tensor, value, known, given.of(name))
         for name in missing:
             value = exact(name) if name in sample.expected and name not in sample.omitted else None
             if value is None and name not in sample.none:
                 yield name, Judgement("fail", "not given, where the model has it")
             else:
-                yield name, judge(name, None, value, sample.expected.get(name), tolerance)
+                yield name, judge(name, None, value, sample.expected.get(name))
+
+
+def _of_forms(
+    answer: Answer,
+    sample: Sample,
+    tolerances: Tolerances | None,
+    functions: Sequence[str],
+) -> Iterator[Row]:
+    """A row for each form of backward: it is the plain gradient, which other rows judge, bit for
+    bit, or within the bounds of the truth by itself."""
+    for name, call, error in answer.forms:
+        judgement = Judgement("pass")
+        if error is not None:
+            judgement = Judgement("fail", f"backward fails when it is asked for so: {error}")
+        elif call is not None:
+            try:
+                given = [tensor for tensor, _ in answer.tensors(call)]
+                found = dict(_of_call(answer, call, given, sample, tolerances))
+            except (OSError, SafetensorError) as broken:
+                judgement = Judgement("error", f"its results cannot be read: {broken}")
+            else:
+                tensor, judgement = max(found.items(), key=lambda pair: _badness(pair[1]))
+                if judgement.verdict == "fail":
+                    judgement = replace(judgement, reason=f"{tensor}: {judgement.reason}")
+        row = _row(answer.job, name, _explained(judgement, functions))
+        yield replace(row, way=OWN_BACKWARD) if functions else row
+
+
+def _badness(judgement: Judgement) -> tuple[int, float]:
+    error, bound = judgement.max_abs_error or 0.0, judgement.bound or 1.0
+    return ("pass", "unsupported", "fail").index(judgement.verdict), error / bound
+
+
+def _own_functions(job: Job, program: Mapping[str, Any]) -> Sequence[str]:
+    """The model's own autograd functions, where the job goes through their backward."""
+    if runtimes.get(job.runtime).FORMAT is not None or not job.way.startswith("autograd"):
+        return ()
+    functions: Sequence[str] = program["architecture"]["config"].get("functions", ())
+    return functions
+
+
+def _explained(judgement: Judgement, functions: Sequence[str]) -> Judgement:
+    """Who is at fault: not the kernel, and no artifact."""
+    if not functions or judgement.verdict != "fail":
+        return judgement
+    reason = (
+        f"the model's own backward ({', '.join(functions)}) is not the gradient of its forward, "
+        f"which artifacts have: {judgement.reason}"
+    )
+    return replace(judgement, reason=reason)
 
 
 def _row(job: Job, tensor: str, judgement: Judgement, *, crash: bool = False) -> Row:

@@ -15,16 +15,22 @@ from typing import Any, Literal
 from safetensors import safe_open
 from torch import Tensor
 
+from fuseport.exporter import runtimes
 from fuseport.exporter.child import Child, Limits
 from fuseport.exporter.verify.plan import REPEATS, Job
 from fuseport.exporter.verify.sample import Sample
 
-__all__ = ["Answer", "Limits", "execute"]
+__all__ = ["WORKER", "Answer", "Limits", "execute"]
+
+WORKER = "fuseport.exporter.runtimes._worker"
 
 _POLL_SECONDS = 0.02
 _AHEAD = 2  # jobs that a child may do before the first of them is judged: so many files may lie
 
 Numbered = tuple[int, Job]
+
+Programs = Mapping[str, Mapping[str, Any]]
+"""By program, see `program.KINDS`, what a manifest says of it."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class Answer:
         calls: the number of a call → its file of tensors; the first call, and later ones that
             differ.
         mutated: inputs and cotangents that the runtime changed.
+        forms: of a job of backward forms: each by name, with the number of the call that has its
+            gradients, where these are not the plain ones, and what it raised, if anything.
     """
 
     job: Job
@@ -45,6 +53,7 @@ class Answer:
     reason: str | None = None
     calls: Mapping[int, Path] | None = None
     mutated: tuple[str, ...] = ()
+    forms: tuple[tuple[str, int | None, str | None], ...] = ()
 
     def tensors(self, call: int) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each result of a call, one at a time from disk."""
@@ -57,10 +66,11 @@ class Answer:
 def execute(
     jobs: Sequence[Job],
     samples: Mapping[str, Sample],
-    programs: Mapping[str, Mapping[str, Any]],
+    programs: Callable[[Job], Programs],
     folder: Path,
     limits: Limits,
     started: Callable[[Job], None] = lambda _: None,
+    worker: str = WORKER,
 ) -> Generator[Answer, None, None]:
     """Do the jobs of one runtime, in order; each answer comes as soon as it is there.
 
@@ -70,20 +80,26 @@ def execute(
     Args:
         jobs: of one runtime.
         samples: by the case's name.
-        programs: by program, what the manifest says of it; see `runtimes.Runtime.load`.
+        programs: of what a job runs; see `runtimes.Runtime.load`.
         folder: empty, for this call alone.
         limits: of each child.
         started: told of each job that begins.
+        worker: the module that the child runs.
     """
     waiting = list(enumerate(jobs))
     while waiting:
         token = secrets.token_hex(16)
-        requests = [_request(number, job, samples, programs) for number, job in waiting]
+        requests = [_request(number, job, samples, programs(job)) for number, job in waiting]
         file = folder / "request.json"
         content = {"token": token, "folder": str(folder), "parent": os.getpid(), "jobs": requests}
+        content["own_ops"] = programs(waiting[0][1])["forward"].get("own_ops")
         file.write_text(json.dumps(content), encoding="utf-8")
-        arguments = ["fuseport.exporter.runtimes._worker", str(file)]
-        with Child(arguments, folder / "stderr", limits) as child:
+        arguments = [worker, str(file)]
+        writable = _writable(folder, content)
+        if writable is not None:
+            for program in programs(waiting[0][1]).values():
+                runtimes.prepare(waiting[0][1].runtime, program)
+        with Child(arguments, folder / "stderr", limits, writable) as child:
             child.tell("\n" * _AHEAD)
             while waiting:
                 answer = _await(child, folder, waiting[0], token, started)
@@ -101,16 +117,22 @@ def execute(
                 waiting = waiting[dead:]
 
 
+def _writable(folder: Path, request: Mapping[str, Any]) -> Sequence[Path] | None:
+    """What a child may write to: its folder. The user's own code may do what the user may."""
+    trusted = request["own_ops"] or any(job["program"].get("code") for job in request["jobs"])
+    return None if trusted else [folder]
+
+
 def _request(
     number: int,
     job: Job,
     samples: Mapping[str, Sample],
-    programs: Mapping[str, Mapping[str, Any]],
+    programs: Programs,
 ) -> dict[str, Any]:
     sample = samples[job.case]
-    forward = programs["forward"]
+    entry = programs[sample.case.entry]
     # Autograd runs through the forward program.
-    program = programs["gradient" if job.way == "run" and job.program == "gradient" else "forward"]
+    program = entry if job.way.startswith("autograd") else programs[job.program]
     differentiated = job.program == "gradient"
     return {
         "id": str(number),
@@ -120,8 +142,8 @@ def _request(
         "way": job.way,
         "tensors": str(sample.file),
         "layout": sample.case.layout,
-        "inputs": [spec["name"] for spec in forward["inputs"]],
-        "cotangents": _differentiable(forward) if differentiated else [],
+        "inputs": [spec["name"] for spec in entry["inputs"]],
+        "cotangents": _differentiable(entry) if differentiated else [],
         "repeats": REPEATS,
     }
 
@@ -179,6 +201,7 @@ def _read(folder: Path, number: int, job: Job, token: str) -> Answer:
         calls = {
             int(call): folder / f"{number}.{int(call)}.safetensors" for call in content["calls"]
         }
-        return Answer(job, "done", None, calls, tuple(content["mutated"]))
+        forms = tuple((f["name"], f["call"], f["error"]) for f in content.get("forms", ()))
+        return Answer(job, "done", None, calls, tuple(content["mutated"]), forms)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Answer(job, "error", f"its answer cannot be read: {error}")

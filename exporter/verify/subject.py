@@ -11,13 +11,18 @@ from typing import Any
 from fuseport.exporter import formats, models, runtimes
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
+from fuseport.exporter.op_choice import OwnOps, needed
+from fuseport.exporter.program import KINDS, Entry
 from fuseport.exporter.verify import plan, truth
-from fuseport.exporter.verify.compare import Judgement, Tolerance
+from fuseport.exporter.verify.compare import Judgement
+from fuseport.exporter.verify.decoding import decoded
+from fuseport.exporter.verify.keeping import Kept
 from fuseport.exporter.verify.plan import Job
 from fuseport.exporter.verify.report import Row
 from fuseport.exporter.verify.rows import judged, repeated, whole
 from fuseport.exporter.verify.run import Limits, execute
 from fuseport.exporter.verify.sample import Sample, read_all
+from fuseport.exporter.verify.tolerances import Tolerances
 
 __all__ = ["Subject", "prepare", "programs_of", "whole"]
 
@@ -57,14 +62,19 @@ class Subject:
             UsageError: there is no such file, no format has its suffix, or a runtime that was named
                 runs nothing of what there is.
         """
-        names = list(self.samples)
+        names: dict[Entry, list[str]] = {}
+        for sample in self.samples.values():
+            names.setdefault(sample.case.entry, []).append(sample.case.name)
         if artifact is None:
             folder, manifest = self.bundle.folder, self.bundle.manifest
-            found = list(plan.jobs(folder, manifest, [runtime], names, rebuilt=self.rebuilt))
+            found = list(
+                plan.jobs(folder, manifest, [runtime], names, rebuilt=self.rebuilt, forms=True)
+            )
         else:
             format_name, kind = _recognised(artifact, program, self.bundle.manifest)
             runs = format_name == runtimes.get(runtime).FORMAT
-            found = list(plan.of_artifact(runtime, artifact, kind, names)) if runs else []
+            each = plan.of_artifact(runtime, artifact, kind, names, forms=True)
+            found = list(each) if runs else []
         if named and names and not found:
             what = artifact or f"{self.bundle.folder}: nothing in it"
             needed = runtimes.get(runtime).FORMAT or "the model itself: give --model"
@@ -76,25 +86,52 @@ class Subject:
         jobs: Sequence[Job],
         folder: Path,
         limits: Limits,
-        tolerance: Tolerance | None,
+        tolerances: Tolerances | None,
         progress: Callable[[str], None],
+        kept: Kept,
     ) -> Iterator[Row]:
-        """Do the jobs of one runtime, and judge what comes of them."""
+        """Do the jobs of one runtime, and judge what comes of them.
+
+        Args:
+            jobs: of the runtime.
+            folder: empty, for this call alone.
+            limits: of each child.
+            tolerances: the user's; None for the rule.
+            progress: told of each job.
+            kept: what is known of jobs already, and where to note what comes of others.
+        """
 
         def started(job: Job) -> None:
             what = "model" if runtimes.get(job.runtime).FORMAT is None else job.artifact.name
-            way = ", autograd" if job.way == "autograd" else ""
+            way = "" if job.way == "run" else f", {job.way}"
             progress(f"{job.runtime}: {what}{way}: {job.case}")
 
-        answers = execute(jobs, self.samples, self.programs, folder, limits, started)
+        done = {job: rows for job in jobs if (rows := kept.record.rows(job)) is not None}
+        left = [job for job in jobs if job not in done]
+        if kept.saved is not None:
+            answers = kept.saved.answers(left, self.samples)
+        else:
+            answers = execute(left, self.samples, lambda _: self.programs, folder, limits, started)
         with closing(answers):  # so that an interrupt ends the child at once
-            for answer in answers:
-                sample = self.samples[answer.job.case]
-                yield from judged(answer, sample, self.programs["forward"], tolerance)
+            for job in jobs:
+                if job in done:
+                    yield from done[job]
+                    continue
+                answer, sample = next(answers), self.samples[job.case]
+                kept.recorder.keep(answer, sample)
+                program = self.programs[sample.case.entry]
+                found = tuple(judged(answer, sample, program, tolerances))
+                kept.record.add(job, found)
+                yield from found
 
 
 def prepare(
-    bundle: Bundle, code: str | None, work: Path, progress: Callable[[str], None]
+    bundle: Bundle,
+    code: str | None,
+    work: Path,
+    progress: Callable[[str], None],
+    own: OwnOps | None = None,
+    seeds: Sequence[int] = (0,),
 ) -> Subject:
     """Build the model again and compute truth, or take the samples of the export.
 
@@ -103,6 +140,11 @@ def prepare(
         code: the user's own model code, if the model came from it.
         work: a folder to write truth to.
         progress: told of each step.
+        own: the user's own ops, if there are any in the bundle.
+        seeds: see `plan.seeded`.
+
+    Raises:
+        Missing: other seeds are wanted, and the model cannot be built again to have their truth.
     """
     manifest = bundle.manifest
     stored = read_all(bundle.folder / "samples")
@@ -111,18 +153,24 @@ def prepare(
     rows: list[Row] = []
     rebuilt = True
     try:
+        if note := needed(manifest, own):
+            notes.append(note)
         progress("building the model again")
         model = models.rebuild(manifest["architecture"], bundle.weights, code=code)
     except Missing as error:
+        if tuple(seeds) != (0,):
+            raise Missing(f"other seeds need the model itself: {error}") from error
         rebuilt = False
         notes.append(f"compared on the samples stored at the export: {error}")
     else:
         folder = work / "truth"
         folder.mkdir()
-        cases = [sample.case for sample in stored]
+        refused = {sample.case.name for sample in stored if sample.refused is not None}
+        cases = plan.seeded([sample.case for sample in stored], seeds, refused)
         given = {sample.case.name: sample.file for sample in stored if sample.refused is None}
         samples = truth.compute(model, cases, folder, given=given, progress=progress)
         rows += repeated(stored, samples)
+        rows += decoded(model, manifest["programs"], manifest["seed"], progress)
         del model
         _give_back()
     for sample in samples:
@@ -132,7 +180,7 @@ def prepare(
     return Subject(
         bundle,
         {s.case.name: s for s in samples if s.refused is None},
-        programs_of(manifest, code),
+        programs_of(manifest, code, own),
         rebuilt,
         tuple(rows),
         tuple(notes),
@@ -146,14 +194,19 @@ def _give_back() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def programs_of(manifest: Mapping[str, Any], code: str | None) -> dict[str, dict[str, Any]]:
+def programs_of(
+    manifest: Mapping[str, Any], code: str | None, own: OwnOps | None
+) -> dict[str, dict[str, Any]]:
     """By kind, what a runtime is told of a program; see `runtimes.Runtime.load`."""
     shared = {
         "architecture": manifest["architecture"],
         "code": code,
         "ops": list(manifest["ops"]),
+        "own_ops": None if own is None else own.place,
     }
-    return {kind: {**program, **shared} for kind, program in manifest["programs"].items()}
+    return {
+        kind: {"kind": kind, **program, **shared} for kind, program in manifest["programs"].items()
+    }
 
 
 def _recognised(
@@ -164,19 +217,23 @@ def _recognised(
         raise UsageError(f"{artifact}: there is no such file")
     format_name = formats.of_file(artifact.name)
     if program is None:
-        program = _program_of_onnx(artifact) if format_name == "onnx" else None
-        program = program or ("gradient" if "gradient" in artifact.name else "forward")
+        program = _program_of_onnx(artifact, manifest) if format_name == "onnx" else None
+        program = program or next((k for k in KINDS if k in artifact.name), "forward")
     if program not in manifest["programs"]:
         raise UsageError(f"{artifact}: the bundle has no {program} program to hold it against")
     return format_name, program
 
 
-def _program_of_onnx(artifact: Path) -> str:
+def _program_of_onnx(artifact: Path, manifest: Mapping[str, Any]) -> str | None:
+    """The program whose inputs the file has; None if it has other ones."""
     import onnx
 
     try:
         graph = onnx.load(artifact, load_external_data=False).graph
     except Exception as error:  # protobuf raises its own types, by version
         raise CorruptInput(f"{artifact}: not an ONNX file ({type(error).__name__})") from error
-    cotangents = any(value.name.startswith("cotangent_") for value in graph.input)
-    return "gradient" if cotangents else "forward"
+    found = {value.name for value in graph.input}
+    for kind, program in manifest["programs"].items():
+        if found == {spec["name"] for spec in program["inputs"]}:
+            return str(kind)
+    return None

@@ -2,7 +2,8 @@
 
 Truth is the model over the reference implementations of its ops, in float64 throughout: casts to
 narrower types in model code are raised. The baseline is the same in the working dtype, computed in
-several equally good ways; the largest error among them is what a candidate is measured by.
+several equally good ways; the largest error among them is what a candidate is measured by. Autograd
+functions of the model's own are inlined in both, as export does.
 """
 
 import copy
@@ -15,17 +16,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fuseport.exporter import own_backward
 from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
-from fuseport.exporter.models.model import example
-from fuseport.exporter.program import named_outputs, one_line
+from fuseport.exporter.models.model import at, example
+from fuseport.exporter.program import Entry, named_outputs, one_line
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.verify import baseline
 from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
 from fuseport.exporter.verify.modes import Float64, References
-from fuseport.exporter.verify.plan import Case
+from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
 __all__ = ["compute"]
@@ -56,12 +58,18 @@ def compute(
         ExportFailed: the model does not run in float64.
         StorageError: there is no room for the truth.
     """
-    wide = copy.deepcopy(model.module).double()
     samples = []
+    wide: tuple[Entry, nn.Module] | None = None  # one at a time: models can be large
     for number, case in enumerate(cases):
         progress(f"truth in float64: {case.name}")
+        called = at(model, case.entry)
+        if wide is None or wide[0] != case.entry:
+            wide = None  # given back before the next is made
+            wide = case.entry, copy.deepcopy(called.module).double()
         file = folder / f"case{number}.safetensors"
-        samples.append(_sample(model, wide, case, file, limit, (given or {}).get(case.name)))
+        with own_backward.inlined():
+            sample = _sample(called, wide[1], case, file, limit, (given or {}).get(case.name))
+        samples.append(sample)
     write_index(folder, samples)
     return tuple(samples)
 
@@ -102,7 +110,10 @@ class _RefusedError(Exception):
 def _drawn(model: Model, case: Case) -> tuple[Tensors, Tensors]:
     """Random inputs and cotangents."""
     generator = torch.Generator().manual_seed(case.seed)
-    inputs = {spec.name: example(spec, case.sizes, generator) for spec in model.inputs}
+    if case.name == GIVEN and model.given is not None:
+        inputs = dict(model.given)
+    else:
+        inputs = {spec.name: example(spec, case.sizes, generator) for spec in model.inputs}
     try:
         with References():
             outputs = _session(model, model.module).run(inputs)
@@ -111,7 +122,7 @@ def _drawn(model: Model, case: Case) -> tuple[Tensors, Tensors]:
     cotangents = {
         name: _cotangent(output, case.layout, generator)
         for name, output in outputs.items()
-        if output.is_floating_point()
+        if output.is_floating_point() and model.differentiable
     }
     return inputs, cotangents
 
@@ -121,6 +132,10 @@ def _given(model: Model, file: Path) -> tuple[Tensors, Tensors]:
         inputs = {s.name: stored.get_tensor(f"input/{s.name}") for s in model.inputs}
         names = [n for n in stored.keys() if n.startswith("cotangent/")]  # noqa: SIM118
         cotangents = {n.removeprefix("cotangent/"): stored.get_tensor(n) for n in names}
+    # As for drawn inputs, the first run is one in the working dtype: model code may keep what it
+    # makes at its first call (VFIMamba's grids), and could not use it if it were float64.
+    with References():
+        _session(model, model.module).run(inputs)
     return inputs, cotangents
 
 
@@ -137,16 +152,32 @@ def _session(model: Model, module: nn.Module) -> ModuleSession:
     )
 
 
+def _results(
+    model: Model, module: nn.Module, inputs: Tensors, cotangents: Tensors
+) -> dict[str, Tensor | None]:
+    """Outputs and, where there are any, gradients."""
+    session = _session(model, module)
+    if model.differentiable:
+        return session.differentiate(inputs, cotangents)
+    return dict(session.run(inputs))
+
+
 def _exact(
     model: Model, wide: nn.Module, inputs: Tensors, cotangents: Tensors
 ) -> dict[str, Tensor | None]:
     def widened(tensors: Tensors) -> dict[str, Tensor]:
         return {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
 
+    def computed(mode: Float64) -> dict[str, Tensor | None]:
+        with References(), mode:
+            return _results(model, wide, widened(inputs), widened(cotangents))
+
     try:
-        with References(), Float64():
-            results = _session(model, wide).differentiate(widened(inputs), widened(cotangents))
-    except Exception as error:  # model code may insist on its dtype with any error
+        try:
+            results = computed(Float64())
+        except Exception:  # model code may insist on its dtype with any error
+            results = computed(Float64(told_float32=True))
+    except Exception as error:
         raise ExportFailed(
             "the model does not run in float64, in which truth is computed: "
             f"{one_line(error)}; make its code take any floating dtype"
@@ -166,7 +197,7 @@ def _baseline(
     first: dict[str, bytes] = {}
     for number, way in enumerate(baseline.ways(model.module, inputs)):
         with way as moved, References():
-            results = _session(model, model.module).differentiate(moved, cotangents)
+            results = _results(model, model.module, moved, cotangents)
         for name in names:
             value = results.pop(name, None)
             if value is None:

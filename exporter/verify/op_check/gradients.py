@@ -13,6 +13,7 @@ from fuseport.exporter.verify.compare import Expected, judge
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
 from fuseport.exporter.verify.op_check.subject import (
     LAYOUTS,
+    SMALL,
     Point,
     Refused,
     Subject,
@@ -35,7 +36,6 @@ __all__ = ["Standard", "backward", "double_backward", "gradcheck", "standard", "
 
 Values = dict[str, Tensor | None]
 
-_SMALL = 2_000  # elements of the inputs for differences: two evaluations for each, if not fast
 _TINY = 60
 _MOVES = 3
 
@@ -65,6 +65,22 @@ class Standard:
             if judgement.verdict == "fail":
                 return f"{name}: {judgement.reason}"
         return None
+
+    def closest(self, found: Mapping[str, Tensor | None]) -> tuple[float, str]:
+        """How much of its bound the worst of the values takes, and the figures in words."""
+        worst = (0.0, "no error anywhere")
+        for name, value in found.items():
+            mine = None if value is None else _real(value)
+            judgement = judge(name, mine, self._truth[name], self._expected[name])
+            for error, bound in (
+                (judgement.max_abs_error, judgement.bound),
+                (judgement.rms_error, judgement.rms_bound),
+            ):
+                if error and bound and error / bound > worst[0]:
+                    known = f"the baseline's own is {judgement.baseline_error:.2g}"
+                    words = f"{name} off by {judgement.max_abs_error:.2g}, {known}"
+                    worst = error / bound, words
+        return worst
 
 
 def standard(subject: Subject, operator: Operator, given: Inputs, seeds: Inputs | None) -> Standard:
@@ -115,7 +131,8 @@ def value(subject: Subject) -> Iterator[Trial]:
 def backward(subject: Subject) -> Iterator[Trial]:
     """Gradients, in every dtype and layout, for random cotangents in every layout.
 
-    They are held against autograd of the reference in float64; so is the reference's own backward.
+    They are held against autograd of the reference in float64; so is the reference's own backward,
+    and the kernel's where saved outputs, too, lie in memory as the layouts have it.
     """
     _need_gradient(subject)
 
@@ -143,6 +160,21 @@ def backward(subject: Subject) -> Iterator[Trial]:
         names = subject.spec.differentiable(operator)[0]
         return right.fault({f"grad/{name}": found["d" + name] for name in names})
 
+    def laid(point: Point) -> str | None:
+        operator, given = subject.forward(point.case), point.inputs()
+        _accepted(point, operator, given)
+        gradient = subject.gradient(operator)
+        seeds = cotangents(subject, operator, given, "as it is")
+        right = standard(subject, operator, given, seeds)
+        lay = LAYOUTS[point.layout]
+        wanted = {
+            k: lay(v) if isinstance(v, Tensor) and k not in given else v
+            for k, v in backward_inputs(subject, operator, operator, given, seeds).items()
+        }
+        found = dict(zip(gradient.outputs, outputs(gradient, wanted), strict=True))
+        names = subject.spec.differentiable(operator)[0]
+        return right.fault({f"grad/{name}": found["d" + name] for name in names})
+
     seen: set[str] = set()
     layouts = list(LAYOUTS)
     for index, point in enumerate(points(subject, layouts=True)):
@@ -151,6 +183,8 @@ def backward(subject: Subject) -> Iterator[Trial]:
             continue
         layout = layouts[index % len(layouts)]
         yield f"{point}, cotangents {layout}", partial(trial, point, layout)
+        if point.layout != "as it is" and not point.layout.startswith("expanded"):
+            yield f"{point}, saved outputs {point.layout}", partial(laid, point)
         if point.dtype == point.case.dtypes[0] and point.layout == "as it is":
             yield f"{point}, the reference's backward", partial(explicit, point)
             if operator.name not in seen and len(subject.spec.differentiable(operator)[1]) > 1:
@@ -165,9 +199,9 @@ def gradcheck(subject: Subject) -> Iterator[Trial]:
 
     def trial(point: Point) -> str | None:
         operator, given = subject.forward(point.case), contiguous(point.inputs())
-        takes = subject.spec.differentiable(operator)[1]
-        for value in tensors(given).values():
-            value.requires_grad_(floating(value))
+        gets, takes = subject.spec.differentiable(operator)
+        for name in gets:
+            given[name].requires_grad_()
 
         def differentiable(*values: object) -> tuple[Tensor, ...]:
             inputs = dict(zip(given, values, strict=True))
@@ -182,7 +216,7 @@ def gradcheck(subject: Subject) -> Iterator[Trial]:
         return None
 
     for point in points(subject, torch.float64, empty=False):
-        small = point.dtype == torch.float64 and size(point) <= _SMALL
+        small = point.dtype == torch.float64 and size(point) <= SMALL
         if small and subject.forward(point.case).backward is not None:
             yield str(point), partial(trial, point)
 
@@ -203,23 +237,25 @@ def double_backward(subject: Subject) -> Iterator[Trial]:
             return f"it is refused by an error that does not name {name}: {one_line(error)}"
         plain = _twice(subject, operator, operator.reference, given, seeds)
         for name, expected in plain.items():
-            if (found[name] is None) != (expected is None):
-                return f"{name} is there or not, unlike the reference's"
-            if expected is not None and not torch.allclose(
-                found[name], expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max())
+            mine = found[name]
+            if mine is None or expected is None:
+                if mine is not expected:
+                    return f"{name} is there or not, unlike the reference's"
+            elif not torch.allclose(
+                mine, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max())
             ):
                 return f"{name} is neither right nor refused"
         return None
 
     for point in points(subject, torch.float64, empty=False):
-        small = point.dtype == torch.float64 and size(point) <= _SMALL
+        small = point.dtype == torch.float64 and size(point) <= SMALL
         if small and subject.forward(point.case).backward is not None:
             yield str(point), partial(trial, point)
 
 
 def _twice(
     subject: Subject, operator: Operator, run: object, given: Inputs, seeds: Inputs
-) -> dict[str, Tensor]:
+) -> Values:
     """The gradients of the sum of all gradients' squares."""
     assert callable(run)
     leaves = {
@@ -237,6 +273,8 @@ def _twice(
     )
     total = sum((g.abs().square().sum() for g in once if g is not None), torch.zeros(()))
     assert isinstance(total, Tensor)
+    if not total.requires_grad:  # a linear operator's gradients depend on no input
+        return dict.fromkeys(wanted)
     twice = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
     return dict(zip(wanted, twice, strict=True))
 

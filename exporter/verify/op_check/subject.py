@@ -11,6 +11,7 @@ from fuseport.ops.spec import Case, Inputs, Operator, OpSpec, as_tuple
 
 __all__ = [
     "LAYOUTS",
+    "SMALL",
     "Check",
     "Layout",
     "Point",
@@ -34,6 +35,9 @@ __all__ = [
     "widened",
 ]
 
+SMALL = 2_000
+"""Elements of inputs that are differentiated by differences, two evaluations for each."""
+
 Run = Callable[..., "Tensor | tuple[Tensor, ...]"]
 Layout = Callable[[Tensor], Tensor]
 
@@ -54,13 +58,11 @@ class Subject:
         spec: of the op; its operators are registered.
         cases: of the op, or a sample of them.
         seed: of all values.
-        all_ops: that one library of kernels for ONNX Runtime has to hold, this one among them.
     """
 
     spec: OpSpec
     cases: tuple[Case, ...]
     seed: int
-    all_ops: tuple[OpSpec, ...]
 
     def forward(self, case: Case) -> Operator:
         """The operator that a case calls."""
@@ -127,15 +129,32 @@ def points(
 
 
 def sample(cases: Sequence[Case], count: int | None, seed: int) -> tuple[Case, ...]:
-    """So many of the cases of each operator, drawn with the seed; all for None."""
+    """So many of the cases of each operator, drawn with the seed; all for None.
+
+    One of them is of a size that every check takes, if the operator has such a case.
+    """
     if count is None:
         return tuple(cases)
     draw = random.Random(seed)
     chosen: set[str] = set()
     for operator in dict.fromkeys(case.operator for case in cases):
-        own = [case.name for case in cases if case.operator == operator]
-        chosen |= set(draw.sample(own, min(count, len(own))))
+        own = [case for case in cases if case.operator == operator]
+        small = [case for case in own if _is_small(case)]
+        first = draw.sample(small, 1) if small else []
+        others = [case for case in own if case not in first]
+        count_others = min(count - len(first), len(others))
+        chosen |= {case.name for case in (*first, *draw.sample(others, count_others))}
     return tuple(case for case in cases if case.name in chosen)
+
+
+def _is_small(case: Case) -> bool:
+    if torch.float64 not in case.dtypes:
+        return False
+    try:
+        sizes = [t.numel() for t in tensors(case.make(torch.float64, 0)).values()]
+    except Exception:  # of a user's op: the checks say so
+        return False
+    return all(sizes) and sum(sizes) <= SMALL
 
 
 def tensors(inputs: Inputs) -> dict[str, Tensor]:

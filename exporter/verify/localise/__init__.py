@@ -1,0 +1,174 @@
+"""Failed rows → diagnoses: where each failure begins, and who is at fault.
+
+Each failure is looked into in a child process, limited in time and memory as the runtimes' own.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from fuseport.exporter import runtimes
+from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.verify.diagnosis import Diagnosis
+from fuseport.exporter.verify.plan import Job
+from fuseport.exporter.verify.report import FLOAT64, OWN_BACKWARD, Row
+from fuseport.exporter.verify.sample import write_index
+from fuseport.exporter.verify.subject import Subject
+
+__all__ = ["BUDGET", "Settings", "diagnosed"]
+
+BUDGET = 2**28
+"""Bytes of a program's values that are looked at in one round."""
+
+_MOST = 6  # failures to look into; more say the same over and over
+_SECONDS = 900.0  # for all of them
+_POLL_SECONDS = 0.05
+_LATER = re.compile(r"at call (\d+), which differs")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How failures are looked into.
+
+    Attributes:
+        code: the user's own model code, as of `api.verify`.
+        own: where the user's own ops come from.
+        limits: of each child, and of one failure altogether.
+        repro: a folder for scripts that show the mismatch without fuseport; None for none.
+        wanted: whether they are at all.
+        budget: bytes of values at a time.
+    """
+
+    code: str | None = None
+    own: str | None = None
+    limits: Limits = Limits()  # noqa: RUF009  # it is frozen
+    repro: Path | None = None
+    wanted: bool = True
+    budget: int = BUDGET
+
+
+def diagnosed(
+    rows: Sequence[Row],
+    jobs: Mapping[str, Sequence[Job]],
+    subject: Subject,
+    work: Path,
+    settings: Settings,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[tuple[Diagnosis, ...], tuple[str, ...]]:
+    """Look into the first failing case of each artifact, runtime and way; at most a handful.
+
+    Args:
+        rows: of a verification.
+        jobs: that they came of, by runtime.
+        subject: that was verified.
+        work: a folder to work in.
+        settings: how.
+        progress: told of each failure.
+
+    Returns:
+        The diagnoses, and a sentence on each script that was written or could not be.
+    """
+    if not settings.wanted:
+        return (), ()
+    failures = _failures(rows, [job for part in jobs.values() for job in part])
+    found: list[Diagnosis] = []
+    notes: list[str] = []
+    deadline = time.monotonic() + _SECONDS
+    for number, (job, failed) in enumerate(failures[:_MOST]):
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            break
+        limits = replace(settings.limits, seconds=min(left, settings.limits.seconds))
+        row = failed[0]
+        progress(f"looking into {job.runtime}: {row.artifact}: {job.program}: {job.case}")
+        folder = work / f"localise{number}"
+        folder.mkdir()
+        at = replace(settings, limits=limits)
+        diagnosis, note = _one(job, failed, subject, folder, at)
+        found.append(diagnosis)
+        if note is not None:
+            notes.append(note)
+    if more := len(failures) - len(found):
+        notes.append(f"{more} failures more were not looked into")
+    return tuple(found), tuple(notes)
+
+
+def _failures(rows: Sequence[Row], jobs: Sequence[Job]) -> list[tuple[Job, list[Row]]]:
+    """The first failing job of each artifact, runtime, program and way, with its failed rows."""
+    found: dict[tuple[str, ...], tuple[Job, list[Row]]] = {}
+    named: dict[tuple[str, ...], Job] = {
+        (j.runtime, _artifact(j), j.program, j.way, j.case): j for j in jobs
+    }
+    for row in rows:
+        if row.verdict != "fail" or row.runtime == FLOAT64 or row.way == OWN_BACKWARD:
+            continue
+        job = named.get((row.runtime, row.artifact, row.program, row.way, row.case))
+        if job is None:
+            continue
+        key = (row.runtime, row.artifact, row.program, row.way)
+        first, failed = found.setdefault(key, (job, []))
+        if first == job:
+            failed.append(row)
+    return list(found.values())
+
+
+def _artifact(job: Job) -> str:
+    return "model" if runtimes.get(job.runtime).FORMAT is None else job.artifact.name
+
+
+def _one(
+    job: Job,
+    failed: Sequence[Row],
+    subject: Subject,
+    folder: Path,
+    settings: Settings,
+) -> tuple[Diagnosis, str | None]:
+    sample, bundle = subject.samples[job.case], subject.bundle
+    index = folder / "samples"
+    index.mkdir()
+    # Where the tensors are stays the same; the index is beside the request.
+    write_index(index, [sample])
+    (index / sample.file.name).symlink_to(sample.file.resolve())
+    later = _LATER.match(failed[0].reason or "")
+    repro = settings.repro
+    request = {
+        "parent": os.getpid(),
+        "answer": str(folder / "answer.json"),
+        "folder": str(folder),
+        "bundle": str(bundle.folder.resolve()),
+        "sha256": bundle.sha256,
+        "code": settings.code,
+        "own_ops": settings.own,
+        "job": {**asdict(job), "artifact": str(job.artifact.resolve())},
+        "tensors": [row.tensor for row in failed],
+        "call": 1 if later is None else int(later[1]),
+        "samples": str(index),
+        "programs": subject.programs,
+        "seconds": settings.limits.seconds,
+        "memory": settings.limits.memory,
+        "budget": settings.budget,
+        "repro": None if repro is None else str((repro / _slug(job)).resolve()),
+    }
+    file = folder / "request.json"
+    file.write_text(json.dumps(request), encoding="utf-8")
+    arguments = ["fuseport.exporter.verify.localise._worker", str(file)]
+    answer = folder / "answer.json"
+    with Child(arguments, folder / "stderr", settings.limits) as child:
+        child.expect(True)
+        while not answer.exists() and not child.ended():
+            time.sleep(_POLL_SECONDS)
+        if answer.exists():
+            content = json.loads(answer.read_text(encoding="utf-8"))
+            return Diagnosis.from_json(content["diagnosis"]), content["repro"]
+        reason = f"what looked into it: {child.last_words()}"
+    row = failed[0]
+    return Diagnosis(row.runtime, row.artifact, row.program, row.way, row.case, None, reason), None
+
+
+def _slug(job: Job) -> str:
+    text = f"{job.runtime}-{_artifact(job)}-{job.program}-{job.way}"
+    return re.sub(r"[^A-Za-z0-9.+]+", "-", text)

@@ -1,0 +1,139 @@
+"""One failure → where it begins and who is at fault."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fuseport.exporter.errors import FuseportError
+from fuseport.exporter.program import one_line
+from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
+from fuseport.exporter.verify.localise import candidates, parts
+from fuseport.exporter.verify.localise.attribution import Fault, attributed, is_onnx
+from fuseport.exporter.verify.localise.candidates import Candidate, Graph
+from fuseport.exporter.verify.localise.look import Alone, Forward, Look
+from fuseport.exporter.verify.localise.look_back import Backward
+from fuseport.exporter.verify.localise.scene import Failure, Scene
+from fuseport.exporter.verify.localise.search import Found, first_wrong
+from fuseport.exporter.verify.localise.trial import NotRunError
+
+__all__ = ["Finding", "investigated"]
+
+_TRIES = 6  # values that were wrong only for what they were computed from
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of an investigation.
+
+    Attributes:
+        diagnosis: for the report.
+        alone: the suspects by themselves, where they are wrong there.
+    """
+
+    diagnosis: Diagnosis
+    alone: Alone | None
+
+
+def investigated(
+    failure: Failure, scene: Scene, progress: Callable[[str], None] = lambda _: None
+) -> Finding:
+    """Look into a failure."""
+    job = failure.job
+    divergence: Divergence | None = None
+    alone: Alone | None = None
+    eager: Alone | None = None
+    method = None
+    try:
+        progress("looking for where it begins")
+        look, candidate, target = _look(failure, scene)
+        method = candidate.method
+        found, alone = _searched(look, target, scene.budget)
+        divergence = replace(
+            look.divergence(found), alone="wrong here" if alone.wrong else "carried here"
+        )
+        located = _sentence(found, alone, divergence)
+        if not is_onnx(job):  # whose ops are run by none of torch's kernels
+            eager = look.by_torch().alone(replace(found, vanished=True))
+    except (NotRunError, LookupError, FuseportError) as error:
+        located = f"where it begins is not known: {one_line(error)}"
+    progress("asking who is at fault")
+    op = None if divergence is None else divergence.op
+    fault: Fault = attributed(failure, scene, op, alone, eager)
+    diagnosis = Diagnosis(
+        runtime=job.runtime,
+        artifact=failure.artifact,
+        program=job.program,
+        way=job.way,
+        case=job.case,
+        cause=fault.cause,
+        reason=f"{fault.reason}; {located}",
+        divergence=divergence,
+        method=None if divergence is None else method,
+    )
+    shown = alone if alone is not None and alone.judgement.verdict == "fail" else None
+    return Finding(diagnosis, shown)
+
+
+def _look(failure: Failure, scene: Scene) -> tuple[Look, Candidate, str]:
+    """How to look into a failure, and the wrong value to begin with."""
+    job = failure.job
+    kind = job.program
+    outputs = [name for name in failure.tensors if not name.startswith("grad/")]
+    backwards = job.way == "autograd" and not outputs
+    if job.way == "autograd":
+        kind = "forward"
+    if kind not in scene.programs:
+        raise LookupError(f"there is no {kind} program to look into")
+    program = scene.programs[kind]
+    candidate = candidates.of(
+        job.runtime, job.artifact, program, scene.facts(job.artifact), scene.bundle.weights
+    )
+    inputs, cotangents = scene.tensors(kind)
+    node_of = parts.node_of(program)
+    place = {node.name: i for i, node in enumerate(program.exported.graph.nodes)}
+    if backwards:
+        if not isinstance(candidate, Graph):
+            raise LookupError(f"{failure.artifact} is not differentiated by its runtime")
+        back = Backward(program, candidate, scene.trials, inputs, cotangents)
+        wanted = [name.removeprefix("grad/") for name in failure.tensors]
+        targets = [node_of[name] for name in wanted if name in node_of]
+        # The one whose last use comes last: autograd comes to that first.
+        last = {name: max((place[u] for u in back.needs[name]), default=-1) for name in targets}
+        if not targets:
+            raise LookupError(f"{wanted[0]} is no input and no parameter of the program")
+        return back, candidate, max(targets, key=lambda name: last[name])
+    named = outputs if job.way == "autograd" else list(failure.tensors)
+    targets = [node_of[name] for name in named if name in node_of]
+    if not targets:
+        raise LookupError(f"{named[0]} is no output of the program")
+    forward = Forward(program, candidate, scene.trials, inputs)
+    return forward, candidate, min(targets, key=lambda name: place[name])
+
+
+def _searched(look: Look, target: str, budget: int) -> tuple[Found, Alone]:
+    """The first wrong value that is wrong by its own op's doing; or else the first one."""
+    first: tuple[Found, Alone] | None = None
+    known: set[str] = set()
+    for _ in range(_TRIES):
+        found = first_wrong(look.needs, target, look.sizes, look.wrong, budget, frozenset(known))
+        if found.value == target and target in look.sizes and not look.wrong([target]):
+            raise NotRunError("looked into, the artifact is right")
+        alone = look.alone(found)
+        first = first or (found, alone)
+        if alone.wrong:
+            return found, alone
+        if found.value == target:
+            break
+        known.add(found.value)
+    assert first is not None
+    return first
+
+
+def _sentence(found: Found, alone: Alone, divergence: Divergence) -> str:
+    """Where it begins, in words."""
+    what = f"{divergence.op}, {divergence.direction}"
+    where = f"{divergence.module}: {what}" if divergence.module else what
+    if not alone.wrong:
+        return f"it shows first at {where}, which is right on reference inputs"
+    if alone.judgement.verdict == "fail":
+        return f"it begins at {where}, which is wrong on reference inputs too"
+    return f"it begins at {where}, right alone and wrong only within the whole"

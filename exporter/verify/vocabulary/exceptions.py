@@ -1,0 +1,86 @@
+"""What runtimes and formats cannot do of the vocabulary, each with the reason.
+
+The table is strict: what is stated here and passes fails the suite, so that nothing stays in it
+that is mended.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from fuseport.exporter.verify.vocabulary.report import PlainRow
+
+__all__ = ["EXCEPTIONS", "Stated", "applied", "stated"]
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Something that is unsupported.
+
+    Attributes:
+        operator, case, runtime, program: of the rows that it is about; patterns of fnmatch.
+        reason: why, in a sentence.
+    """
+
+    operator: str
+    reason: str
+    case: str = "*"
+    runtime: str = "*"
+    program: str = "*"
+
+    def about(self, row: PlainRow) -> bool:
+        """Whether it is about a row."""
+        pairs = (
+            (row.operator, self.operator),
+            (row.case, self.case),
+            (row.runtime, self.runtime),
+            (row.program, self.program),
+        )
+        return all(fnmatchcase(name, pattern) for name, pattern in pairs)
+
+
+_EVALUATOR = "onnx_reference"
+_GATHER_END = "onnx's evaluator takes GatherElements along no dimension counted from the end"
+_GATHER_FEW = "onnx's evaluator takes GatherElements with as many columns as the data only"
+_GATHER_MANY = "onnx's evaluator takes GatherElements from at most 64 elements"
+_GROUPS = "onnx's evaluator has no ConvTranspose of several groups"
+_NONE = "onnx's evaluator has no ConvTranspose of an empty batch"
+_LOGARITHM = "onnx's evaluator takes LogSoftmax for the logarithm of Softmax, which may be 0"
+_CUT = "onnx's evaluator has no Pad of negative widths"
+
+EXCEPTIONS: tuple[Stated, ...] = (
+    Stated("gather", _GATHER_END, "last dimension", _EVALUATOR),
+    Stated("gather", _GATHER_FEW, "fewer columns", _EVALUATOR),
+    Stated("adaptive_max_pool3d", _GATHER_MANY, "no batch", _EVALUATOR),
+    Stated("scatter", _GATHER_END, "last dimension", _EVALUATOR, "gradient"),
+    Stated("scatter_add", _GATHER_END, "last dimension", _EVALUATOR, "gradient"),
+    Stated("log_softmax", _LOGARITHM, "large values", _EVALUATOR),
+    Stated("pad", _CUT, "cut off", _EVALUATOR, "forward"),
+    Stated("conv?d", _GROUPS, "groups", _EVALUATOR, "gradient"),
+    Stated("conv?d", _GROUPS, "everything", _EVALUATOR, "gradient"),
+    Stated("depthwise_conv?d", _GROUPS, "two filters for each channel", _EVALUATOR, "gradient"),
+    Stated("conv_transpose?d", _GROUPS, "groups", _EVALUATOR),
+    Stated("conv?d", _NONE, "batch of 0", _EVALUATOR, "gradient"),
+)
+
+
+def stated(row: PlainRow) -> Stated | None:
+    """What is stated of a row; the first that is about it."""
+    return next((entry for entry in EXCEPTIONS if entry.about(row)), None)
+
+
+def applied(rows: Iterator[PlainRow]) -> Iterator[PlainRow]:
+    """The rows as the table has them: what is stated is unsupported, all else passes or fails."""
+    for row in rows:
+        entry = stated(row)
+        if entry is None:
+            if row.verdict == "unsupported":
+                reason = f"unsupported, and not stated in the exceptions: {row.reason}"
+                row = replace(row, verdict="fail", reason=reason)
+        elif row.verdict == "pass":
+            reason = f"stated as unsupported, but it passes; take it out: {entry.reason}"
+            row = replace(row, verdict="fail", reason=reason)
+        else:
+            found = f"{row.verdict}: {row.reason}"
+            row = replace(row, verdict="unsupported", reason=entry.reason, found=found)
+        yield row
