@@ -1,18 +1,28 @@
 """`export` and `verify`: the way of the data, in one screen each."""
 
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from fuseport.exporter import (
+    admission,
+    blockers,
+    formats,
+    libraries,
+    models,
+    own_backward,
+    shims,
+    trust,
+)
 from fuseport.exporter import bench as timing
 from fuseport.exporter import checkpoint as checkpoints
-from fuseport.exporter import formats, libraries, models, runtimes, trust
+from fuseport.exporter.availability import chosen_runtimes, unavailable
 from fuseport.exporter.bench import Bench, Timing
 from fuseport.exporter.bundle import (
     WEIGHTS,
@@ -23,28 +33,55 @@ from fuseport.exporter.bundle import (
     staged,
 )
 from fuseport.exporter.describe import describe, environment
-from fuseport.exporter.errors import Missing, UnsafeInput, UsageError
+from fuseport.exporter.errors import (
+    ExportFailed,
+    FuseportError,
+    Missing,
+    UsageError,
+)
 from fuseport.exporter.forward import capture_forward
 from fuseport.exporter.gradient import capture_gradient
-from fuseport.exporter.models.model import Model, example
+from fuseport.exporter.models.given import Dynamic, Given
+from fuseport.exporter.models.model import Model, at, examples
+from fuseport.exporter.op_choice import own_ops
+from fuseport.exporter.prepare import prepared
 from fuseport.exporter.program import (
+    Entry,
     Kind,
     Program,
     TensorSpec,
     count_nodes,
+    entry_of,
+    one_line,
 )
+from fuseport.exporter.staging import work_folder
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement, Tolerance
+from fuseport.exporter.verify.keeping import kept
+from fuseport.exporter.verify.localise import Settings, diagnosed
+from fuseport.exporter.verify.mutants import Power
+from fuseport.exporter.verify.mutants.self_test import SelfTest, preferred
 from fuseport.exporter.verify.report import Report, Row
+from fuseport.exporter.verify.resume import sources
 from fuseport.exporter.verify.run import Limits
 from fuseport.exporter.verify.subject import prepare, programs_of, whole
+from fuseport.exporter.verify.tolerances import Tolerances
+from fuseport.exporter.verify.untried import untried
 
-__all__ = ["PROGRAMS", "bench", "capture", "export", "verify"]
+__all__ = ["PROGRAMS", "bench", "capture", "export", "self_test", "verify"]
 
 PROGRAMS: tuple[Kind, ...] = ("forward", "gradient")
+"""What is exported unasked."""
 
 # Truth of larger tensors is not stored in a bundle: `verify` computes it again from the model.
 _SAMPLE_LIMIT = 4 * 2**20
+
+# What may stand for one of `Model.scans`.
+_SCANS = tuple(
+    f"{op}{gate}"
+    for op in ("selective_scan", "ssd_chunk_scan", "selective_state_update")
+    for gate in ("", "_gated")
+)
 
 Progress = Callable[[str], None]
 
@@ -53,8 +90,13 @@ def export(
     checkpoint: str | Path,
     output: str | Path,
     *,
+    weights: str | None = None,
     model: str | None = None,
+    ops: str | None = None,
     inputs: Sequence[TensorSpec] | None = None,
+    shim: str | Sequence[str] = (),
+    given: Given | None = None,
+    dynamic: Dynamic | None = None,
     programs: Sequence[Kind] = PROGRAMS,
     format: Sequence[str] | None = None,
     opset: int = formats.DEFAULT_OPSET,
@@ -68,11 +110,22 @@ def export(
     Args:
         checkpoint: a file or folder; its layout and architecture are recognised.
         output: the bundle's folder.
+        weights: which of several in the checkpoint, `model_ema` for example; see
+            `checkpoint.load`.
         model: `module:callable` or `file.py:callable` of the user's own, instead of recognition.
+        ops: a file, folder or module of the user's own that defines ops; see `op_choice`.
         inputs: of the user's own model; see `models.user.parse_inputs`.
-        programs: `forward`, `gradient`, or both.
+        shim: `auto`, or names of packages that the user's code imports and that stand-ins take the
+            place of while it is imported and called; see `fuseport.shims`.
+        given: example inputs, see `models.given.read_given`; they are compared on, too. Of the
+            user's own model they tell the inputs, instead of `inputs`.
+        dynamic: dimensions of inputs that are to be dynamic; None for those that are found to be
+            so in the user's own model, and for those of a built-in architecture.
+        programs: `forward`, `gradient`, `step`, or several; `step` is one token of a language
+            model, with its states as inputs and outputs.
         format: names of formats, see `formats.FORMATS`; None for all but `aot_inductor`, which
-            takes minutes to compile a large model, and runs only on machines like this one.
+            takes minutes to compile a large model, and runs only on machines like this one, and
+            `onnx_native`, which runs in fewer runtimes than `onnx`.
         opset: of ONNX's standard operators.
         dtype: to convert the weights to, `bfloat16` for example; None leaves them.
         seed: of example inputs and samples.
@@ -92,33 +145,42 @@ def export(
             f"opset {opset}: choose one of {formats.OPSETS[0]} to {formats.OPSETS[-1]}"
         )
     wanted = formats.default() if format is None else format
+    stand_ins = shims.chosen(shim)
+    if stand_ins and model is None:
+        raise UsageError("shims are for model code: give --model too")
     writers = {name: formats.get(name) for name in wanted}
-    progress("reading the checkpoint")
-    loaded = checkpoints.load(Path(checkpoint))
-    built, notes = models.from_checkpoint(loaded, code=model, inputs=inputs)
-    if dtype is not None:
-        notes += _convert(built, dtype)
-    captured = list(capture(built, programs, seed, progress))
-    cases, dropped = plan.admitted(plan.cases(built.sizes, seed), captured[0].admits)
-    with staged(target, force=force) as (folder, manifest):
-        weights = folder / WEIGHTS
-        save_file(_state(built), weights)
-        manifest |= describe(loaded, built, captured, (*notes, *dropped), seed)
-        manifest["libraries"], without = libraries.pack(manifest, folder)
-        manifest["notes"] += without
-        options = formats.Options(weights, opset)
-        for program in captured:
-            for name, writer in writers.items():
-                if program.kind in programs:
-                    progress(f"writing {program.kind}{writer.SUFFIX}")
-                    file = f"{program.kind}{writer.SUFFIX}"
-                    facts = writer.write(program, folder / file, options)
-                    manifest["artifacts"].append(
-                        {"file": file, "program": program.kind, "format": name, **facts}
-                    )
-        captured.clear()
-        (folder / "samples").mkdir()
-        truth.compute(built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress)
+    with own_ops(ops) as own:
+        progress("reading the checkpoint")
+        loaded = checkpoints.load(Path(checkpoint), weights)
+        built, notes = models.from_checkpoint(
+            loaded, code=model, inputs=inputs, shim=stand_ins, given=given
+        )
+        built, more = prepared(built, given, dynamic, dtype, seed, progress)
+        notes += more
+        built, more = _tried(built, seed)
+        notes += more
+        captured = list(capture(built, programs, seed, progress))
+        cases, dropped = _planned(built, captured, seed)
+        with staged(target, force=force) as (folder, manifest):
+            save_file(_state(built), folder / WEIGHTS)
+            manifest |= describe(loaded, built, captured, (*notes, *dropped), seed)
+            if own is not None and (noted := own.noted(manifest["ops"])):
+                manifest["own_ops"] = noted
+            manifest["libraries"], without = libraries.pack(manifest, folder)
+            manifest["notes"] += without
+            options = formats.Options(folder / WEIGHTS, opset)
+            for program in captured:
+                for name, writer in writers.items():
+                    if program.kind in programs:
+                        progress(f"writing {program.kind}{writer.SUFFIX}")
+                        file = f"{program.kind}{writer.SUFFIX}"
+                        facts = writer.write(program, folder / file, options)
+                        manifest["artifacts"].append(
+                            {"file": file, "program": program.kind, "format": name, **facts}
+                        )
+            captured.clear()
+            (folder / "samples").mkdir()
+            truth.compute(built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress)
     bundle = open_bundle(target)
     with suppress(OSError):  # without a cache folder to write to, `verify` asks
         trust.add(bundle.sha256)
@@ -132,9 +194,16 @@ def verify(
     artifact: str | Path | None = None,
     program: Kind | None = None,
     model: str | None = None,
-    tolerance: Tolerance | None = None,
+    ops: str | None = None,
+    tolerance: Tolerance | Tolerances | None = None,
+    seeds: Sequence[int] = (0,),
     limits: Limits | None = None,
     trust_native: Sequence[str] = (),
+    resume: bool = False,
+    save_outputs: str | Path | None = None,
+    load_outputs: str | Path | None = None,
+    localise: bool = True,
+    repro: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> Report:
     """Compare every artifact of a bundle with the model: outputs and gradients, in every runtime.
@@ -146,41 +215,98 @@ def verify(
         program: that the artifact holds; None to tell from the file.
         model: the user's own code, where the bundle came from it; without it, the samples of the
             export are compared.
-        tolerance: the user's, instead of the rule of the baseline.
+        ops: the user's own ops, where the bundle has some; without them, what needs them is
+            unsupported.
+        tolerance: the user's, for all tensors or by their names, instead of the rule of the
+            baseline.
+        seeds: of the values of each case: 0 for those of the export, others for further ones.
         limits: of each runtime's process; None for the default.
         trust_native: SHA-256 of manifests and artifacts whose machine code may be loaded, from now
             on, beside those that this user exported.
+        resume: do only what the same verification had not done when it was ended.
+        save_outputs: a new folder for what runtimes give.
+        load_outputs: such a folder, made here or elsewhere, to be judged instead of running them.
+        localise: whether failures are looked into: where they begin, and who is at fault.
+        repro: a folder for scripts that show what failed without fuseport, one folder for each.
         progress: told of each step.
 
     Raises:
-        UsageError: a name is unknown, or there is no such bundle or file.
+        UsageError: a name is unknown, there is no such bundle or file, or options exclude others.
         UnsafeInput: a runtime that was named would load machine code that is not trusted.
-        CorruptInput: the bundle is not as it was written.
-        Missing: a runtime that was named is not installed.
+        CorruptInput: the bundle is not as it was written, or outputs are not of it.
+        Missing: a runtime that was named is not installed, or other seeds are wanted and the model
+            cannot be built again.
     """
     begin = time.monotonic()
     opened = open_bundle(Path(bundle))
+    tolerances = Tolerances.everywhere(tolerance) if isinstance(tolerance, Tolerance) else tolerance
+    if tolerances is not None:
+        tolerances.check(opened.tensors)
     for sha256 in trust_native:
         trust.add(sha256)
-    chosen = _chosen(runtime)
+    loads = load_outputs is not None
+    chosen = () if loads else chosen_runtimes(runtime)
+    file = None if artifact is None else Path(artifact)
+    options = {
+        "runtime": chosen,
+        "artifact": None if file is None else [str(file), file.is_file() and hash_file(file)],
+        "program": program,
+        "code": [model, sources(model), ops, sources(ops)],
+        "judged": [tolerances, limits or Limits()],
+    }
     rows: list[Row] = []
-    with _work_folder() as work:
-        subject = prepare(opened, model, work, progress)
+    if not loads and (file is None or file.is_file()):
+        admission.admit(opened, file)
+    keeping = kept(opened, options, seeds, resume=resume, save=save_outputs, load_from=load_outputs)
+    with own_ops(ops) as own, work_folder() as work, keeping as keep:
+        subject = prepare(opened, model, work, progress, own, keep.seeds)
         rows += subject.rows
-        file = None if artifact is None else Path(artifact)
         named = runtime is not None
-        jobs = {name: list(subject.jobs(name, file, program, named=named)) for name in chosen}
-        for name in (name for name in chosen if jobs[name]):
-            reason = _unavailable(name, opened, file, named=named)
+        if keep.saved is not None:
+            jobs = keep.saved.jobs(opened, runtime)
+        else:
+            jobs = {name: list(subject.jobs(name, file, program, named=named)) for name in chosen}
+        for name in (name for name in jobs if jobs[name]):
+            reason = None if loads else unavailable(name, opened, file, named=named)
             if reason is not None:
                 rows.append(whole(name, Judgement("unsupported", reason)))
                 continue
             folder = work / name
             folder.mkdir()
-            rows += subject.run(jobs[name], folder, limits or Limits(), tolerance, progress)
+            rows += subject.run(jobs[name], folder, limits or Limits(), tolerances, progress, keep)
             shutil.rmtree(folder)
+        settings = Settings(model, ops, limits or Limits(), repro, localise and not loads)
+        causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
+    notes = (*subject.notes, *untried(rows), *([keep.saved.note] if keep.saved else []), *more)
     seconds = time.monotonic() - begin
-    return Report(str(bundle), opened.sha256, environment(), seconds, tuple(rows), subject.notes)
+    return Report(str(bundle), opened.sha256, environment(), seconds, tuple(rows), notes, causes)
+
+
+def self_test(
+    bundle: str | Path,
+    *,
+    runtime: Sequence[str] | None = None,
+    model: str | None = None,
+    ops: str | None = None,
+    seed: int = 0,
+    limits: Limits | None = None,
+    progress: Progress = lambda _: None,
+) -> Power:
+    """Plant bugs in copies of a bundle's files and in its ops: does `verify` see them?
+
+    Arguments and errors are those of `verify`, but that `runtime` None stands for the model itself
+    and one runtime for each format, and `seed` is that of the places where bugs are planted.
+    """
+    begin = time.monotonic()
+    opened = open_bundle(Path(bundle))
+    chosen = chosen_runtimes(runtime)
+    admission.admit(opened, None)
+    with own_ops(ops) as own, work_folder() as work:
+        subject = prepare(opened, model, work, progress, own)
+        test = SelfTest(subject, work, limits or Limits(), seed, progress)
+        for name in chosen if runtime else preferred(chosen, opened.manifest):
+            test.run(name, ops, unavailable(name, opened, None, named=runtime is not None))
+    return test.power(environment(), time.monotonic() - begin)
 
 
 def bench(
@@ -190,6 +316,7 @@ def bench(
     program: Kind | None = None,
     sizes: Sequence[Mapping[str, int]] = (),
     model: str | None = None,
+    ops: str | None = None,
     rounds: int = 10,
     limits: Limits | None = None,
     progress: Progress = lambda _: None,
@@ -199,9 +326,10 @@ def bench(
     Args:
         bundle: its folder.
         runtime: names of runtimes; None for all that are here.
-        program: `forward` or `gradient`; None for both.
+        program: `forward`, `gradient` or `step`; None for all.
         sizes: of dynamic dimensions, the others are as at the export; none for the bundle's cases.
         model: the user's own code, where the bundle came from it; without it there are no ratios.
+        ops: the user's own ops, where the bundle has some.
         rounds: turns that each runtime and eager take.
         limits: of each runtime's process; None for the default.
         progress: told of each step.
@@ -213,33 +341,40 @@ def bench(
         Missing: a runtime that was named is not installed.
     """
     opened = open_bundle(Path(bundle))
-    chosen = _chosen(runtime)
+    chosen = chosen_runtimes(runtime)
+    admission.admit(opened, None)
     manifest = opened.manifest
-    rebuilt = model is not None or manifest["architecture"]["name"] != "user"
-    programs = programs_of(manifest, model)
     results: list[Timing] = []
-    with _work_folder() as work:
-        at = timing.points(opened, sizes, manifest["seed"], work)
+    with own_ops(ops) as own, work_folder() as work:
+        rebuilt = model is not None or manifest["architecture"]["name"] != "user"
+        rebuilt = rebuilt and (own is not None or "own_ops" not in manifest)
+        programs = programs_of(manifest, model, own)
+        any_case = {entry_of(kind): [""] for kind in programs}
+        points = timing.points(opened, sizes, manifest["seed"], work)
         for name in chosen:
             jobs = [
                 job
-                for job in plan.jobs(opened.folder, manifest, [name], [""], rebuilt=rebuilt)
+                for job in plan.jobs(opened.folder, manifest, [name], any_case, rebuilt=rebuilt)
                 if program in (None, job.program)
             ]
             if not jobs:
                 if runtime is not None:
                     raise UsageError(f"{opened.folder}: nothing in it is for the runtime {name}")
                 continue
-            reason = _unavailable(name, opened, None, named=runtime is not None)
+            reason = unavailable(name, opened, None, named=runtime is not None)
             if reason is not None:
-                results += (timing.without(job, p, reason) for job in jobs for p in at)
+                results += (
+                    timing.without(job, p, reason)
+                    for job in jobs
+                    for p in timing.of_job(job, points)
+                )
                 continue
             folder = work / name
             folder.mkdir()
             eager = opened.weights if rebuilt else None
             results += timing.measure(
                 jobs,
-                at,
+                points,
                 programs,
                 eager,
                 folder,
@@ -251,47 +386,104 @@ def bench(
     return Bench(str(bundle), opened.sha256, rounds, tuple(results), environment())
 
 
-def _convert(model: Model, dtype: str) -> tuple[str, ...]:
-    target = getattr(torch, dtype, None)
-    if not isinstance(target, torch.dtype) or not target.is_floating_point:
-        raise UsageError(f"dtype {dtype}: choose float32, float64, float16 or bfloat16")
-    stayed = models.convert(model, target)
-    if not stayed:
-        return ()
-    ends = ", ".join(end.lstrip(".") for end in model.keeps_float32)
-    return (f"{len(stayed)} parameters stay float32 in {dtype}: those called {ends}",)
-
-
 def capture(
     model: Model,
     wanted: Sequence[Kind] = PROGRAMS,
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> Iterator[Program]:
-    """The forward program of a model and, if wanted, the gradient program.
+    """The forward program of a model and, if wanted, the gradient program and that of a step.
 
     Raises:
+        UsageError: a step is wanted of a model that has none.
         ExportFailed: the model cannot be captured.
         Missing: the captured program has not one scan node for each scan of the model.
     """
+    entries: dict[Entry, Model] = {
+        entry: at(model, entry) for entry in dict.fromkeys(("forward", *map(entry_of, wanted)))
+    }
+    for entry, called in entries.items():
+        progress(f"capturing the {entry} program")
+        program = _captured(called, entry, seed, progress)
+        yield program
+        if entry == "forward" and "gradient" in wanted:
+            progress("capturing the gradient program")
+            yield capture_gradient(program)
+
+
+def _captured(model: Model, entry: Entry, seed: int, progress: Progress) -> Program:
     generator = torch.Generator().manual_seed(seed)
-    inputs = {spec.name: example(spec, model.sizes, generator) for spec in model.inputs}
-    progress("capturing the forward program")
-    with model.fused():
-        forward = capture_forward(model.module, inputs, model.inputs, model.outputs)
-    found = sum(
-        count_nodes(forward, f"fuseport::{name}")
-        for name in ("selective_scan", "selective_scan_gated")
-    )
+    inputs = examples(model, generator)
+    with model.fused(), own_backward.inlined():
+        try:
+            program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
+        except ExportFailed as error:
+            progress("looking for what blocks the export")
+            raise _explained(error, model, inputs) from error
+    found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)
     if model.scans is not None and found != model.scans:
         raise Missing(
             f"the captured program has {found} scan nodes where the model has {model.scans} scans: "
             "the fused op did not take their place; report this with the version of the package"
         )
-    yield forward
-    if "gradient" in wanted:
-        progress("capturing the gradient program")
-        yield capture_gradient(forward)
+    return program
+
+
+def _planned(
+    model: Model, captured: Sequence[Program], seed: int
+) -> tuple[list[plan.Case], list[str]]:
+    """The cases of each entry that its program holds for, and a sentence on each other one."""
+    cases: list[plan.Case] = []
+    notes: list[str] = []
+    for program in captured:
+        if program.kind != "gradient":  # which takes the forward program's inputs
+            called = at(model, program.kind)
+            planned = plan.cases(called.sizes, seed, program.kind, given=called.given is not None)
+            kept, dropped = plan.admitted(planned, program.admits)
+            cases += kept
+            notes += dropped
+    return cases, notes
+
+
+def _tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
+    """The user's own model, run once, and what to tell the user.
+
+    Its autograd functions, and the stand-ins for packages that it imports when called, are in its
+    configuration then. What model code makes at its first call and keeps, as grids and tables, must
+    be no tensor of a trace, and the error of a model that does not run should be its own.
+    """
+    if model.architecture != models.user.NAME:
+        return model, ()
+    inputs = examples(model, torch.Generator().manual_seed(seed))
+    try:
+        with (
+            shims.installed(model.stand_ins) as late,
+            torch.no_grad(),
+            own_backward.seen() as functions,
+        ):
+            model.module(*inputs.values())
+    except Exception as error:  # the user's code can raise anything
+        at = ", ".join(f"{name} {tuple(t.shape)}" for name, t in inputs.items())
+        failed = ExportFailed(f"the model itself does not run, at {at}: {one_line(error)}")
+        raise _explained(failed, model, inputs) from error
+    used = sorted({*model.config["shims"], *late})
+    config = {**model.config, "functions": list(functions), "shims": used}
+    names = ", ".join(sorted(late))
+    said = f"stand-ins take the place of {names} where the model is called: see fuseport.shims"
+    return replace(model, config=config), (said,) if late else ()
+
+
+def _explained(
+    error: ExportFailed, model: Model, inputs: Mapping[str, torch.Tensor]
+) -> FuseportError:
+    """The same error, with every call in the model's code that an export cannot follow."""
+    found = blockers.find(lambda: model.module(*inputs.values()))
+    if not found:
+        return error
+    # The reason of torch goes on about symbolic tensors: its first sentence will do.
+    said = f"{str(error).partition('. ')[0]}; what blocks it, in the order of the calls:"
+    kind = Missing if all(blocker.missing for blocker in found) else ExportFailed
+    return kind(said, [str(blocker) for blocker in found])
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:
@@ -301,39 +493,3 @@ def _state(model: Model) -> dict[str, torch.Tensor]:
         kept.setdefault(id(tensor), name)
     state = model.module.state_dict()
     return {name: state[name].contiguous() for name in kept.values()}
-
-
-def _chosen(names: Sequence[str] | None) -> tuple[str, ...]:
-    if names is None:
-        return runtimes.RUNTIMES
-    for name in names:
-        reason = runtimes.get(name).missing()
-        if reason is not None:
-            raise Missing(f"{name}: {reason}")
-    return tuple(dict.fromkeys(names))
-
-
-def _unavailable(runtime: str, bundle: Bundle, artifact: Path | None, *, named: bool) -> str | None:
-    """Why a runtime must not or cannot run what there is; None if it can.
-
-    Raises:
-        UnsafeInput: the user named it, and it would load machine code that is not trusted.
-    """
-    if getattr(runtimes.get(runtime), "NATIVE", False):
-        what = artifact or bundle.folder
-        sha256 = hash_file(artifact) if artifact else bundle.sha256
-        if not trust.is_trusted(sha256):
-            reason = (
-                f"{what} has machine code that this user has not exported; if you trust where it "
-                f"comes from: --trust-native {sha256}"
-            )
-            if named:
-                raise UnsafeInput(f"{runtime}: {reason}")
-            return reason
-    return runtimes.get(runtime).missing()
-
-
-@contextmanager
-def _work_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="fuseport-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)

@@ -21,15 +21,16 @@ from rich.table import Table
 from rich.text import Text
 from safetensors.torch import save_file
 
+from fuseport.exporter import runtimes
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.child import Child, Limits
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models.model import example
-from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program import Entry, TensorSpec, entry_of
 from fuseport.exporter.verify.plan import Job
 from fuseport.exporter.verify.sample import read_all
 
-__all__ = ["EAGER", "SCHEMA", "Bench", "Point", "Timing", "measure", "points", "without"]
+__all__ = ["EAGER", "SCHEMA", "Bench", "Point", "Timing", "measure", "of_job", "points", "without"]
 
 SCHEMA = "fuseport.bench/1"
 EAGER = "eager"
@@ -47,10 +48,12 @@ class Point:
     Attributes:
         sizes: of each dynamic dimension.
         file: safetensors with `input/…` and `cotangent/…`, contiguous.
+        entry: what of the model takes them.
     """
 
     sizes: Mapping[str, int]
     file: Path
+    entry: Entry = "forward"
 
 
 @dataclass(frozen=True)
@@ -156,24 +159,34 @@ def points(
         UsageError: a dimension is unknown, or a cotangent's shape cannot be told.
     """
     samples = [s for s in read_all(bundle.folder / "samples") if s.refused is None]
-    exported = dict(samples[0].case.sizes) if samples else {}
+    entries = dict.fromkeys(sample.case.entry for sample in samples)
+    found = {e: [dict(s.case.sizes) for s in samples if s.case.entry == e] for e in entries}
+    exported = {name: size for sizes_ in found.values() for name, size in sizes_[0].items()}
     for given in sizes:
         for name in set(given) - set(exported):
             known = ", ".join(exported) or "none"
             raise UsageError(f"{name} is no dynamic dimension of the bundle; there are: {known}")
-    wanted = [{**exported, **given} for given in sizes] or [dict(s.case.sizes) for s in samples]
-    distinct = {tuple(sorted(w.items())): w for w in wanted}.values()
-    ordered = sorted(distinct, key=lambda w: (torch.Size(w.values()).numel(), str(w)))
-    return [_drawn(bundle, w, seed, folder / f"{i}.safetensors") for i, w in enumerate(ordered)]
+    result: list[Point] = []
+    for entry, cases in found.items():
+        wanted = [{n: given.get(n, size) for n, size in cases[0].items()} for given in sizes]
+        distinct = {tuple(sorted(w.items())): w for w in wanted or cases}.values()
+        ordered = sorted(distinct, key=lambda w: (torch.Size(w.values()).numel(), str(w)))
+        result += [
+            _drawn(bundle, w, seed, folder / f"{entry}{i}.safetensors", entry)
+            for i, w in enumerate(ordered)
+        ]
+    return result
 
 
-def _drawn(bundle: Bundle, sizes: Mapping[str, int], seed: int, file: Path) -> Point:
+def _drawn(bundle: Bundle, sizes: Mapping[str, int], seed: int, file: Path, entry: Entry) -> Point:
     generator = torch.Generator().manual_seed(seed)
-    forward = bundle.manifest["programs"]["forward"]
+    called = bundle.manifest["programs"][entry]
     tensors = {}
-    for kind, entries in (("input", forward["inputs"]), ("cotangent", _cotangents(forward))):
-        for entry in entries:
-            spec = TensorSpec(**{**entry, "dims": tuple(entry["dims"])})
+    # What a step takes may be no example of what a model can differentiate: it has no gradient.
+    cotangents = _cotangents(called) if entry == "forward" else []
+    for kind, entries in (("input", called["inputs"]), ("cotangent", cotangents)):
+        for item in entries:
+            spec = TensorSpec(**{**item, "dims": tuple(item["dims"])})
             unknown = [dim for dim in spec.dims if isinstance(dim, str) and dim not in sizes]
             if unknown:
                 raise UsageError(
@@ -182,11 +195,15 @@ def _drawn(bundle: Bundle, sizes: Mapping[str, int], seed: int, file: Path) -> P
                 )
             tensors[f"{kind}/{spec.name}"] = example(spec, sizes, generator)
     save_file(tensors, file)
-    return Point(sizes, file)
+    return Point(sizes, file, entry)
 
 
 def _cotangents(program: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [spec for spec in program["outputs"] if "float" in spec["dtype"]]
+
+
+def _cotangent_names(program: Mapping[str, Any]) -> list[str]:
+    return [spec["name"] for spec in _cotangents(program)]
 
 
 def measure(
@@ -213,16 +230,18 @@ def measure(
         progress: told of each step.
     """
     with ExitStack() as stack:
-        partner = None
+        partners: dict[Entry, _Clock] = {}
         for number, job in enumerate(jobs):
             way = ", autograd" if job.way == "autograd" else ""
             progress(f"{job.runtime}: {job.program}{way}: {job.artifact.name}")
-            if partner is None and eager is not None and job.runtime != EAGER:
-                model = Job(EAGER, eager, "forward", "run", "")
-                partner = stack.enter_context(_Clock(model, programs, folder / "eager", limits))
+            entry = entry_of(job.program)
+            if entry not in partners and eager is not None and job.runtime != EAGER:
+                model = Job(EAGER, eager, entry, "run", "")
+                own = _Clock(model, programs, folder / f"eager-{entry}", limits)
+                partners[entry] = stack.enter_context(own)
             with _Clock(job, programs, folder / str(number), limits) as clock:
-                for point in at:
-                    yield _timing(job, point, clock, partner, rounds)
+                for point in of_job(job, at):
+                    yield _timing(job, point, clock, partners.get(entry), rounds)
 
 
 def _timing(
@@ -264,6 +283,11 @@ def _timing(
     )
 
 
+def of_job(job: Job, at: Sequence[Point]) -> list[Point]:
+    """The points whose inputs the job's program takes."""
+    return [point for point in at if point.entry == entry_of(job.program)]
+
+
 def without(job: Job, point: Point, reason: str) -> Timing:
     """What there is to say of a runtime that cannot run here."""
     return Timing(*_named(job, point), reason=reason)
@@ -287,16 +311,15 @@ class _Clock:
         self, job: Job, programs: Mapping[str, Mapping[str, Any]], folder: Path, limits: Limits
     ) -> None:
         folder.mkdir()
-        forward = programs["forward"]
-        gradient = job.program == "gradient" and job.way == "run"
-        request = {
+        entry = programs[entry_of(job.program)]
+        request: dict[str, Any] = {
             "folder": str(folder),
             "parent": os.getpid(),
             "runtime": job.runtime,
             "artifact": str(job.artifact),
-            "program": programs["gradient" if gradient else "forward"],
-            "inputs": [spec["name"] for spec in forward["inputs"]],
-            "cotangents": [spec["name"] for spec in _cotangents(forward)],
+            "program": programs[job.program] if job.way == "run" else entry,
+            "inputs": [spec["name"] for spec in entry["inputs"]],
+            "cotangents": _cotangent_names(entry) if entry["kind"] == "forward" else [],
         }
         file = folder / "request.json"
         file.write_text(json.dumps(request), encoding="utf-8")
@@ -306,7 +329,11 @@ class _Clock:
         self._loaded = False
         self._stopped: _Stopped | None = None
         arguments = ["fuseport.exporter.runtimes._stopwatch", str(file)]
-        self._child = Child(arguments, folder / "stderr", limits)
+        # The user's own code may do what the user may.
+        trusted = entry.get("code") or entry.get("own_ops")
+        if not trusted:
+            runtimes.prepare(job.runtime, request["program"])
+        self._child = Child(arguments, folder / "stderr", limits, None if trusted else [folder])
 
     def __enter__(self) -> "_Clock":
         self._child.__enter__()

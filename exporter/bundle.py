@@ -3,25 +3,16 @@
 A bundle appears whole or not at all: it is staged in a sibling folder, which one rename swaps in.
 """
 
-import ctypes
-import errno
-import fcntl
-import glob
 import hashlib
 import json
-import os
-import secrets
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from fuseport.exporter.errors import CorruptInput, Missing, StorageError, UsageError
+from fuseport.exporter.staging import replaced
 
 __all__ = [
     "MANIFEST",
@@ -29,8 +20,10 @@ __all__ = [
     "WEIGHTS",
     "Bundle",
     "check_target",
+    "differences",
     "hash_file",
     "open_bundle",
+    "read_manifest",
     "staged",
 ]
 
@@ -39,7 +32,15 @@ WEIGHTS = "weights.safetensors"
 SCHEMA = "fuseport.bundle/1"
 
 _SELF = "self_sha256"
-_STAGING = ".staging-"
+
+_ABSENT = "is missing from the bundle"
+_ADDED = "is not part of the bundle"
+_CHANGED = "changed since the export"
+_ADVICE = {
+    _ABSENT: "export again",
+    _ADDED: "take it out, or export again",
+    _CHANGED: "to verify a changed copy, keep it outside the bundle and give it by --artifact",
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,13 @@ class Bundle:
         """The file of weights."""
         return self.folder / WEIGHTS
 
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The names of everything that its programs give: outputs, and `grad/…`."""
+        programs = self.manifest["programs"].values()
+        given = {spec["name"] for program in programs for spec in program["outputs"]}
+        return frozenset(given.union(*(program["none"] for program in programs)))
+
 
 def open_bundle(folder: Path) -> Bundle:
     """Open a bundle and check every file of it against the manifest.
@@ -69,6 +77,18 @@ def open_bundle(folder: Path) -> Bundle:
         UsageError: there is no folder.
         CorruptInput: it is no bundle, or a file is missing, was added, or has changed.
         Missing: another version of fuseport wrote it.
+    """
+    manifest, sha256 = read_manifest(folder)
+    for name, state in differences(folder, manifest["files"]):
+        raise CorruptInput(f"{folder / name}: {state}; {_ADVICE[state]}")
+    return Bundle(folder, manifest, sha256)
+
+
+def read_manifest(folder: Path) -> tuple[dict[str, Any], str]:
+    """The manifest of a bundle, checked by its own hash, and the SHA-256 of its file.
+
+    Raises:
+        UsageError, CorruptInput, Missing, StorageError: as `open_bundle`, of the manifest alone.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: there is no such folder; give a bundle that export wrote")
@@ -93,8 +113,7 @@ def open_bundle(folder: Path) -> Bundle:
         )
     if manifest.get(_SELF) != _digest(manifest) or not isinstance(manifest.get("files"), dict):
         raise CorruptInput(f"{path}: changed since the export; export again")
-    _check_files(folder, manifest["files"])
-    return Bundle(folder, manifest, hashlib.sha256(content).hexdigest())
+    return manifest, hashlib.sha256(content).hexdigest()
 
 
 def check_target(target: Path, *, force: bool) -> None:
@@ -129,31 +148,13 @@ def staged(target: Path, *, force: bool) -> Iterator[tuple[Path, dict[str, Any]]
         UsageError: as `check_target`.
         StorageError: writing failed: no space, no permission.
     """
-    check_target(target, force=force)
-    target = target.absolute()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(target)
-        folder, lock = _new_sibling(target)
-    except OSError as error:
-        raise StorageError(f"{target}: cannot be written: {error.strerror}") from error
-    manifest: dict[str, Any] = {"schema": SCHEMA}
-    try:
+    with replaced(target, lambda: check_target(target, force=force)) as folder:
+        manifest: dict[str, Any] = {"schema": SCHEMA}
         yield folder, manifest
-        _share(folder)
         manifest["files"] = _inventory(folder)
         manifest[_SELF] = _digest(manifest)
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-        _sync(folder)
-        check_target(target, force=force)  # again: another export may have been quicker
-        _swap_in(folder, target)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise StorageError(f"{target}: cannot be written: {reason}; nothing was changed") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
@@ -172,7 +173,8 @@ def _inventory(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+def differences(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Each file that is not as the manifest's `files` say, by name, and what is wrong with it."""
     present = {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -182,16 +184,12 @@ def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     for name in sorted(present | set(files)):
         path = folder / name
         if name not in present:
-            raise CorruptInput(f"{path}: is missing from the bundle; export again")
-        if name not in files:
-            raise CorruptInput(f"{path}: is not part of the bundle; take it out, or export again")
+            yield name, _ABSENT
+        elif name not in files:
+            yield name, _ADDED
         # Only a regular file is read: a pipe would never end.
-        is_file = path.is_file() and not path.is_symlink()
-        if not is_file or hash_file(path) != files[name]["sha256"]:
-            raise CorruptInput(
-                f"{path}: changed since the export; to verify a changed copy, keep it outside the "
-                "bundle and give it by --artifact"
-            )
+        elif not path.is_file() or path.is_symlink() or hash_file(path) != files[name]["sha256"]:
+            yield name, _CHANGED
 
 
 def hash_file(path: Path) -> str:
@@ -205,83 +203,3 @@ def hash_file(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _sync(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _share(folder: Path) -> None:
-    """Give files the mode that new files have here; some writers keep theirs to the user alone."""
-    mode = folder.stat().st_mode & 0o666
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(mode)
-
-
-def _swap_in(folder: Path, target: Path) -> None:
-    """Make `folder` the bundle; what was there ends under the name `folder`, to be deleted."""
-    try:
-        folder.rename(target)  # POSIX lets a folder replace an empty one
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        _exchange(folder, target)
-    descriptor = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Swap two paths in one step: RENAME_EXCHANGE of renameat2(2), RENAME_SWAP on macOS."""
-    swap = 2  # the flag's value on both systems
-    libc = ctypes.CDLL(None, use_errno=True)
-    paths = os.fsencode(one), os.fsencode(other)
-    at_cwd = -100
-    try:
-        if sys.platform == "darwin":
-            failed = libc.renamex_np(*paths, swap)
-        else:
-            failed = libc.renameat2(at_cwd, paths[0], at_cwd, paths[1], swap)
-    except AttributeError:  # an old C library
-        failed = True
-        ctypes.set_errno(errno.ENOSYS)
-    if failed:
-        code = ctypes.get_errno()
-        if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-            raise StorageError(
-                f"{other}: this file system cannot replace a folder in one step; export to a new "
-                "one; nothing was changed"
-            )
-        raise OSError(code, os.strerror(code), str(other))
-
-
-def _new_sibling(target: Path) -> tuple[Path, int]:
-    """A folder beside `target`, and an open descriptor that locks it while this process lives."""
-    while True:
-        folder = target.with_name(f".{target.name}{_STAGING}{secrets.token_hex(8)}")
-        folder.mkdir()
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if folder.exists():
-            return folder, descriptor
-        os.close(descriptor)  # another export took it for abandoned before it was locked
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Delete what exports to the same target left when they were killed."""
-    for folder in target.parent.glob(f"{glob.escape(f'.{target.name}{_STAGING}')}*"):
-        with suppress(OSError):  # locked: somebody is at it; or gone by now
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)

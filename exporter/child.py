@@ -1,5 +1,6 @@
 """A child process that is watched: its time, its memory, and its end with all that it started."""
 
+import json
 import os
 import signal
 import subprocess
@@ -40,15 +41,26 @@ class Child:
         arguments: of `python -m`.
         errors: the file that its standard error goes to; its standard output goes nowhere.
         limits: beyond which it is killed. Its time runs while `expect` says so.
+        writable: all that it may write to, as far as `confined` can do that, and it has no network
+            then; None where it may do what this process may.
     """
 
-    def __init__(self, arguments: Sequence[str], errors: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        errors: Path,
+        limits: Limits,
+        writable: Sequence[Path] | None = None,
+    ) -> None:
         self._errors = errors
         self._limits = limits
         self._begin: float | None = None
         self._verdict: str | None = None
         self._done = threading.Event()
         self._descendants: set[psutil.Process] = set()
+        if writable is not None:
+            places = json.dumps([str(path) for path in writable])
+            arguments = ["fuseport.exporter.confined", places, *arguments]
         with errors.open("wb") as file:
             # A session of its own: a terminal's Ctrl-C reaches only the parent, which cleans up.
             self._popen = subprocess.Popen(

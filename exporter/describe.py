@@ -1,10 +1,13 @@
 """What a manifest and a report say of where they come from."""
 
+import functools
+import hashlib
 import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import Program, trainable
 from fuseport.ops import OPS
 
-__all__ = ["describe", "environment", "versions"]
+__all__ = ["describe", "environment", "own_sources", "versions"]
 
 _PACKAGES = (
     "fuseport",
@@ -27,6 +30,7 @@ _PACKAGES = (
     "safetensors",
     "transformers",
 )
+_SOURCES = (".py", ".cpp", ".hpp", ".h", ".cuh")
 
 
 def describe(
@@ -50,6 +54,7 @@ def describe(
         "checkpoint": {
             "name": checkpoint.path.name,
             "layout": checkpoint.layout,
+            "weights": checkpoint.weights,
             "sha256": checkpoint.sha256,
         },
         "architecture": {"name": model.architecture, "config": config},
@@ -93,3 +98,16 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
+
+
+@functools.cache
+def own_sources() -> str:
+    """A hash of fuseport's own sources, which tells more than its version does."""
+    root = Path(__file__).parents[1]
+    whole = hashlib.sha256()
+    for folder in ("exporter", "ops"):
+        for file in sorted((root / folder).rglob("*")):
+            if file.suffix in _SOURCES and file.is_file():
+                content = hashlib.sha256(file.read_bytes()).hexdigest()
+                whole.update(f"{file.relative_to(root).as_posix()}\0{content}\n".encode())
+    return whole.hexdigest()

@@ -131,6 +131,7 @@ def _probes() -> Iterator[_Probe]:
         "pip install --force-reinstall onnxruntime-gpu (or onnxruntime)",
     )
     yield optional("fused in ONNX Runtime", _fused, "install torch first")
+    yield optional("confined runtimes", _confined, _CONFINED_ADVICE)
     yield optional("CUDA GPU", _gpu, "not needed: without one, all runs on the CPU")
     yield optional(
         "transformers",
@@ -142,6 +143,10 @@ def _probes() -> Iterator[_Probe]:
 _COMPILER_ADVICE = (
     "without one, ops run in plain torch, slowly: install g++ or clang++ (Debian, Ubuntu: "
     "apt install g++; macOS: xcode-select --install), or set CXX"
+)
+_CONFINED_ADVICE = (
+    "artifacts run in children with your rights: do not trust those of others; Linux 5.13 or later "
+    "confines them, unless Landlock is switched off"
 )
 _CPU_ADVICE = (
     "not needed; a torch without CUDA is gigabytes smaller: pytorch.org, Get started, names the "
@@ -298,6 +303,16 @@ def _fused() -> _Finding:
     if status.state == "buildable":
         return _Finding(f"not compiled yet: {status.detail}; headers in {ort.headers()}")
     return _Finding(f"compiled: {status.detail}")
+
+
+def _confined() -> _Finding:
+    from fuseport.exporter.confined import available
+
+    parts = available()
+    if not all(parts.values()):
+        lacking = ", ".join(part for part, there in parts.items() if not there)
+        return _Finding(f"not of {lacking}", "warning", _CONFINED_ADVICE)
+    return _Finding("they write to their own folder alone, and have no network")
 
 
 def _gpus() -> list[str]:

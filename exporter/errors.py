@@ -3,6 +3,8 @@
 A message is one line: it names the file, the member in it, the reason, and what to do.
 """
 
+from collections.abc import Sequence
+
 __all__ = [
     "CorruptInput",
     "ExportFailed",
@@ -16,9 +18,16 @@ __all__ = [
 
 
 class FuseportError(Exception):
-    """Base of all errors that end a command with one plain line."""
+    """Base of all errors that end a command with one plain line.
+
+    `details` are findings that belong to it, a line each.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.details = tuple(details)
 
 
 class UsageError(FuseportError):

@@ -4,13 +4,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fuseport.exporter import machine, trust
 from fuseport.exporter.bundle import MANIFEST
-from fuseport.ops import OPS, build
+from fuseport.ops import OPS, build, registration
 from fuseport.ops.spec import OpSpec
 
 __all__ = ["FOLDER", "find", "pack"]
@@ -30,7 +30,7 @@ def pack(manifest: Mapping[str, Any], folder: Path) -> tuple[list[dict[str, str]
     """
     entries: list[dict[str, str]] = []
     notes: list[str] = []
-    for spec in _used(manifest):
+    for spec in _used(manifest["ops"]):
         try:
             library = _own(spec)
         except build.BuildError as error:
@@ -65,24 +65,34 @@ def find(artifact: Path, operators: Iterable[str] = ()) -> list[Path]:
     except (OSError, ValueError, TypeError, KeyError):
         listed = set()
     if artifact.name not in listed:
-        outside = list(_used({"ops": list(operators)})) or OPS.values()
-        return [_own(spec) for spec in outside]
+        native = [spec for spec in OPS.values() if spec.library or spec.has("torch.cpp")]
+        return [_own(spec) for spec in _used(operators) or native]
     trusted = trust.is_trusted(hashlib.sha256(content).hexdigest())
     bundled = {
         entry["op"]: artifact.parent / entry["file"]
         for entry in manifest.get("libraries", ())
         if trusted and machine.unlike(entry) is None
     }
-    return [bundled.get(spec.name) or _own(spec) for spec in _used(manifest)]
+    # Libraries of a user's own ops serve without the spec of theirs.
+    others = [file for op, file in bundled.items() if op not in OPS]
+    used = _used(manifest["ops"], complete=not others)
+    return [*others, *(bundled.get(spec.name) or _own(spec) for spec in used)]
 
 
-def _used(manifest: Mapping[str, Any]) -> Iterator[OpSpec]:
-    for spec in OPS.values():
-        if any(operator.qualified_name in manifest["ops"] for operator in spec.operators):
-            yield spec
+def _used(operators: Iterable[str], *, complete: bool = True) -> list[OpSpec]:
+    """The ops that have these operators; BuildError if `complete`, and one is of none."""
+    wanted = set(operators)
+    found = {n: wanted & {o.qualified_name for o in op.operators} for n, op in OPS.items()}
+    unknown = wanted.difference(*found.values())
+    if complete and unknown:
+        name = min(unknown)
+        raise build.BuildError(f"{name} is an operator of the user's own: give its file with --ops")
+    return [OPS[name] for name, own in found.items() if own]
 
 
 def _own(spec: OpSpec) -> Path:
     if os.environ.get("FUSEPORT_NATIVE") == "0":
         raise build.BuildError("FUSEPORT_NATIVE=0 asks for plain torch")
+    if spec.library is not None and (lacks := registration.python_only(spec)):
+        raise build.BuildError(f"{spec.library.name} has no {', nor '.join(lacks)}")
     return build.library_path(spec)

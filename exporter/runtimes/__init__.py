@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fuseport.exporter.errors import UsageError
 
-__all__ = ["RUNTIMES", "Differentiable", "Runtime", "Session", "Unsupported", "get"]
+__all__ = ["RUNTIMES", "Differentiable", "Runtime", "Session", "Unsupported", "get", "prepare"]
 
 RUNTIMES = tuple(
     module.name.replace("__", "+")
@@ -57,6 +57,9 @@ class Runtime(Protocol):
 
     `FORMAT` names the format that it runs; None stands for the model itself. `AUTOGRAD` says
     whether it differentiates a forward program by itself.
+
+    A module may have `prepare(program)`, which compiles what its children could not: they write to
+    no cache. What fails there is tried again in the child, which says why it fails.
     """
 
     FORMAT: str | None
@@ -70,9 +73,10 @@ class Runtime(Protocol):
 
         Args:
             artifact: the file; for `FORMAT` None, the bundle's weights.
-            program: what the manifest says of the program: `inputs`, `outputs`, and `ops`, the
-                operators in it, where that is known; for `FORMAT` None also `architecture` and
-                `code`.
+            program: its `kind`, `forward` if absent, and what the manifest says: `inputs`,
+                `outputs`, and `ops`, the operators in it, where that is known; for `FORMAT` None
+                also `architecture` and `code`. `optimised` is False where a runtime is to run the
+                artifact as it is, for the sake of finding a fault, if it can.
         """
 
 
@@ -85,3 +89,10 @@ def get(name: str) -> Runtime:
     if name not in RUNTIMES:
         raise UsageError(f"{name} is not a runtime; there are: {', '.join(RUNTIMES)}")
     return cast(Runtime, importlib.import_module(f"{__name__}.{name.replace('+', '__')}"))
+
+
+def prepare(name: str, program: Mapping[str, Any]) -> None:
+    """Compile what a confined child of a runtime needs, for it cannot write to the cache."""
+    prepare = getattr(get(name), "prepare", None)
+    if prepare is not None:
+        prepare(program)

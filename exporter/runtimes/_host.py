@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -24,11 +25,12 @@ from filelock import FileLock
 from torch import Tensor
 
 from fuseport.exporter.libraries import find
-from fuseport.exporter.runtimes import Unsupported
+from fuseport.exporter.runtimes import Unsupported, _ops
+from fuseport.exporter.runtimes._reason import telling_line
 from fuseport.ops import build
 from fuseport.ops.build import BuildError
 
-__all__ = ["Host", "HostSession", "binary", "missing"]
+__all__ = ["Host", "HostSession", "binary", "missing", "prepare"]
 
 _SOURCE = Path(__file__).parent / "host" / "main.cpp"
 _TORCH = Path(torch.__file__).parent
@@ -51,6 +53,13 @@ def missing() -> str | None:
     except BuildError as error:
         return str(error)
     return None
+
+
+def prepare(program: Mapping[str, Any]) -> None:
+    """Have the host and the libraries of ops compiled; see `runtimes.Runtime`."""
+    _ops.prepare(program)
+    with suppress(BuildError):
+        binary()
 
 
 def binary() -> Path:
@@ -174,7 +183,7 @@ class Host:
         if word not in (b"ok", b"error") or len(content) != int(size):
             raise RuntimeError(self._last_words())
         if word == b"error":
-            raise RuntimeError(_reason(content.decode("utf-8", errors="replace")))
+            raise RuntimeError(telling_line(content.decode("utf-8", errors="replace")))
         return content
 
     def _last_words(self) -> str:
@@ -182,12 +191,6 @@ class Host:
         code = self._popen.returncode
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return f"the C++ host was {how}" if code < 0 else f"the C++ host {how}"
-
-
-def _reason(text: str) -> str:
-    """The telling line of libtorch's error: the interpreter's first lines tell where it was."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
-    return lines[-1] if "failed in the TorchScript interpreter" in lines[0] else lines[0]
 
 
 def _end(popen: "subprocess.Popen[bytes]") -> None:

@@ -18,7 +18,7 @@ def lay_out(tensor: Tensor, layout: str) -> Tensor:
         tensor: contiguous.
         layout: `contiguous`; `transposed`, its dimensions in memory in reverse order; `sliced`,
             every second element of a larger buffer, which begins before it; `expanded`, with stride
-            0 along every dimension but the last, along which `tensor` must be constant.
+            0 along every dimension but the last, where it is constant along these.
     """
     if not tensor.numel():
         return tensor
@@ -32,7 +32,8 @@ def lay_out(tensor: Tensor, layout: str) -> Tensor:
         return view
     if layout == "expanded" and tensor.dim() > 1 and tensor.is_floating_point():
         row = tensor[(0,) * (tensor.dim() - 1)]
-        return row.expand(tensor.shape)
+        if torch.equal(row.expand(tensor.shape), tensor):
+            return row.expand(tensor.shape)
     return tensor
 
 

@@ -31,17 +31,22 @@ class OnnxRuntimeSession:
     Args:
         artifact: the file.
         library: of custom ops, whose kernels take the place of function bodies; None for none.
+        optimised: False for the graph as it is in the file.
 
     Raises:
         Unsupported: ONNX Runtime has no kernel for an operator and dtype in it.
     """
 
-    def __init__(self, artifact: Path, library: Path | None = None) -> None:
+    def __init__(
+        self, artifact: Path, library: Path | None = None, *, optimised: bool = True
+    ) -> None:
         import onnxruntime
         from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        if not optimised:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if library is not None:
             options.register_custom_ops_library(str(library))
         try:

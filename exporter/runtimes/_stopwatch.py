@@ -6,19 +6,19 @@ The first answer, `0.json`, says whether the artifact is loaded.
 """
 
 import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 from safetensors import safe_open
 
 from fuseport.exporter import runtimes
+from fuseport.exporter.confined import work_in
+from fuseport.exporter.op_choice import own_ops
 from fuseport.exporter.runtimes import Session
 from fuseport.exporter.runtimes._worker import die_with, failure, standard_input, write
 
@@ -31,7 +31,12 @@ def main(request_file: str) -> None:
     die_with(request["parent"])
     asked = standard_input()
     folder = Path(request["folder"])
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    work_in(folder)
+    with own_ops(request["program"].get("own_ops")):
+        _answer(request, asked, folder)
+
+
+def _answer(request: Mapping[str, Any], asked: IO[bytes], folder: Path) -> None:
     try:
         session = runtimes.get(request["runtime"]).load(
             Path(request["artifact"]), request["program"]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from fuseport.exporter.backward_forms import Asked
+
 __all__ = ["ModuleSession"]
 
 
@@ -33,6 +35,19 @@ class ModuleSession:
         """The program's outputs by name."""
         with torch.no_grad():
             return self._outputs(self._call(*inputs.values()))
+
+    def asked(self, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]) -> Asked:
+        """The module as a function of its inputs, for `backward_forms`.
+
+        Args:
+            inputs: by name, in any memory layout.
+            cotangents: by output name.
+        """
+
+        def run(leaves: Mapping[str, object]) -> dict[str, Tensor]:
+            return self._outputs(self._call(*leaves.values()))
+
+        return Asked(run, inputs, self._parameters, cotangents)
 
     def differentiate(
         self, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]

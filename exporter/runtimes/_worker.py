@@ -12,9 +12,9 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,31 +24,50 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fuseport.exporter import runtimes
+from fuseport.exporter.confined import work_in
+from fuseport.exporter.op_choice import own_ops
 from fuseport.exporter.runtimes import Session, Unsupported
+from fuseport.exporter.runtimes._forms import run_forms
 from fuseport.exporter.runtimes._layouts import apart, lay_out
+from fuseport.exporter.runtimes._reason import telling_line
 
 __all__ = ["die_with", "failure", "main", "standard_input", "write"]
 
 
-def main(request_file: str) -> None:
-    """Do all jobs of a request."""
+Around = Callable[[Mapping[str, Any]], AbstractContextManager[Any]]
+
+
+def main(request_file: str, around: Around = nullcontext) -> None:
+    """Do all jobs of a request.
+
+    Args:
+        request_file: see above.
+        around: of a job, what to run it in, once its artifact is loaded.
+    """
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     die_with(request["parent"])
     allowed = standard_input()
     folder = Path(request["folder"])
     # What a runtime unpacks goes with the folder, even if this process is killed.
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    sessions: dict[str, Session | dict[str, Any]] = {}
+    work_in(folder)
+    with own_ops(request["own_ops"]):
+        _work(request, allowed, folder, around)
+
+
+def _work(request: Mapping[str, Any], allowed: IO[bytes], folder: Path, around: Around) -> None:
+    sessions: dict[tuple[str, str], Session | dict[str, Any]] = {}
     for job in request["jobs"]:
         if not allowed.readline():
             return
         (folder / f"{job['id']}.started").touch()
-        if job["artifact"] not in sessions:
+        here = job["artifact"], job["program"].get("kind", "forward")
+        if here not in sessions:
             sessions.clear()  # one artifact at a time: models can be large
-            sessions[job["artifact"]] = _load(job)
+            sessions[here] = _load(job)
         (folder / f"{job['id']}.loaded").touch()
-        session = sessions[job["artifact"]]
-        answer = session if isinstance(session, dict) else _run(session, job, folder)
+        session = sessions[here]
+        with around(job):
+            answer = session if isinstance(session, dict) else _run(session, job, folder)
         write(folder / f"{job['id']}.json", {**answer, "token": request["token"]})
 
 
@@ -79,6 +98,18 @@ def _load(job: Mapping[str, Any]) -> Session | dict[str, Any]:
 
 def _run(session: Session, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     inputs, cotangents = _passed(job)
+    if job["way"].endswith("forms"):
+        try:
+            done = run_forms(
+                session,
+                job["way"],
+                inputs,
+                cotangents,
+                lambda call: folder / f"{job['id']}.{call}.safetensors",
+            )
+        except Exception as error:  # as above
+            return failure("the plain gradient failed", error)
+        return {"status": "done", "mutated": [], **done}
     calls: list[int] = []
     for call in range(1, job["repeats"] + 1):
         try:
@@ -111,9 +142,8 @@ def _passed(job: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor
         with safe_open(job["tensors"], "pt") as file:
             return {name: lay_out(file.get_tensor(f"{kind}/{name}"), layout) for name in names}
 
-    # Only cotangents are the same along a dimension, so that they can have stride 0 there.
-    layout = "contiguous" if job["layout"] == "expanded" else job["layout"]
-    return read("input", job["inputs"], layout), read("cotangent", job["cotangents"], job["layout"])
+    layout = job["layout"]
+    return read("input", job["inputs"], layout), read("cotangent", job["cotangents"], layout)
 
 
 def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
@@ -135,15 +165,15 @@ def _same(first: Path, found: Mapping[str, Tensor]) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     """The same values as integers, so that NaN equals NaN and -0.0 is not 0.0."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    # Not contiguous(): it leaves a dimension of size 1 its stride, which a view needs to be 1.
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else flat
 
 
 def failure(what: str, error: Exception) -> dict[str, Any]:
     traceback.print_exc()
     status = "unsupported" if isinstance(error, Unsupported) else "error"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = f"{what}: {type(error).__name__}: {lines[0] if lines else 'no message'}"
+    reason = f"{what}: {type(error).__name__}: {telling_line(str(error))}"
     return {"status": status, "reason": str(error) if status == "unsupported" else reason}
 
 

@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport import ops
 from fuseport.exporter.program import named_outputs
 from fuseport.exporter.runtimes._aot_inductor import check, contiguous
+from fuseport.exporter.runtimes._ops import prepare, register
 
-__all__ = ["AUTOGRAD", "FORMAT", "NATIVE", "load", "missing"]
+__all__ = ["AUTOGRAD", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "aot_inductor"
 AUTOGRAD = False
-NATIVE = True  # loading an artifact runs its machine code
 
 
 def missing() -> str | None:
@@ -30,7 +29,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_Session":
         Unsupported: it was compiled for another machine or version of torch.
     """
     check(artifact)
-    ops.register(*program.get("ops", ()))
+    register(program)
     return _Session(artifact, [spec["name"] for spec in program["outputs"]])
 
 

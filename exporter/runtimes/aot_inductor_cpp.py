@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fuseport.exporter.runtimes import _host
 from fuseport.exporter.runtimes._aot_inductor import check, contiguous
+from fuseport.exporter.runtimes._host import prepare
 
-__all__ = ["AUTOGRAD", "FORMAT", "NATIVE", "load", "missing"]
+__all__ = ["AUTOGRAD", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "aot_inductor"
 AUTOGRAD = False
-NATIVE = True  # loading an artifact runs its machine code
 
 
 def missing() -> str | None:

@@ -1,16 +1,20 @@
 """The model itself, built again from the bundle, with the fused ops."""
 
+import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fuseport.exporter import models
-from fuseport.exporter.program import named_outputs
+from fuseport.exporter import models, shims
+from fuseport.exporter.models.model import at
+from fuseport.exporter.program import entry_of, named_outputs
+from fuseport.exporter.runtimes._ops import prepare
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 
-__all__ = ["AUTOGRAD", "FORMAT", "load", "missing"]
+__all__ = ["AUTOGRAD", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = None
 AUTOGRAD = True
@@ -23,12 +27,19 @@ def missing() -> str | None:
 
 def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """The model of a bundle; `artifact` is its weights."""
-    model = models.rebuild(program["architecture"], artifact, code=program.get("code"))
+    whole = models.rebuild(program["architecture"], artifact, code=program.get("code"))
+    model = at(whole, entry_of(program.get("kind", "forward")))
 
     def call(*inputs: Tensor) -> Any:
         with model.fused():
             return model.module(*inputs)
 
-    return ModuleSession(
+    session = ModuleSession(
         call, model.module.named_parameters(), lambda result: named_outputs(result, model.outputs)
     )
+    if whole.stand_ins:
+        # A backward of the model's own may import, too; installing at each call would be timed.
+        installed = ExitStack()
+        installed.enter_context(shims.installed(whole.stand_ins))
+        weakref.finalize(session, installed.close)
+    return session

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from fuseport import ops
 from fuseport.exporter.program import named_outputs
+from fuseport.exporter.runtimes._ops import prepare, register
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 
-__all__ = ["AUTOGRAD", "FORMAT", "load", "missing"]
+__all__ = ["AUTOGRAD", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "exported_program"
 AUTOGRAD = True
@@ -23,7 +23,7 @@ def missing() -> str | None:
 
 def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """A session on a `.pt2` file."""
-    ops.register(*program.get("ops", ()))
+    register(program)
     module = torch.export.load(artifact).module()
     names = [spec["name"] for spec in program["outputs"]]
     return ModuleSession(

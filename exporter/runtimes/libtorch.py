@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.runtimes import _host
-from fuseport.exporter.runtimes._host import HostSession
+from fuseport.exporter.runtimes._host import HostSession, prepare
 
-__all__ = ["AUTOGRAD", "FORMAT", "load", "missing"]
+__all__ = ["AUTOGRAD", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "torchscript"
 AUTOGRAD = True

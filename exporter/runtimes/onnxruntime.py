@@ -6,12 +6,13 @@ from typing import Any
 
 from fuseport.exporter.runtimes._onnxruntime import PROVIDER, OnnxRuntimeSession, missing
 
-__all__ = ["AUTOGRAD", "FORMAT", "PROVIDER", "load", "missing"]
+__all__ = ["AUTOGRAD", "FORMAT", "OPTIMISES", "PROVIDER", "load", "missing"]
 
 FORMAT = "onnx"
 AUTOGRAD = False
+OPTIMISES = True
 
 
 def load(artifact: Path, program: Mapping[str, Any]) -> OnnxRuntimeSession:
     """A session on an `.onnx` file; see `OnnxRuntimeSession`."""
-    return OnnxRuntimeSession(artifact)
+    return OnnxRuntimeSession(artifact, optimised=program.get("optimised", True))

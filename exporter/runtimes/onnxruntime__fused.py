@@ -5,6 +5,7 @@ counts what the library's kernels have done.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from fuseport.exporter.runtimes import Unsupported, _onnxruntime
 from fuseport.exporter.runtimes._onnxruntime import PROVIDER, OnnxRuntimeSession
 from fuseport.ops import OPS, ort
 from fuseport.ops.build import BuildError
+from fuseport.ops.spec import OpSpec
 
-__all__ = ["AUTOGRAD", "FORMAT", "PROVIDER", "load", "missing"]
+__all__ = ["AUTOGRAD", "FORMAT", "OPTIMISES", "PROVIDER", "load", "missing", "prepare"]
 
 FORMAT = "onnx"
 AUTOGRAD = False
+OPTIMISES = True
 
 
 def missing() -> str | None:
@@ -29,6 +32,14 @@ def missing() -> str | None:
     return status.detail if status.state == "unavailable" else None
 
 
+def prepare(program: Mapping[str, Any]) -> None:
+    """Have the library of kernels compiled; see `runtimes.Runtime`."""
+    used = _bound({name.partition("::")[2] for name in program.get("ops", ())})
+    if used:
+        with suppress(BuildError):
+            ort.library(used)
+
+
 def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
     """A session on an `.onnx` file, with the kernels of the ops that are in it.
 
@@ -37,8 +48,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
             no kernel for another one; or the library cannot be compiled.
     """
     types = _op_types(artifact)
-    bound = [spec for spec in OPS.values() if spec.has("ort.cpp")]
-    used = [spec for spec in bound if types & {o.name for o in spec.operators}]
+    used = _bound(types)
     if not used:
         found = f"no fused kernel for {', '.join(sorted(types))}" if types else "nothing to fuse"
         raise Unsupported(f"{found}: the runtime onnxruntime runs the same")
@@ -47,7 +57,15 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
     except BuildError as error:
         raise Unsupported(str(error)) from error
     fused = sorted(op for op in types if ort.calls(library, op) is not None)
-    return _FusedSession(OnnxRuntimeSession(artifact, library), library, fused)
+    optimised = program.get("optimised", True)
+    session = OnnxRuntimeSession(artifact, library, optimised=optimised)
+    return _FusedSession(session, library, fused)
+
+
+def _bound(types: set[str]) -> list[OpSpec]:
+    """The ops that have a kernel for one of these types of nodes."""
+    bound = [spec for spec in OPS.values() if spec.has("ort.cpp")]
+    return [spec for spec in bound if types & {o.name for o in spec.operators}]
 
 
 class _FusedSession:

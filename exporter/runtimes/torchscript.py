@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fuseport import ops
 from fuseport.exporter.program import named_outputs
+from fuseport.exporter.runtimes._ops import prepare, register
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 
-__all__ = ["AUTOGRAD", "FORMAT", "load", "missing"]
+__all__ = ["AUTOGRAD", "FORMAT", "OPTIMISES", "load", "missing", "prepare"]
 
 FORMAT = "torchscript"
 AUTOGRAD = True
+OPTIMISES = True
 
 
 def missing() -> str | None:
@@ -24,11 +26,17 @@ def missing() -> str | None:
 
 def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """A session on a `.pt` file."""
-    ops.register(*program.get("ops", ()))
+    register(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
         module = torch.jit.load(str(artifact), map_location="cpu")
     names = [spec["name"] for spec in program["outputs"]]
+    optimised = program.get("optimised", True)
+
+    def call(*inputs: Tensor) -> Any:
+        with torch.jit.optimized_execution(optimised):  # type: ignore[attr-defined]  # no __all__
+            return module(*inputs)
+
     return ModuleSession(
-        module, module.named_parameters(), lambda result: named_outputs(result, names)
+        call, module.named_parameters(), lambda result: named_outputs(result, names)
     )

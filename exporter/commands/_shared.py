@@ -1,0 +1,66 @@
+"""What commands print with and parse alike."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fuseport.exporter.errors import UsageError
+
+if TYPE_CHECKING:
+    from fuseport.exporter.api import Progress
+
+__all__ = ["JSON", "OPS", "console", "one_of", "progress", "write"]
+
+JSON = click.option(
+    "--json", "json_", type=click.Path(path_type=Path), help="Write the result; - prints it."
+)
+
+OPS = click.option(
+    "--ops", "own", metavar="FILE", help="Your own: a file, folder or module that defines SPEC(S)."
+)
+
+
+@contextmanager
+def progress() -> "Iterator[Progress]":
+    """Tells what is being done: a moving line in a terminal, plain lines elsewhere."""
+    if not sys.stderr.isatty():
+        begin = time.monotonic()
+        yield lambda message: click.echo(f"{time.monotonic() - begin:6.1f} s  {message}", err=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield lambda message: status.update(message)
+
+
+def write(result: Any, file: Path | None, lines: list[str]) -> None:
+    """A result as JSON, to a file or printed; or else as a table, with lines below."""
+    if file is not None and str(file) == "-":
+        click.echo(result.to_json())
+        return
+    if file is not None:
+        file.write_text(result.to_json() + "\n", encoding="utf-8")
+    out = console()
+    out.print(result.table())
+    for line in lines:
+        out.print(line, markup=False)
+
+
+def console() -> Any:
+    """Where tables and lines of results go: standard output."""
+    from rich.console import Console
+
+    # A pipe has no width: CI logs are wide, and a folded table is hard to read.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def one_of(name: str, known: Any, what: str) -> Any:
+    """`name` if it is known; UsageError with what there is, if not."""
+    if name not in known:
+        raise UsageError(f"{name} is not a {what}; there are: {', '.join(known)}")
+    return name

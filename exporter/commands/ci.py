@@ -1,0 +1,71 @@
+"""`fuseport ci`: what a `fuseport.toml` says, exported and verified."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from fuseport.exporter.commands._faces import append_summary
+from fuseport.exporter.commands._shared import console, progress
+
+__all__ = ["ci"]
+
+_CI = """\b
+Examples:
+  fuseport ci --init                    # writes a fuseport.toml to begin with
+  fuseport ci
+  fuseport ci --config models/fuseport.toml --only mamba-130m
+\b
+The report folder gets JSON, HTML and JUnit XML for each checkpoint, and summary.json.
+Exit code: that of the worst checkpoint, by `fuseport verify --help`: a mismatch before a crash
+before what is missing. An expected failure that passes is a mismatch.
+"""
+
+
+@click.command(epilog=_CI)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    default="fuseport.toml",
+    show_default=True,
+    help="The file that says what to export and verify.",
+)
+@click.option("--only", multiple=True, metavar="NAME", help="A checkpoint of it; default: all.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    help="Folder of the reports; default: as the file says.",
+)
+@click.option("--init", "begin", is_flag=True, help="Write such a file, with comments, and end.")
+def ci(config: Path, only: tuple[str, ...], report: Path | None, begin: bool) -> None:
+    """Export and verify all checkpoints of a fuseport.toml, with one exit code."""
+    if begin:
+        from fuseport.exporter.ci import start
+
+        start.write(config)
+        click.echo(f"{config}: set the path of a checkpoint in it, then: fuseport ci")
+        return
+    with progress() as tell:
+        tell("loading torch")
+        from fuseport.exporter.ci import run as running
+        from fuseport.exporter.ci.config import read
+        from fuseport.exporter.staging import write_whole
+
+        read_config = read(config)
+        folder = report or config.parent / read_config.report
+        result = running.run(
+            read_config,
+            config,
+            only=only,
+            progress=tell,
+            done=lambda outcome: running.write(outcome, folder),
+        )
+        write_whole(folder / "summary.json", f"{result.to_json()}\n".encode())
+    out = console()
+    out.print(result.table())
+    for line in result.lines():
+        out.print(line, markup=False)
+    append_summary(lambda _: result.markdown())
+    out.print(f"reports are in {folder}{os.sep}", markup=False)
+    sys.exit(result.exit_code())

@@ -1,0 +1,30 @@
+"""The operators that an artifact needs, registered before it is loaded."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from fuseport import ops
+from fuseport.exporter.runtimes import Unsupported
+
+__all__ = ["prepare", "register"]
+
+
+def prepare(program: Mapping[str, Any]) -> None:
+    """Have the libraries of a program's operators compiled; see `runtimes.Runtime`."""
+    with suppress(Unsupported):
+        register(program)
+
+
+def register(program: Mapping[str, Any]) -> None:
+    """Register what the manifest says is in a program.
+
+    Raises:
+        Unsupported: an operator comes from ops of the user's own, which were not given.
+    """
+    try:
+        ops.register(*program.get("ops", ()))
+    except KeyError as error:
+        raise Unsupported(
+            f"{error.args[0]} is an operator of the user's own: give its file with --ops"
+        ) from error
