@@ -1,14 +1,30 @@
 """Bundles that many tests read, each exported once in a session, and what may not be here."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fuseport.exporter import api
+from fuseport.exporter.models.user import parse_inputs
 from fuseport.ops import onnxruntime_library, ort
 from fuseport.ops.build import BuildError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+SMALL_NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(6, 5)
+        self.other = torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.other(torch.tanh(self.one(x)))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +43,27 @@ def state_spaces_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def huggingface_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of a folder as transformers saves it. Read-only: copy it to change it."""
     return _exported("huggingface", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A bundle of a small net of one's own, and its code for `model`. Read-only."""
+    folder = tmp_path_factory.mktemp("small")
+    code = folder / "small_net.py"
+    code.write_text(SMALL_NET)
+    namespace: dict[str, Any] = {}
+    exec(SMALL_NET, namespace)
+    torch.manual_seed(0)
+    torch.save(namespace["Net"]().state_dict(), folder / "small.pt")
+    model = f"{code}:Net"
+    bundle = api.export(
+        folder / "small.pt",
+        folder / "bundle",
+        model=model,
+        inputs=parse_inputs(["x:[batch,6]"]),
+        format=["torchscript", "onnx"],
+    )
+    return bundle.folder, model
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ def test_a_runtime_that_fails_costs_its_own_rows(
         bench.measure(
             jobs,
             points,
-            programs_of(bundle.manifest, None),
+            programs_of(bundle.manifest, None, None),
             None,
             work,
             rounds=1,

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fuseport.exporter import staging
 from fuseport.exporter.bundle import MANIFEST, SCHEMA, check_target, open_bundle, staged
 from fuseport.exporter.errors import CorruptInput, Missing, StorageError, UsageError
 
@@ -226,6 +228,29 @@ def test_exports_to_one_path_at_once_leave_one_whole_bundle(tmp_path: Path) -> N
         assert (one.wait(timeout=60), two.wait(timeout=60)) == (0, 0)
     assert open_bundle(target).manifest["name"] in ("a", "b")
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_new_folder_outlives_exports_that_clear_up(tmp_path: Path) -> None:
+    """Between its making and its lock, another export may take a folder for an abandoned one."""
+    target, done = tmp_path / "b", threading.Event()
+
+    def clear_up() -> None:
+        while not done.is_set():
+            staging._remove_abandoned(target)
+
+    threads = [threading.Thread(target=clear_up) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(300):
+            folder, lock = staging._new_sibling(target)
+            assert folder.is_dir()
+            os.rmdir(folder)
+            os.close(lock)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
 
 
 @pytest.fixture

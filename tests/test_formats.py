@@ -337,11 +337,6 @@ def test_artifacts_name_nothing_of_the_machine(tmp_path: Path) -> None:
             assert text.encode() not in content, (file.name, text)
 
 
-class MaxPooling(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.adaptive_max_pool2d(x, (2, 2))
-
-
 class Bags(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -354,7 +349,6 @@ class Bags(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "specs", "name", "reason"),
     [
-        (MaxPooling, IMAGE, "onnx", "the gradient program: .*adaptive_max_pool2d_backward"),
         (Bags, TOKENS, "onnx", "the gradient program: .*_embedding_bag_backward"),
     ],
 )
@@ -380,7 +374,8 @@ def test_torchscript_has_no_form_of_a_branch(tmp_path: Path) -> None:
 
 def test_a_name_of_no_format_is_usage() -> None:
     with pytest.raises(
-        UsageError, match="there are: aot_inductor, exported_program, onnx, torchscript"
+        UsageError,
+        match="there are: aot_inductor, exported_program, onnx, onnx_native, torchscript",
     ):
         formats.get("tensorflow")
 

@@ -47,6 +47,7 @@ def test_every_fixture_verifies_in_every_runtime(name: str, request: pytest.Fixt
         (row["runtime"], row["artifact"], row["way"])
         for row in report["results"]
         if row["program"] == "gradient" and row["runtime"] in RUNTIMES
+        if not row["way"].endswith("forms")
     }
     assert {way for runtime, _, way in ways if runtime == "torchscript"} == {"run", "autograd"}
     cases = {row["case"] for row in report["results"]}
@@ -126,7 +127,9 @@ def test_the_options_of_the_issue(tmp_path: Path) -> None:
     output = tmp_path / "b"
     first = fuseport("export", checkpoint, "-o", output, *options)
     assert first.returncode == 0, first.stderr
-    assert "9 parameters stay float32 in bfloat16: those called A_log, D" in first.stdout
+    assert (
+        "9 parameters stay float32 in bfloat16: those called mixer.A_log, mixer.D" in first.stdout
+    )
     again = fuseport("export", checkpoint, "-o", output, *options)
     assert again.returncode == 2
     assert "--force" in again.stderr

@@ -260,8 +260,18 @@ class TestRecognise:
             f"net.{name.replace('embedding.', 'embeddings.')}": tensor
             for name, tensor in MambaLM(SMALL).state_dict().items()
         }
-        assert recognised(tensors) == SMALL
-        loaded(checkpoint_of(tensors))
+        assert recognised(tensors, {"model_type": "mamba"}) == SMALL
+        loaded(checkpoint_of(tensors, {"network": {"model_type": "mamba"}}))
+
+    def test_huggingface_names_may_be_falcon_mamba(self) -> None:
+        """Its norms of B, C and delta have no weights: the names and shapes are Mamba's."""
+        config = transformers.FalconMambaConfig(
+            vocab_size=30, hidden_size=16, state_size=4, num_hidden_layers=2
+        )
+        tensors = transformers.FalconMambaForCausalLM(config).state_dict()
+        with pytest.raises(Missing, match=r"w\.pt: .*tell Mamba from FalconMamba; give a folder"):
+            mamba.recognise(checkpoint_of(tensors))
+        assert mamba.recognise(checkpoint_of(tensors, config.to_dict())) is None
 
     def test_a_head_that_is_absent_is_tied(self) -> None:
         tensors = MambaLM(SMALL).state_dict()
@@ -274,6 +284,20 @@ class TestRecognise:
             recognised(tensors, {"tie_embeddings": True})
         with pytest.raises(Missing, match="n_layer: it is 'two'"):
             recognised(tensors, {"n_layer": "two"})
+
+    @pytest.mark.parametrize(
+        ("config", "name"),
+        [
+            ({"attn_layer_idx": [1]}, "norm.weight"),
+            ({}, "mixer.Wqkv.weight"),
+            ({}, "mlp.fc1.weight"),
+        ],
+    )
+    def test_hybrids_are_refused(self, config: dict[str, Any], name: str) -> None:
+        tensors = MambaLM(SMALL).state_dict()
+        tensors[f"backbone.layers.0.{name}"] = torch.ones(16)
+        with pytest.raises(Missing, match=r"w\.pt: (attention|feed-forward) layers beside the"):
+            recognised(tensors, config)
 
     @pytest.mark.parametrize("lost", [0, 1])
     def test_a_layer_is_absent(self, lost: int) -> None:

@@ -101,6 +101,7 @@ def test_a_users_own_op_is_checked_in_all_runtimes(tmp_path: Path) -> None:
     verdicts = {row["check"]: row["verdict"] for row in report["results"]}
     assert set(verdicts) == set(QUICK)
     assert verdicts.pop("onnxruntime+fused") == "unsupported"
+    assert verdicts.pop("onnx native") == "unsupported"
     assert set(verdicts.values()) == {"pass"}, report["results"]
     assert report["implementations"] == {"good_square": "reference"}
     assert done.exit_code == 0
@@ -117,6 +118,19 @@ def test_faults_of_a_users_own_op_end_with_1(
     done = run("check", name, "--ops", folder, "--only", check_)
     assert done.exit_code == 1
     assert f"fail: {name}: {check_}: plain" in " ".join(done.stdout.split())
+
+
+def test_a_kernel_that_crashes_costs_its_own_row(tmp_path: Path) -> None:
+    folder = users_op(tmp_path, "crashing_square")
+    code = folder / "__init__.py"
+    crash = "def fake(x):\n    import os\n    os.abort()\n"
+    code.write_text(code.read_text().replace("def fake(x):\n", crash))
+    done = run("check", "--ops", folder, "--only", "fake", "--only", "gradcheck")
+    found = " ".join(done.stdout.split())
+    reason = "its process was lost: killed by SIGABRT"
+    assert f"error: crashing_square: fake: {reason}" in found
+    assert "gradcheck pass" in found
+    assert done.exit_code == 6
 
 
 def test_a_single_file_with_several_ops_will_do(tmp_path: Path) -> None:
@@ -190,7 +204,10 @@ def test_bench_times_an_op_beside_its_reference(tmp_path: Path) -> None:
     done = run("bench", "--ops", folder, "--rounds", "2", "--json", "-")
     content = json.loads(done.stdout)
     assert {row["way"] for row in content["results"]} == {"forward", "forward + backward"}
-    assert all(row["seconds"] > 0 and row["speedup"] > 0 for row in content["results"])
+    assert all(
+        row["seconds"] > 0 and set(row["speedups"]) == {"reference", "copy"}
+        for row in content["results"]
+    )
     assert "timed_square, plain" in run("bench", "--ops", folder, "--rounds", "1").stdout
 
 

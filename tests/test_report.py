@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from fuseport.exporter.errors import CorruptInput
+from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
 from fuseport.exporter.verify.report import FLOAT64, Report, Row
 
 GRADIENT = "grad/backbone.layers.0.mixer.x_proj.weight"
@@ -53,6 +54,19 @@ ABSENT = Row(
     "onnxruntime", None, "*", "*", "run", "*", "*", "unsupported", "onnxruntime is not installed"
 )
 SAMPLE = replace(PASSED, runtime=FLOAT64, provider=None, artifact="samples")
+
+
+DIAGNOSED = Diagnosis(
+    "onnxruntime",
+    "gradient.onnx",
+    "gradient",
+    "run",
+    "export",
+    "runtime",
+    "the same file in onnx_reference is right",
+    Divergence("mm_7", "aten::mm", "backbone.layers.0", "backward", "wrong here", 1.0, 4.1e-7),
+    "intermediates",
+)
 
 
 def report(*rows: Row, **changes: Any) -> Report:
@@ -128,6 +142,7 @@ def test_json_is_valid_with_what_json_lacks(value: float) -> None:
 
 def test_json_round_trip() -> None:
     original = report(PASSED, FAILED, DIED, ABSENT, seconds=1.5)
+    original = replace(original, diagnoses=(DIAGNOSED, replace(DIAGNOSED, divergence=None)))
     assert Report.from_json(original.to_json()) == original
 
 

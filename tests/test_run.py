@@ -129,11 +129,25 @@ class Setting:
         self.folder.mkdir()
 
     def run(self, limits: Limits = QUIET) -> Iterator[Answer]:
-        yield from execute(self.jobs, self.samples, self.programs, self.folder, limits)
+        yield from execute(self.jobs, self.samples, lambda _: self.programs, self.folder, limits)
 
 
 def states(answers: Sequence[Answer]) -> list[str]:
     return [answer.status for answer in answers]
+
+
+_others: set[int] = set()  # children of this process before a test: other tests' pools
+
+
+@pytest.fixture(autouse=True)
+def _children_of_before() -> None:
+    _others.clear()
+    _others.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
+def children() -> list[psutil.Process]:
+    """The processes that a test has started, and theirs."""
+    return [c for c in psutil.Process().children(recursive=True) if c.pid not in _others]
 
 
 def gone(pid: int, seconds: float = 60.0) -> bool:
@@ -168,7 +182,7 @@ def test_a_death_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert str(answer.reason).startswith(deaths[length][1])
         else:
             assert answer.status == "done"
-    assert not psutil.Process().children(recursive=True)
+    assert not children()
 
 
 def test_what_is_no_death_is_one_row_of_a_living_child(
@@ -180,7 +194,7 @@ def test_what_is_no_death_is_one_row_of_a_living_child(
     with closing(setting.run()) as answers:
         pids = set()
         for answer in answers:
-            pids |= {child.pid for child in psutil.Process().children()}
+            pids |= {child.pid for child in children()}
             calls = {c: dict(answer.tensors(c)) for c in answer.calls or {}}
             found[answer.job.case] = (answer, calls)
             # Two answers may be there and one be written; no more, however many jobs there are.
@@ -274,13 +288,13 @@ def test_an_answer_counts_only_with_its_token(
         (answer,) = answers
     assert answer.status == status
     assert str(answer.reason).startswith(reason)
-    assert not psutil.Process().children(recursive=True)
+    assert not children()
 
 
 def test_closing_early_ends_the_child(tmp_path: Path) -> None:
     answers = Setting(tmp_path, range(1, 10)).run()
     assert next(answers).status == "done"
-    (child,) = psutil.Process().children()
+    (child,) = children()
     answers.close()  # type: ignore[attr-defined]
     assert gone(child.pid)
 

@@ -23,7 +23,7 @@ from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.verify import baseline, plan, truth
 from fuseport.exporter.verify.modes import Float64, References
 from fuseport.exporter.verify.plan import Case
-from fuseport.exporter.verify.sample import INDEX, opened, read_all
+from fuseport.exporter.verify.sample import INDEX, Sample, opened, read_all
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CASE = Case("export", {"batch": 2, "length": 5}, "contiguous", 0)
@@ -146,7 +146,50 @@ def insists(net: Net, x: Tensor) -> Tensor:
     return x
 
 
-def test_a_model_that_insists_on_float32_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_model_that_insists_on_float32_is_told_that_it_has_it(tmp_path: Path) -> None:
+    def checked(net: Net, x: Tensor) -> Tensor:
+        assert (net.w * x).dtype == torch.float32
+        return (net.w * x).exp()
+
+    torch.manual_seed(3)
+    (plain,) = truth.compute(model_of(lambda net, x: (net.w * x).exp()), [CASE], tmp_path)
+    exact = opened_values(plain)
+    torch.manual_seed(3)
+    (told,) = truth.compute(model_of(checked), [CASE], tmp_path)
+    found = opened_values(told)
+    assert found.keys() == exact.keys()
+    assert all(torch.equal(found[name], t) for name, t in exact.items())
+    assert {t.dtype for t in found.values()} == {torch.float64}
+
+
+def test_what_model_code_keeps_from_its_first_call_is_of_the_working_dtype(tmp_path: Path) -> None:
+    kept: dict[str, Tensor] = {}
+
+    def keeps(net: Net, x: Tensor) -> Tensor:
+        grid = kept.setdefault("grid", torch.linspace(0.0, 1.0, 4))
+        return torch.lerp(x, grid.expand(x.shape), 0.5)  # refuses mixed dtypes
+
+    model = model_of(keeps)
+    (first,) = truth.compute(model, [CASE], tmp_path)
+    folder = tmp_path / "again"
+    folder.mkdir()
+    kept.clear()  # as in another process
+    (again,) = truth.compute(model, [CASE], folder, given={CASE.name: first.file})
+    assert kept["grid"].dtype == torch.float32
+    assert again.expected.keys() == first.expected.keys()
+
+
+def opened_values(sample: Sample) -> dict[str, Tensor]:
+    with safe_open(sample.file, "pt") as file:
+        names = [name for name in file.keys() if name.startswith("truth/")]  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in names}
+
+
+def test_a_model_that_does_not_run_in_float64_is_a_clear_error(tmp_path: Path) -> None:
+    def insists(net: Net, x: Tensor) -> Tensor:
+        assert x.element_size() == 4, "float32 only"
+        return x
+
     with pytest.raises(ExportFailed, match=r"does not run in float64.*float32 only"):
         truth.compute(model_of(insists), [CASE], tmp_path)
 

@@ -58,6 +58,19 @@ def test_a_compiled_submodule_inserts_a_segment(tensors: dict[str, Tensor]) -> N
     assert_loaded(module, tensors)
 
 
+def test_data_parallelism_around_a_part_inserts_a_segment(tensors: dict[str, Tensor]) -> None:
+    renamed = {f"net.{n}".replace("layer.", "layer.module."): t for n, t in tensors.items()}
+    module = empty()
+    assert fit(module, renamed, "f").prefix == "net."
+    assert_loaded(module, tensors)
+
+
+def test_a_module_that_is_called_module_keeps_its_name() -> None:
+    own = nn.ModuleDict({"part": nn.ModuleDict({"module": nn.Linear(2, 2)})})
+    tensors = {f"module.{name}": tensor.clone() for name, tensor in own.state_dict().items()}
+    assert fit(own, tensors, "f").prefix == "module."
+
+
 def test_a_tied_parameter_stays_one(tensors: dict[str, Tensor]) -> None:
     module = empty()
     fit(module, tensors, "f")

@@ -325,7 +325,7 @@ def floor(problem: Problem) -> dict[str, Run]:
     isa = _instruction_set()
     source = build.OPS_FOLDER / "native" / "floor.cpp"
     flags = (f"-DFUSEPORT_ISA={isa}", *build.VARIANTS[isa])
-    library = build.Library(f"floor_{isa}", (build.Unit(source, flags),), include=tuple)
+    library = build.Library(f"floor_{isa}", (build.Unit(source, flags),))
     function = ctypes.CDLL(str(build.built(library))).exponentials_per_second
     function.restype = ctypes.c_double
     b, d, l, N = problem.sizes  # noqa: E741

@@ -1,0 +1,210 @@
+"""What blocks an export: every call in a model's code that leaves torch, found in one pass."""
+
+import re
+import sys
+import sysconfig
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fuseport.cli import main
+from fuseport.exporter import blockers
+from fuseport.exporter.known_calls import advice
+from fuseport.ops import OPS, build
+
+# A real extension module: it computes on the memory of tensors, as CUDA extensions do.
+EXTENSION = """
+#include <cstdint>
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+py::object fwd(py::object u) {
+  py::object out = u.attr("clone")();
+  auto* memory = reinterpret_cast<float*>(out.attr("data_ptr")().cast<std::uintptr_t>());
+  const auto size = out.attr("numel")().cast<std::int64_t>();
+  for (std::int64_t i = 1; i < size; ++i) memory[i] += 0.5f * memory[i - 1];
+  return out;
+}
+
+PYBIND11_MODULE(selective_scan_cuda, m) { m.def("fwd", &fwd); }
+"""
+NET = """
+import torch
+import selective_scan_cuda
+from torch import nn
+
+
+class Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        return selective_scan_cuda.fwd(u)
+
+    @staticmethod
+    def backward(ctx, dout):
+        return dout
+
+
+class Flip(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.from_numpy(x.detach().numpy()[..., ::-1].copy())
+
+    @staticmethod
+    def backward(ctx, dout):
+        return dout.flip(-1)
+
+
+@torch.library.custom_op("blockedlib::halve", mutates_args=())
+def halve(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = Scan.apply(self.up(x))
+        y = Flip.apply(y)
+        y = halve(y)
+        if y.sum() > 1e9:
+            y = -y
+        return y
+"""
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model file, the extension that it imports, and a checkpoint."""
+    folder = tmp_path_factory.mktemp("their_repo")
+    source = folder / "scan.cpp"
+    source.write_text(EXTENSION)
+    python = sysconfig.get_path("include")
+    flags = (f"-I{build._TORCH / 'include'}", f"-I{python}")
+    unit = build.Unit(source, ("-O0",), lambda: flags, sys.version)
+    library = build.Library("test_extension", (unit,))
+    (folder / "selective_scan_cuda.so").symlink_to(build.built(library))
+    (folder / "their_net.py").write_text(NET)
+    torch.save({"up.weight": torch.randn(8, 8), "up.bias": torch.zeros(8)}, folder / "w.pth")
+    return folder
+
+
+def export(folder: Path, file: str, output: Path) -> tuple[int, list[str]]:
+    words = ["export", folder / "w.pth", "-o", output, "--model", f"{folder / file}:Net"]
+    done = CliRunner().invoke(main, [*map(str, words), "--input-shapes", "x:[batch,length,8]"])
+    lines = [line for line in done.stderr.splitlines() if not re.match(r" *\d+\.\d s ", line)]
+    assert not output.exists()
+    return done.exit_code, lines
+
+
+def test_one_pass_lists_every_blocker_with_its_place_and_what_to_do(
+    project: Path, tmp_path: Path
+) -> None:
+    code, [said, *lines] = export(project, "their_net.py", tmp_path / "b")
+    assert code == 8
+    assert "the forward program cannot be captured" in said
+
+    def line(of: str) -> int:
+        return next(i for i, text in enumerate(NET.splitlines(), 1) if of in text)
+
+    expected = [
+        (line("selective_scan_cuda.fwd(u)"), "selective_scan_cuda.fwd: a function of an extension"),
+        (line("x.detach().numpy()"), "Tensor.numpy: hands its values to numpy, in the autograd "
+                                     "function Flip"),
+        (line("y = halve(y)"), "blockedlib::halve: an operator without a fake"),
+        (line("if y.sum()"), "Tensor.__bool__: decides by a tensor's value"),
+    ]  # fmt: skip
+    assert len(lines) == len(expected), lines
+    for number, text in expected:
+        assert any(f"their_net.py:{number}: {text}" in text_ for text_ in lines), (text, lines)
+    assert "fuseport.ops.selective_scan computes it (--shim auto" in lines[0]
+    assert "--ops FILE" in lines[2]
+
+
+def test_an_error_in_eager_is_a_finding_after_what_came_before(tmp_path: Path) -> None:
+    (tmp_path / "their_failing.py").write_text(
+        textwrap.dedent(
+            """
+            from torch import nn
+
+            class Net(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.up = nn.Linear(8, 8)
+
+                def forward(self, x):
+                    y = self.up(x)
+                    scale = y.max().item()
+                    import causal_conv1d_cuda
+                    return causal_conv1d_cuda.causal_conv1d_fwd(y) * scale
+            """
+        )
+    )
+    torch.save({"up.weight": torch.randn(8, 8), "up.bias": torch.zeros(8)}, tmp_path / "w.pth")
+    code, [_, *lines] = export(tmp_path, "their_failing.py", tmp_path / "b")
+    assert code == 8
+    assert "their_failing.py:11: Tensor.item" in lines[0]
+    assert "their_failing.py:12: ModuleNotFoundError" in lines[1]
+    assert "fuseport.ops.causal_conv1d" in lines[1]
+
+
+def test_imports_that_are_absent_are_all_listed_with_5(tmp_path: Path) -> None:
+    (tmp_path / "their_layers.py").write_text(
+        "import torch\nfrom flash_attn import flash_attn_func\n"
+    )
+    (tmp_path / "their_absent.py").write_text(
+        "import selective_scan_cuda_oflex\nfrom their_layers import Layer\nimport no_such_thing\n"
+        "try:\n    import optional_thing\nexcept ImportError:\n    pass\n"
+    )
+    torch.save({"w": torch.zeros(1)}, tmp_path / "w.pth")
+    code, [said, *lines] = export(tmp_path, "their_absent.py", tmp_path / "b")
+    assert code == 5
+    assert "importing it failed" in said
+    assert [text.strip().split(" is ")[0] for text in lines] == [
+        "their_absent.py:1: selective_scan_cuda_oflex",
+        "their_absent.py:3: no_such_thing",
+        "their_layers.py:2: flash_attn",
+    ]
+    assert "fuseport.ops.selective_scan" in lines[0]
+    assert "install it" in lines[1]
+    assert "scaled_dot_product_attention" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("call", "op"),
+    [
+        ("selective_scan_cuda.fwd", "selective_scan"),
+        ("selective_scan_cuda_oflex.fwd", "selective_scan"),
+        ("mamba_inner_fn", "selective_scan"),
+        ("causal_conv1d_cuda.causal_conv1d_fwd", "causal_conv1d"),
+        ("causal_conv1d_cuda.causal_conv1d_update", "causal_conv1d_update"),
+        ("mamba_ssm.ops.triton.selective_state_update", "selective_state_update"),
+        ("mamba_chunk_scan_combined", "ssd_chunk_scan"),
+        ("_chunk_scan_fwd_kernel", "ssd_chunk_scan"),
+        ("MultiScaleDeformableAttention.ms_deform_attn_forward", "ms_deform_attn"),
+        ("torchvision::deform_conv2d", "deform_conv2d"),
+        ("bitsandbytes::gemv_4bit", "nf4_linear"),
+        ("rotary_emb.apply_rotary", "rotary_embedding"),
+        ("xentropy_cuda_lib.forward", "softmax_cross_entropy"),
+    ],
+)
+def test_calls_of_known_extensions_map_to_ops(call: str, op: str) -> None:
+    assert op in OPS
+    assert advice(call).startswith(f"fuseport.ops.{op} computes it")
+
+
+def test_a_model_without_blockers_has_none() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SiLU())
+    assert blockers.find(lambda: module(torch.randn(2, 4))) == ()
+
+
+def test_watching_leaves_nothing_behind() -> None:
+    before: tuple[Any, ...] = (sys.getprofile(), torch.autograd.Function.apply.__func__)
+    blockers.find(lambda: torch.zeros(2).numpy())
+    assert (sys.getprofile(), torch.autograd.Function.apply.__func__) == before

@@ -1,0 +1,71 @@
+"""A confined process: it reads what it likes, writes where it may, and reaches nobody."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuseport.exporter.confined import available
+
+TRY = """
+import os, socket, sys
+inside, outside = sys.argv[1:]
+
+def attempt(name, action):
+    try:
+        action()
+        print(name, "done")
+    except OSError as error:
+        print(name, type(error).__name__)
+
+def write(path):
+    with open(path, "w") as file:
+        file.write("x")
+
+attempt("write inside", lambda: write(f"{inside}/new"))
+attempt("move inside", lambda: os.rename(f"{inside}/new", f"{inside}/newer"))
+attempt("read outside", lambda: open(f"{outside}/file").read())
+attempt("write outside", lambda: write(f"{outside}/new"))
+attempt("append outside", lambda: open(f"{outside}/file", "a"))
+attempt("truncate outside", lambda: os.truncate(f"{outside}/file", 0))
+attempt("remove outside", lambda: os.unlink(f"{outside}/file"))
+attempt("link outside", lambda: os.symlink("/", f"{outside}/link"))
+attempt("move out", lambda: os.rename(f"{inside}/newer", f"{outside}/moved"))
+attempt("network", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+attempt("datagram", lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+attempt("signal", lambda: os.kill(os.getppid(), 0))
+attempt("device", lambda: write("/dev/null"))
+code = f"open({outside + '/by child'!r}, 'w')"
+print("child", os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) != 0)
+"""
+
+
+@pytest.mark.skipif(not all(available().values()), reason="this kernel confines nothing")
+def test_what_a_confined_process_can_do(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+    (outside / "file").write_text("kept")
+    (tmp_path / "attempts.py").write_text(TRY)
+    command = [sys.executable, "-m", "fuseport.exporter.confined", json.dumps([str(inside)])]
+    done = subprocess.run(
+        [*command, "attempts", str(inside), str(outside)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    found = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    allowed = {name for name, result in found.items() if result == "done"}
+    assert allowed == {"write inside", "move inside", "read outside", "device"}
+    assert found["child"] == "True"
+    assert (outside / "file").read_text() == "kept"
+    assert [path.name for path in outside.iterdir()] == ["file"]
+
+
+def test_a_module_that_fails_fails(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("import sys; sys.exit(7)")
+    command = [sys.executable, "-m", "fuseport.exporter.confined", "[]", "fails"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 7

@@ -1,0 +1,104 @@
+"""Folders that transformers saves: Mamba-2, FalconMamba and Jamba, with the fused ops inside."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from fuseport.exporter import api, checkpoint, models
+from fuseport.exporter.errors import Missing
+from fuseport.exporter.models.model import Model
+
+COMMON = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1}
+SIZES: dict[str, dict[str, Any]] = {
+    "Mamba": {"state_size": 4},
+    "Mamba2": {"state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
+    "FalconMamba": {"state_size": 4},
+    "Jamba": {"num_hidden_layers": 3, "mamba_d_state": 4, "num_attention_heads": 2,
+              "num_key_value_heads": 1, "intermediate_size": 24, "num_experts": 3,
+              "attn_layer_period": 3, "expert_layer_period": 2},
+}  # fmt: skip
+SIZES["Jamba"] |= {"attn_layer_offset": 1, "expert_layer_offset": 1}
+SCANS = {"Mamba": 1, "Mamba2": 1, "FalconMamba": 1, "Jamba": 2}
+
+
+def saved(kind: str, folder: Path, **options: Any) -> Any:
+    """A small model of transformers', random but for no parameter at a special value."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**COMMON | SIZES[kind])
+    module = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    module.save_pretrained(folder, **options)
+    return module
+
+
+def loaded(folder: Path) -> Model:
+    model, _ = models.from_checkpoint(checkpoint.load(folder))
+    assert model.architecture == "huggingface"
+    return model
+
+
+def ids_of(length: int) -> Tensor:
+    return torch.randint(0, 30, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "4KB"}], ids=["whole", "sharded"])
+def test_the_model_is_the_one_saved(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    theirs = saved(kind, tmp_path, **options)
+    assert (tmp_path / "model.safetensors.index.json").exists() == bool(options)
+    module = loaded(tmp_path).module
+    ids = ids_of(9)
+    with torch.no_grad():
+        expected = theirs(ids, use_cache=False).logits
+        # Experts are summed in another order.
+        torch.testing.assert_close(module(ids).logits, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_every_scan_is_the_op_and_gives_the_same(kind: str, tmp_path: Path) -> None:
+    saved(kind, tmp_path)
+    model = loaded(tmp_path)
+    assert model.scans == SCANS[kind]
+    (forward,) = api.capture(model, ["forward"])  # refuses another number of scans
+    run = forward.exported.module()
+    for length in (1, 19):
+        ids = ids_of(length)
+        with torch.no_grad():
+            expected = model.module(ids).logits
+            with model.fused():
+                fused = model.module(ids).logits
+            torch.testing.assert_close(fused, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(run(ids), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Mamba2", "FalconMamba"])
+def test_it_verifies(kind: str, tmp_path: Path) -> None:
+    saved(kind, tmp_path / "saved")
+    bundle = api.export(tmp_path / "saved", tmp_path / "bundle", format=["onnx", "torchscript"])
+    report = api.verify(bundle.folder, runtime=["onnxruntime", "torchscript"])
+    assert report.exit_code(strict=True) == 0, report.failures()
+    assert {row.program for row in report.results} == {"forward", "gradient"}
+
+
+def test_what_transformers_refuses_is_one_line(tmp_path: Path) -> None:
+    saved("Mamba2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_heads": 7}))
+    with pytest.raises(Missing, match=r"refuses the config\.json of this mamba2: ") as raised:
+        loaded(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_absent_expert_is_missed(tmp_path: Path) -> None:
+    saved("Jamba", tmp_path)
+    found = checkpoint.load(tmp_path)
+    del found.tensors["model.layers.1.feed_forward.experts.1.up_proj.weight"]
+    with pytest.raises(Missing, match=r"missing: .*experts\.gate_up_proj"):
+        models.from_checkpoint(found)

@@ -1,0 +1,176 @@
+"""Example inputs: given as tensors, their dynamic dimensions named or found, and half precision."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fuseport.cli import main
+from fuseport.exporter import api, checkpoint, models
+from fuseport.exporter.bundle import open_bundle
+from fuseport.exporter.dynamic import found_dynamic
+from fuseport.exporter.errors import UsageError
+from fuseport.exporter.models.given import Dynamic, Given, parse_dynamic, specs_of
+from fuseport.exporter.prepare import prepared
+from fuseport.exporter.verify.sample import read_all
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+NET = """
+import torch
+from torch import nn
+from fuseport.ops.selective_scan import selective_scan
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.A_log = nn.Parameter(torch.zeros(8, 4))
+        self.inner.D = nn.Parameter(torch.ones(8))
+        self.inner.x_proj = nn.Linear(8, 16)
+
+    def forward(self, x, scale=None):
+        delta, B, C = self.inner.x_proj(x).split([8, 4, 4], -1)
+        u, delta, B, C = (t.mT for t in (x, delta, B, C))
+        A = -torch.exp(self.inner.A_log.float())
+        y = selective_scan(u, delta, A, B, C, self.inner.D.float(), delta_softplus=True).mT
+        return y if scale is None else y * scale
+"""
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model file, its checkpoint, and inputs of each kind."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "scan_net.py").write_text(NET)
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        "inner.A_log": torch.rand(8, 4, generator=generator),
+        "inner.D": torch.ones(8),
+        "inner.x_proj.weight": torch.randn(16, 8, generator=generator) / 4,
+        "inner.x_proj.bias": torch.zeros(16),
+    }
+    torch.save(state, folder / "w.pth")
+    x = torch.randn(2, 10, 8, generator=generator)
+    save_file({"x": x}, folder / "x.safetensors")
+    save_file({"y": x}, folder / "y.safetensors")
+    save_file({"scale": x}, folder / "second.safetensors")
+    save_file({"x": x.to(torch.int8)}, folder / "int8.safetensors")
+    (folder / "text.safetensors").write_text("no tensors here")
+    return folder
+
+
+def export(project: Path, output: Path, *words: str) -> tuple[int, list[str]]:
+    given = ["export", str(project / "w.pth"), "-o", str(output), "--program", "forward"]
+    given += ["--model", f"{project / 'scan_net.py'}:Net", "--format", "exported_program"]
+    done = CliRunner().invoke(main, [*given, *words])
+    return done.exit_code, done.stdout.splitlines() + [
+        line for line in done.stderr.splitlines() if not re.match(r" *\d+\.\d s ", line)
+    ]
+
+
+def test_given_inputs_are_compared_on_and_their_dynamic_dimensions_found(
+    project: Path, tmp_path: Path
+) -> None:
+    code, lines = export(project, tmp_path / "b", "--inputs", str(project / "x.safetensors"))
+    assert code == 0, lines
+    bundle = open_bundle(tmp_path / "b")
+    [spec] = bundle.manifest["programs"]["forward"]["inputs"]
+    assert spec["dims"] == ["batch", "x_1", 8]
+    assert any("0 (batch), 1 (x_1)" in line and "2 (at 8)" in line for line in lines), lines
+    samples = {sample.case.name: sample for sample in read_all(bundle.folder / "samples")}
+    assert dict(samples["export"].case.sizes) == {"batch": 2, "x_1": 10}
+    stored = load_file(samples["as given"].file)["input/x"]
+    assert torch.equal(stored, load_file(project / "x.safetensors")["x"])
+    report = api.verify(
+        bundle.folder, runtime=["exported_program"], model=f"{project / 'scan_net.py'}:Net"
+    )
+    assert report.exit_code() == 0, report.failures()
+    assert "as given" in {row.case for row in report.results}
+
+
+def test_half_precision_keeps_what_the_scan_wants_in_float32(project: Path, tmp_path: Path) -> None:
+    words = ["--inputs", str(project / "x.safetensors"), "--dtype", "bfloat16"]
+    code, lines = export(project, tmp_path / "b", *words, "--dynamic", "x:{0:batch}")
+    assert code == 0, lines
+    assert any("2 parameters stay float32 in bfloat16" in line for line in lines), lines
+    dtypes = {n: t.dtype for n, t in load_file(tmp_path / "b" / "weights.safetensors").items()}
+    assert {n for n, dtype in dtypes.items() if dtype == torch.float32} == {
+        "inner.A_log",
+        "inner.D",
+    }
+    [spec] = open_bundle(tmp_path / "b").manifest["programs"]["forward"]["inputs"]
+    assert (spec["dtype"], spec["dims"]) == ("bfloat16", ["batch", 10, 8])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--inputs", "no.safetensors"], 2, "there is no such file"),
+        (["--inputs", "text.safetensors"], 4, "text.safetensors"),
+        (["--inputs", "y.safetensors"], 2, "it has y, and the model's forward takes x, scale"),
+        (["--inputs", "second.safetensors"], 2, "by position"),
+        (["--inputs", "int8.safetensors"], 2, "x is int8"),
+        (["--inputs", "x.safetensors", "--dynamic", "x:[0]"], 2, "x:{0:batch,1:length}"),
+        (["--inputs", "x.safetensors", "--dynamic", "z:{0:b}"], 2, "it is not an input"),
+        (["--inputs", "x.safetensors", "--dynamic", "x:{3:b}"], 2, "it has 3 dimensions"),
+        (["--inputs", "x.safetensors", "--dynamic", "x:{0:b,1:b}"], 2, "is 10, not 2"),
+        (["--inputs", "x.safetensors", "--dynamic", "x:{2:w}"], 8, "dimension 2 of input x"),
+        (["--inputs", "x.safetensors", "--input-shapes", "x:[b,4,8]"], 2, "leave --inputs"),
+        ([], 2, "--inputs"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_one_line(
+    words: list[str], code: int, message: str, project: Path, tmp_path: Path
+) -> None:
+    given = [str(project / word) if word.endswith(".safetensors") else word for word in words]
+    found, lines = export(project, tmp_path / "b", *given)
+    assert found == code, lines
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_built_in_architecture_takes_given_inputs() -> None:
+    loaded = checkpoint.load(FIXTURES / "lightning" / "mamba-kjv.ckpt")
+    model, _ = models.from_checkpoint(loaded)
+
+    def ready(ids: Tensor, dynamic: Dynamic | None = None) -> models.Model:
+        given = Given("ids", {"input_ids": ids})
+        return prepared(model, given, dynamic, None, 0, lambda message: None)[0]
+
+    with pytest.raises(UsageError, match="input_ids has values outside of 0 to"):
+        ready(torch.full((1, 3), 10**6))
+    with pytest.raises(UsageError, match="has its own"):
+        ready(torch.zeros(1, 3, dtype=torch.int64), {"input_ids": {0: "b"}})
+    found = ready(torch.tensor([[1, 2, 3, 4, 5]]))
+    assert found.given is not None
+    assert found.given["input_ids"].tolist() == [[1, 2, 3, 4, 5]]
+    assert sorted(found.sizes.values()) == [1, 5]
+    assert found.inputs == model.inputs
+
+
+class Tied(nn.Module):
+    """Two inputs whose first dimensions must be equal; the mask's second is that of x."""
+
+    def forward(self, x: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
+        return (x * mask.unsqueeze(-1)).flatten(1, 2) + bias
+
+
+def test_dimensions_that_torch_takes_for_equal_have_one_name() -> None:
+    values = {"x": torch.randn(3, 5, 4), "mask": torch.rand(3, 5), "bias": torch.rand(1, 1)}
+    specs = specs_of(Given("here", values), Tied())
+    found, notes = found_dynamic(Tied(), values, specs)
+    assert [spec.dims for spec in found] == [("x_0", "x_1", "x_2"), ("x_0", "x_1"), (1, 1)]
+    assert "fixed since they are 1 in the example: 0, 1" in notes[2]
+
+
+def test_dimensions_are_parsed_or_refused() -> None:
+    assert parse_dynamic(["x:{0:batch, 1:length}", "y:{}"]) == {
+        "x": {0: "batch", 1: "length"},
+        "y": {},
+    }

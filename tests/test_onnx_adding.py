@@ -1,0 +1,68 @@
+"""Gradients that add to places that recur, in ONNX Runtime on several threads.
+
+Its `ScatterND` with a reduction loses updates there, at sizes that are worth a second thread: no
+file may have one.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter.formats import Options, get
+from fuseport.exporter.forward import capture_forward
+from fuseport.exporter.gradient import capture_gradient
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.runtimes.onnxruntime import load
+
+
+class Picks(nn.Module):
+    """Rows of a small table, by integers."""
+
+    def __init__(self, pick: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.table = nn.Parameter(torch.randn(5, 32, generator=generator))
+        self.pick = pick
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.pick(self.table, ids)
+
+
+PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "embedding": lambda table, ids: nn.functional.embedding(ids, table),
+    "embedding with padding": lambda table, ids: nn.functional.embedding(ids, table, padding_idx=2),
+    "index": lambda table, ids: table[ids],
+    "index of columns": lambda table, ids: table[:, ids],
+    "two indices": lambda table, ids: table[ids, ids],
+    "index_select": lambda table, ids: table.index_select(0, ids),
+    "gather": lambda table, ids: table.gather(0, ids[:, None].expand(-1, 32)),
+    "take_along_dim": lambda table, ids: table.take_along_dim(ids[:, None], 0),
+}
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_every_update_counts(name: str, tmp_path: Path) -> None:
+    module = Picks(PICKS[name])
+    spec = TensorSpec("ids", "int64", ("length",), high=5)
+    ids = torch.randint(0, 5, (40_000,), generator=torch.Generator().manual_seed(1))
+    program = capture_gradient(capture_forward(module, {"ids": ids[:7]}, [spec], ("y",)))
+    file = tmp_path / "gradient.onnx"
+    get("onnx").write(program, file, Options(tmp_path / "weights.safetensors"))
+    reductions = [
+        attribute.s
+        for node in onnx.load(file).graph.node
+        for attribute in node.attribute
+        if node.op_type == "ScatterND" and attribute.name == "reduction"
+    ]
+    assert reductions == []
+    # Ones add up to whole numbers, which float32 has exactly: every update lost is seen.
+    cotangent = torch.ones_like(module(ids))
+    (right,) = torch.autograd.grad(module(ids), [module.table], cotangent)
+    session = load(file, {})
+    for _ in range(3):
+        found = session.run({"ids": ids, "cotangent_y": cotangent})["grad/table"]
+        assert torch.equal(found, right)

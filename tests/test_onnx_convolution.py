@@ -1,0 +1,73 @@
+"""The gradient of a filter's weight in ONNX's operators: right, and small for large filters."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuseport.exporter.formats._decompositions import decompositions
+
+aten = torch.ops.aten
+FORMULA = decompositions(
+    torch.export.export(torch.nn.Identity(), (torch.ones(1),))
+)[aten.convolution_backward.default]  # fmt: skip
+
+
+def backward(
+    rank: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
+    transposed: bool,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """What the formula gives, and what torch's own backward does: of input, weight and bias."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (4, 8 // groups) if transposed else (8, 4 // groups)
+    x = torch.randn(2, 4, *(9 + i for i in range(rank)), generator=generator).double()
+    weight = torch.randn(*shape, *kernel, generator=generator).double()
+    rest = (stride, padding, [1] * rank, transposed, [0] * rank, groups)
+    y = aten.convolution.default(x, weight, None, *rest)
+    cotangent = torch.randn(y.shape, generator=generator).double()
+    arguments = (cotangent, x, weight, [8], *rest, [True, True, True])
+    return FORMULA(*arguments), aten.convolution_backward.default(*arguments)
+
+
+KERNELS = [(1, 1), (3, 3), (4, 4), (2, 5)]
+STRIDES = [(1, 1), (2, 2), (3, 1), (4, 4), (1, 6)]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("padding", [(0, 0), (2, 1)])
+def test_gradients_are_torchs_at_every_stride(
+    padding: tuple[int, int], groups: int, transposed: bool
+) -> None:
+    for kernel, stride in itertools.product(KERNELS, STRIDES):
+        got, wanted = backward(2, kernel, stride, padding, groups, transposed)
+        torch.testing.assert_close(got, wanted, msg=lambda m: f"{kernel} {stride}: {m}")  # noqa: B023
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_gradients_are_torchs_in_other_ranks(rank: int) -> None:
+    kernel, stride = [3, 2, 4][:rank], [2, 1, 3][:rank]
+    got, wanted = backward(rank, kernel, stride, [1] * rank, 2, False)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_patches_of_any_size_take_a_handful_of_operators() -> None:
+    """Vision Mamba's and VMamba's: a tap at a time, 16×16 took 256 products and minutes."""
+
+    def operators(kernel: int, stride: int) -> int:
+        x, weight = torch.ones(1, 3, 32, 32), torch.ones(4, 3, kernel, kernel)
+        y = torch.nn.functional.conv2d(x, weight, stride=stride)
+        rest = ((stride, stride), (0, 0), (1, 1), False, (0, 0), 1, (False, True, False))
+        graph = torch.fx.experimental.proxy_tensor.make_fx(
+            lambda cotangent: FORMULA(cotangent, x, weight, None, *rest)[1]
+        )(torch.ones_like(y)).graph
+        return sum(node.op == "call_function" for node in graph.nodes)
+
+    assert operators(16, 16) == operators(4, 4) < 30
+    assert operators(16, 8) < 90

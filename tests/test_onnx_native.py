@@ -1,0 +1,153 @@
+"""`--lowering native`: ONNX files with operators that ONNX Runtime has for fused ops."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from fuseport.exporter import api, formats, runtimes
+from fuseport.exporter.bundle import Bundle, open_bundle
+
+CODE = '''
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fuseport.ops.causal_conv1d import causal_conv1d
+from fuseport.ops.rms_norm import rms_norm
+from fuseport.ops.rms_norm_gated import rms_norm_gated
+from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
+
+
+class Block(nn.Module):
+    """A block as Mamba-2 has it, with attention after it."""
+
+    def __init__(self, heads=2, width=4, states=8):
+        super().__init__()
+        self.sizes = heads, width, states
+        inner = heads * width
+        self.split = inner, inner + 2 * states, heads
+        self.in_proj = nn.Linear(12, sum(self.split), bias=False)
+        self.conv_weight = nn.Parameter(torch.empty(inner + 2 * states, 4))
+        self.conv_bias = nn.Parameter(torch.empty(inner + 2 * states))
+        self.A_log = nn.Parameter(torch.empty(heads))
+        self.D = nn.Parameter(torch.empty(heads))
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.norm = nn.Parameter(torch.empty(inner))
+        self.gated_norm = nn.Parameter(torch.empty(inner))
+        self.attention = nn.Linear(inner, 3 * inner)
+
+    def forward(self, x):
+        heads, width, states = self.sizes
+        z, xBC, dt = self.in_proj(x).split(self.split, -1)
+        xBC = causal_conv1d(xBC.mT, self.conv_weight, self.conv_bias, activation="silu").mT
+        u, B, C = xBC.split([heads * width, states, states], -1)
+        y = ssd_chunk_scan(
+            u.unflatten(-1, (heads, width)), dt, -torch.exp(self.A_log), B.unsqueeze(2),
+            C.unsqueeze(2), D=self.D, dt_bias=self.dt_bias, dt_softplus=True,
+        ).flatten(2)
+        y = rms_norm_gated(y, z, self.gated_norm, eps=1e-5, norm_before_gate=False)
+        q, k, v = self.attention(rms_norm(y, self.norm)).unsqueeze(1).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v).squeeze(1)
+'''
+
+NATIVE = ["Attention", "CausalConvWithState", "LinearAttention", "RMSNormalization"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model's code, `net.py`, and its weights, `weights.pth`."""
+    folder = tmp_path_factory.mktemp("native")
+    (folder / "net.py").write_text(CODE)
+    scope: dict[str, object] = {}
+    exec(CODE, scope)
+    module: torch.nn.Module = scope["Block"]()  # type: ignore[operator]
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        name: 0.3 * torch.randn(t.shape, generator=generator) + (t.dim() == 1)
+        for name, t in module.state_dict().items()
+    }
+    torch.save(state, folder / "weights.pth")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(model: Path) -> Bundle:
+    command = [
+        sys.executable, "-m", "fuseport.cli", "export", model / "weights.pth",
+        "-o", model / "bundle", "--model", f"{model}/net.py:Block",
+        "--input-shapes", "x:[batch,length,12]", "--format", "onnx", "--lowering", "native",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return open_bundle(model / "bundle")
+
+
+def test_native_files_stand_beside_portable_ones_and_all_pass(model: Path, bundle: Bundle) -> None:
+    report = api.verify(
+        bundle.folder,
+        runtime=["onnxruntime", "onnxruntime+native"],
+        model=f"{model}/net.py:Block",
+    )
+    assert report.exit_code(strict=True) == 0, report.failures()
+    assert {(row.runtime, row.artifact) for row in report.results} >= {
+        ("onnxruntime", "forward.onnx"),
+        ("onnxruntime", "gradient.onnx"),
+        ("onnxruntime+native", "forward.native.onnx"),
+        ("onnxruntime+native", "gradient.native.onnx"),
+    }
+
+
+def test_the_manifest_says_which_operators_are_native(bundle: Bundle) -> None:
+    facts = {entry["file"]: entry for entry in bundle.manifest["artifacts"]}
+    assert facts["forward.native.onnx"]["native"] == NATIVE
+    assert facts["forward.native.onnx"]["opset"] == 23
+    nodes = {node.op_type for node in onnx.load(bundle.folder / "forward.native.onnx").graph.node}
+    assert nodes >= set(NATIVE)
+    domains = {n.domain for n in onnx.load(bundle.folder / "forward.native.onnx").graph.node}
+    assert "fuseport.ops" not in domains
+
+
+def test_a_wrong_native_operator_is_seen(model: Path, bundle: Bundle, tmp_path: Path) -> None:
+    """A scale that is left out: ONNX Runtime then divides by √N."""
+    wrong = onnx.load(bundle.folder / "forward.native.onnx")
+    (node,) = (node for node in wrong.graph.node if node.op_type == "LinearAttention")
+    kept = [attribute for attribute in node.attribute if attribute.name != "scale"]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    onnx.save(wrong, tmp_path / "forward.native.onnx")
+    report = api.verify(
+        bundle.folder,
+        runtime=["onnxruntime+native"],
+        artifact=tmp_path / "forward.native.onnx",
+        model=f"{model}/net.py:Block",
+        localise=False,
+    )
+    assert report.exit_code() == 1
+
+
+def test_a_model_with_nothing_native_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\ndef net():\n    return nn.Linear(2, 3)\n"
+    )
+    torch.save(torch.nn.Linear(2, 3).state_dict(), tmp_path / "w.pth")
+    command = [
+        sys.executable, "-m", "fuseport.cli", "export", tmp_path / "w.pth", "-o", tmp_path / "b",
+        "--model", f"{tmp_path}/net.py:net", "--input-shapes", "x:[batch,2]",
+        "--format", "onnx", "--program", "forward", "--lowering", "native",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "note: forward.native.onnx: ONNX has no operator of its own" in done.stdout
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert [entry["format"] for entry in manifest["artifacts"]] == ["onnx", "onnx_native"]
+
+
+def test_the_format_and_its_runtime_are_asked_for_by_name() -> None:
+    assert formats.of_file("forward.native.onnx") == "onnx_native"
+    assert "onnx_native" not in formats.default()
+    assert runtimes.get("onnxruntime+native").FORMAT == "onnx_native"

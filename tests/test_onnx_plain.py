@@ -1,0 +1,92 @@
+"""Plain operators in ONNX at other sizes than those of the export, and names that ONNX lost."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuseport.exporter import formats
+from fuseport.exporter.forward import capture_forward
+from fuseport.exporter.gradient import capture_gradient
+from fuseport.exporter.program import Program, TensorSpec
+from fuseport.exporter.runtimes import get
+
+IMAGE = TensorSpec("input", "float32", ("batch", 3, "height", "width"))
+
+
+class Called(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.function(*tensors)
+
+
+def run(program: Program, folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    file = folder / f"{program.kind}.onnx"
+    if not file.exists():
+        formats.get("onnx").write(program, file, formats.Options(folder / "w"))
+    return get("onnxruntime").load(file, {}).run(inputs)
+
+
+RESAMPLING = {
+    "adaptive max": lambda x: F.adaptive_max_pool2d(x, (2, 3)),
+    "adaptive mean": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
+    "mean past the end": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "mean without padding": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    "mean by another divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5),
+    "max": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "nearest to a size": lambda x: F.interpolate(x, (11, 7)),
+}
+
+
+@pytest.mark.parametrize("name", RESAMPLING)
+def test_resampling_holds_at_other_sizes_than_those_of_the_export(
+    name: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    module = Called(RESAMPLING[name])
+    forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12)}, [IMAGE])
+    gradient = capture_gradient(forward)
+    for sizes in ((2, 3, 8, 12), (1, 3, 7, 9), (3, 3, 5, 16)):
+        x = torch.randn(sizes, requires_grad=True)
+        y = module(x)
+        dy = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        given = {"input": x.detach()}
+        found = run(forward, tmp_path, given)
+        found |= run(gradient, tmp_path, {**given, "cotangent_output": dy})
+        torch.testing.assert_close(found["output"], y.detach())
+        torch.testing.assert_close(found["grad/input"], dx)
+
+
+def test_outputs_that_are_one_value_keep_their_names(tmp_path: Path) -> None:
+    """The gradients of a sum's terms are one cotangent."""
+    inputs = {name: torch.randn(2, 3) for name in ("input", "max")}
+    specs = [TensorSpec(name, "float32", (2, 3)) for name in inputs]
+    forward = capture_forward(Called(torch.add), inputs, specs)
+    dy = torch.randn(2, 3)
+    found = run(capture_gradient(forward), tmp_path, {**inputs, "cotangent_output": dy})
+    assert list(found) == ["output", "grad/input", "grad/max"]
+    assert torch.equal(found["grad/input"], dy)
+    assert torch.equal(found["grad/max"], dy)
+    found = run(forward, tmp_path, inputs)
+    assert torch.equal(found["output"], inputs["input"] + inputs["max"])
+
+
+def test_a_transposed_matrix_times_a_vector_is_right_in_onnx_runtime(tmp_path: Path) -> None:
+    """ONNX Runtime itself forgets the transposition."""
+    inputs = {"x": torch.randn(3, 2), "v": torch.randn(3)}
+    specs = [TensorSpec("x", "float32", ("rows", 2)), TensorSpec("v", "float32", ("rows",))]
+    forward = capture_forward(Called(lambda x, v: x.T @ v), inputs, specs)
+    found = run(forward, tmp_path, inputs)
+    torch.testing.assert_close(found["output"], inputs["x"].T @ inputs["v"])
+    dy = torch.randn(2)
+    found = run(capture_gradient(forward), tmp_path, {**inputs, "cotangent_output": dy})
+    torch.testing.assert_close(found["grad/v"], inputs["x"] @ dy)
+    torch.testing.assert_close(found["grad/x"], torch.outer(inputs["v"], dy))

@@ -1,0 +1,227 @@
+"""The faces of a report that programs and CI systems read: JUnit XML, Markdown, and JSON back."""
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+import pytest
+
+from fuseport.exporter.errors import CorruptInput
+from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
+from fuseport.exporter.verify.report import FLOAT64, Report, Row
+from fuseport.exporter.verify.report.markdown import LIMIT, to_markdown
+from fuseport.exporter.verify.report.parts import figure, rounded_up
+from fuseport.exporter.verify.report.terminal import lines
+
+PASSED = Row(
+    "onnxruntime", "CPUExecutionProvider", "gradient.onnx", "gradient", "run", "export",
+    "grad/layers.0.D", "pass", None, False, 1e-7, 2e-8, 1e-7, 4e-7, 1e-7, 1e-7, 1.0,
+)  # fmt: skip
+FAILED = replace(
+    PASSED, tensor="grad/layers.1.D", verdict="fail", reason="off by 1", max_abs_error=1.0,
+    would_pass_at=1.0, atol_at_rtol={"1e-06": 0.5},
+)  # fmt: skip
+DIED = replace(
+    PASSED, runtime="torchscript", artifact="forward.pt", way="autograd", tensor="*",
+    verdict="error", reason="killed by SIGSEGV", crash=True, max_abs_error=None, bound=None,
+)  # fmt: skip
+ABSENT = Row("aot", None, "*", "*", "run", "*", "*", "unsupported", "not installed")
+DIAGNOSED = Diagnosis(
+    "onnxruntime", "gradient.onnx", "gradient", "run", "export", "runtime", "another is right",
+    Divergence("mm_7", "aten::mm", "layers.1", "backward", "wrong here", 1.0, 4e-7),
+)  # fmt: skip
+HOSTILE = "a\x00\x1b[31m\ufffe|`*_[x](http://e)<script>alert(1)</script>&amp;\n\"']]>\r--><b>"
+
+
+def report(*rows: Row, **changes: Any) -> Report:
+    made = Report("b", "0" * 64, {"cpus": 2, "versions": {"torch": "2"}}, 12.3, tuple(rows), ("n",))
+    return replace(made, **changes)
+
+
+EVERYTHING = report(PASSED, FAILED, DIED, ABSENT, diagnoses=(DIAGNOSED,))
+
+
+class TestJUnit:
+    # Of Jenkins' junit-10.xsd, and of Surefire's, what they have in common: element → attributes
+    # that it may have (those that it must have first), and the elements in it, in their order.
+    RULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+        "testsuites": ((), ("name", "time", "tests", "failures", "errors"), ("testsuite",)),
+        "testsuite": (
+            ("name", "tests", "failures", "errors", "skipped", "time"),
+            ("id",),
+            ("properties", "testcase", "system-out", "system-err"),
+        ),
+        "properties": ((), (), ("property",)),
+        "property": (("name", "value"), (), ()),
+        "testcase": (("name", "classname", "time"), (), ("skipped", "error", "failure")),
+        "skipped": ((), ("message", "type"), ()),
+        "error": ((), ("message", "type"), ()),
+        "failure": ((), ("message", "type"), ()),
+        "system-out": ((), (), ()),
+    }
+
+    def check(self, found: Element) -> None:
+        must, may, inner = self.RULES[found.tag]
+        assert set(must) <= set(found.attrib) <= {*must, *may}
+        places = [inner.index(child.tag) for child in found]
+        assert places == sorted(places), "in the order that the schema has"
+        for name in {"tests", "failures", "errors", "skipped"} & set(found.attrib):
+            assert found.attrib[name].isdecimal()
+        assert re.fullmatch(r"[0-9.]+", found.attrib.get("time", "0"))
+        for child in found:
+            self.check(child)
+
+    def parsed(self, shown: Report) -> Element:
+        root = ElementTree.fromstring(shown.to_junit())
+        self.check(root)
+        return root
+
+    def test_a_suite_for_each_artifact_and_a_case_for_each_row(self) -> None:
+        forward = replace(PASSED, program="forward", artifact="forward.onnx", tensor="y")
+        shown = report(PASSED, FAILED, forward, DIED, ABSENT)
+        root = self.parsed(shown)
+        assert root.attrib["tests"] == "5"
+        suites = {suite.attrib["name"]: suite for suite in root}
+        assert list(suites) == [
+            "onnxruntime: gradient.onnx",
+            "onnxruntime: forward.onnx",
+            "torchscript: forward.pt, autograd",
+            "aot",
+        ]
+        suite = suites["onnxruntime: gradient.onnx"]
+        assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "1")
+        names = [case.attrib["name"] for case in suite.iter("testcase")]
+        assert names == [
+            "gradient · export · grad/layers.0.D",
+            "gradient · export · grad/layers.1.D",
+        ]
+        assert "2" in [p.attrib["value"] for p in suite.iter("property")]
+
+    def test_each_verdict_has_its_element_with_reason_and_figures(self) -> None:
+        root = self.parsed(EVERYTHING)
+        (failure,) = root.iter("failure")
+        assert failure.attrib["message"] == "off by 1"
+        for word in ("largest error: 1", "bound: 4e-07", "--atol 1", "aten::mm", "wrong here"):
+            assert word in str(failure.text)
+        (error,) = root.iter("error")
+        assert error.attrib["message"] == "killed by SIGSEGV"
+        (skipped,) = root.iter("skipped")
+        assert skipped.attrib["message"] == "not installed"
+        (said,) = root.iter("system-out")
+        assert "the runtime is at fault" in str(said.text)
+
+    def test_names_of_any_characters_leave_it_well_formed(self) -> None:
+        row = replace(FAILED, tensor=HOSTILE, case=HOSTILE, reason=HOSTILE, artifact=HOSTILE)
+        root = self.parsed(report(row, bundle=HOSTILE, environment={HOSTILE: HOSTILE}))
+        (case,) = root.iter("testcase")
+        assert "<script>alert(1)</script>&amp;" in case.attrib["name"]
+        assert "\x00" not in case.attrib["name"]
+
+    def test_nothing_compared_is_an_error_there_too(self) -> None:
+        root = self.parsed(report())
+        assert root.attrib["errors"] == "1"
+        assert [e.attrib["message"] for e in root.iter("error")] == ["nothing was compared"]
+        truth = replace(PASSED, runtime=FLOAT64)
+        assert [e.tag for e in self.parsed(report(truth)).iter("error")] == ["error"]
+
+
+class TestMarkdown:
+    def test_the_verdict_comes_first_then_tables_then_failures(self) -> None:
+        text = EVERYTHING.to_markdown()
+        assert text.startswith("### ❌ fuseport verify: fail\n")
+        order = ["1 pass, 1 fail, 1 unsupported, 1 error", "the runtime is at fault"]
+        order += ["| ❌ | onnxruntime | <code>gradient.onnx</code> |", "off by 1; would pass at"]
+        order += ["killed by SIGSEGV", "not installed"]
+        places = [text.index(html.unescape(part)) for part in order]
+        assert places == sorted(places)
+
+    def test_every_line_of_a_table_has_its_columns_whatever_the_names(self) -> None:
+        row = replace(FAILED, tensor=HOSTILE, case=HOSTILE, reason=HOSTILE, artifact=HOSTILE)
+        text = report(row, runtime_free(), bundle=HOSTILE, notes=(HOSTILE,)).to_markdown()
+        columns = 0
+        for line in text.splitlines():
+            if line.startswith("|"):
+                columns = columns or line.count("|")
+                assert line.count("|") == columns, line
+            else:
+                columns = 0
+        assert "<script" not in text
+        assert "](" not in text
+        assert "http://" not in text
+
+    @pytest.mark.parametrize("limit", [0, 50, 300, 5000, 20_000, LIMIT])
+    def test_it_is_never_longer_than_github_shows(self, limit: int) -> None:
+        rows = [
+            replace(FAILED, tensor=f"{i}.{'é|' * 300}", artifact=f"{i}" * 200, reason="ü" * 900)
+            for i in range(2000)
+        ]
+        text = to_markdown(report(*rows, notes=("n" * 9000,) * 300), limit)
+        assert len(text.encode()) <= limit
+        if limit >= 300:
+            assert "fail" in text.splitlines()[0]
+            assert "--json" in text
+
+    def test_a_large_report_fits_with_all_its_runtimes(self) -> None:
+        rows = [replace(FAILED, tensor=f"t{i}", runtime=f"r{i % 8}") for i in range(20_000)]
+        text = report(*rows).to_markdown()
+        assert len(text.encode()) < 100_000
+        assert all(f"| r{i} |" in text for i in range(8))
+        assert "19900 more" in text
+
+
+def runtime_free() -> Row:
+    return replace(ABSENT, reason=HOSTILE)
+
+
+def test_the_terminal_has_diagnoses_and_ends_after_a_screen_or_two() -> None:
+    rows = [replace(FAILED, tensor=f"grad/{i}") for i in range(3000)]
+    said = lines(report(*rows, diagnoses=(DIAGNOSED,) * 40))
+    assert len(said) < 40
+    assert any("begins at aten::mm in layers.1, backward: mm_7" in line for line in said)
+    assert any("… and 35 more diagnoses" in line for line in said)
+    assert any("… and 2980 more rows" in line for line in said)
+    assert said[-1] == "3000 fail in 12 s"
+
+
+def test_what_is_printed_as_enough_is_enough() -> None:
+    for value in (2.1849e-5, 1.0, 9.9951, 1234.6, 3e-39, 0.1 + 0.2):
+        assert value <= float(rounded_up(value)) <= value * 1.011
+
+
+def test_figures_are_short() -> None:
+    shown = [figure(v) for v in (None, 0.0, 0.123, 9.999, 12.34, 5678.9, 1e6, float("inf"))]
+    assert shown == ["", "0.00", "0.12", "10.00", "12", "5,679", "1.0e+06", "∞"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"results": [{**vars(PASSED), "verdict": "fine"}]},
+        {"results": [{**vars(PASSED), "tensor": 3}]},
+        {"results": [{**vars(PASSED), "max_abs_error": "1"}]},
+        {"results": [{**vars(PASSED), "bound": -1.0}]},
+        {"results": [{**vars(PASSED), "atol_at_rtol": {"x": 1.0}}]},
+        {"results": [{**vars(PASSED), "surprise": 1}]},
+        {"summary": {"pass": 7, "fail": 0, "unsupported": 0, "error": 0}},
+        {"seconds": "soon"},
+        {"bundle": None},
+        {"environment": []},
+        {"bundle": "\ud800"},
+        {"results": [{**vars(PASSED), "case": "\udfff"}]},
+    ],
+)
+def test_a_report_that_was_tampered_with_is_refused(change: dict[str, Any]) -> None:
+    content = json.loads(report(PASSED).to_json())
+    assert Report.from_json(json.dumps(content)) == report(PASSED)
+    with pytest.raises(CorruptInput):
+        Report.from_json(json.dumps({**content, **change}))
+
+
+def test_a_folder_whose_name_is_no_text_leaves_a_report_that_can_be_read() -> None:
+    odd = report(PASSED, bundle="b\udce9")
+    assert Report.from_json(odd.to_json()) == replace(odd, bundle="b?")

@@ -1,0 +1,118 @@
+"""`verify --self-test`: bugs planted in copies of a bundle's files, and in the ops of its model."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fuseport.cli import main
+from fuseport.exporter import api
+from fuseport.exporter.bundle import hash_file
+from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.runtimes import RUNTIMES
+from fuseport.exporter.verify.mutants import Power
+from fuseport.exporter.verify.mutants.files import FILES, Asked, formats, maker
+from fuseport.exporter.verify.mutants.self_test import preferred
+
+MODEL = "net.py"
+CODE = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(6, 6)
+        self.norm = torch.nn.LayerNorm(6)
+        self.gelu = torch.nn.GELU()
+
+    def forward(self, x):
+        return self.norm(self.gelu(self.inner(x)) + x.softmax(-1)) * torch.sigmoid(x)
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a model without fused ops, which is exported in seconds."""
+    folder = tmp_path_factory.mktemp("self_test")
+    (folder / MODEL).write_text(CODE, encoding="utf-8")
+    namespace: dict[str, type[torch.nn.Module]] = {}
+    exec(CODE, namespace)
+    torch.manual_seed(0)
+    torch.save(namespace["Net"]().state_dict(), folder / "weights.pth")
+    api.export(
+        folder / "weights.pth",
+        folder / "bundle",
+        model=f"{folder / MODEL}:Net",
+        inputs=parse_inputs(["x:[batch,length,6]"]),
+    )
+    return folder / "bundle"
+
+
+def of_model(bundle: Path) -> str:
+    return f"{bundle.parent / MODEL}:Net"
+
+
+@pytest.fixture(scope="module")
+def tested(small: Path) -> Power:
+    return api.self_test(small, runtime=["onnxruntime"], model=of_model(small))
+
+
+def test_wrong_files_are_caught_and_right_ones_pass(tested: Power) -> None:
+    assert tested.exit_code() == 0, tested.lines()
+    assert not tested.missed
+    assert {p.op for p in tested.planted} == {"onnxruntime"}
+    assert len(tested.counted) > 30
+    assert len({p.kind for p in tested.counted}) > 15
+    assert all(p.where == "artifact" for p in tested.planted)
+    assert tested.clean
+    assert not tested.alarms
+
+
+def test_a_miss_and_what_cannot_be_seen_have_their_reasons(tested: Power) -> None:
+    assert all(p.reason for p in tested.counted)
+    assert all("bits in every case" in str(p.equivalent) for p in tested.planted if p.equivalent)
+
+
+def test_the_bundle_stays_as_it_was(small: Path, tested: Power) -> None:
+    manifest = json.loads((small / "manifest.json").read_text(encoding="utf-8"))
+    for name, entry in manifest["files"].items():
+        digest = entry["sha256"] if isinstance(entry, dict) else entry
+        assert hash_file(small / name) == digest, name
+
+
+@pytest.mark.parametrize("format_name", [name for name in formats() if name != "onnx_native"])
+def test_wrong_files_of_every_format_can_be_read_and_are_other_files(
+    format_name: str, small: Path, tmp_path: Path
+) -> None:
+    """`onnx_native` has the maker of `onnx`."""
+    manifest = json.loads((small / "manifest.json").read_text(encoding="utf-8"))
+    [entry] = [
+        e for e in manifest["artifacts"] if (e["format"], e["program"]) == (format_name, "gradient")
+    ]
+    program = {"kind": "gradient", **manifest["programs"]["gradient"], "ops": manifest["ops"]}
+    right = small / entry["file"]
+    sizes = {"batch": 2, "length": 3}
+    made = list(maker(format_name)(Asked(right, small / "gradient.pt2", program, sizes, 0, 1)))
+    assert {m.kind for m in made} <= {kind.name for kind in FILES}
+    assert len({m.kind for m in made}) > 12
+    for number, one in enumerate(made if format_name == "onnx" else made[::4]):
+        file = tmp_path / f"{number}{right.suffix}"
+        one.write(file)
+        assert file.read_bytes() != right.read_bytes(), one
+        reads = {".onnx": onnx.load, ".pt2": torch.export.load, ".pt": torch.jit.load}
+        assert reads[right.suffix](file) is not None
+
+
+def test_one_runtime_for_each_format_is_enough() -> None:
+    manifest = {"artifacts": [{"format": "torchscript"}]}
+    assert preferred(RUNTIMES, manifest) == ["eager", "torchscript"]
+
+
+def test_the_command_refuses_what_it_cannot_combine(small: Path) -> None:
+    done = CliRunner().invoke(main, ["verify", str(small), "--self-test", "--atol", "1"])
+    assert done.exit_code == 2
+    assert "--self-test" in done.output

@@ -1,0 +1,221 @@
+"""Stand-ins on the import path: which are served, when, and what stays afterwards."""
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fuseport
+from fuseport.exporter import shims
+from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.models import user
+from fuseport.exporter.program import TensorSpec
+
+# What models in the wild import, by what of.
+IMPORTED = {
+    "selective_scan_cuda": "fwd bwd",
+    "selective_scan_cuda_oflex": "fwd bwd",
+    "selective_scan_cuda_core": "fwd bwd",
+    "causal_conv1d_cuda": "causal_conv1d_fwd causal_conv1d_bwd causal_conv1d_update",
+    "causal_conv1d": "causal_conv1d_fn causal_conv1d_update",
+    "causal_conv1d.causal_conv1d_interface": "causal_conv1d_fn causal_conv1d_ref",
+    "causal_conv1d.causal_conv1d_varlen": "causal_conv1d_varlen_states",
+    "causal_conv1d.cpp_functions": "causal_conv1d_fwd_function causal_conv1d_bwd_function",
+    "mamba_ssm": "Mamba Mamba2 MambaLMHeadModel selective_scan_fn mamba_inner_fn",
+    "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn selective_scan_ref "
+    "mamba_inner_fn mamba_inner_ref bimamba_inner_fn mamba_inner_fn_no_out_proj",
+    "mamba_ssm.ops.triton.selective_state_update": "selective_state_update",
+    "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined "
+    "mamba_split_conv1d_scan_combined",
+    "mamba_ssm.ops.triton.layer_norm": "RMSNorm layer_norm_fn rms_norm_fn",
+    "mamba_ssm.ops.triton.layernorm": "RMSNorm layer_norm_fn rms_norm_fn",
+    "mamba_ssm.ops.triton.layernorm_gated": "RMSNorm LayerNorm",
+    "mamba_ssm.modules.mamba_simple": "Mamba Block",
+    "mamba_ssm.modules.mamba2": "Mamba2",
+    "mamba_ssm.modules.block": "Block",
+    "mamba_ssm.modules.mlp": "GatedMLP",
+    "mamba_ssm.models.mixer_seq_simple": "MambaLMHeadModel create_block _init_weights",
+    "mamba_ssm.models.config_mamba": "MambaConfig",
+    "mamba_ssm.utils.generation": "GenerationMixin InferenceParams",
+    "mamba_ssm.utils.hf": "load_config_hf load_state_dict_hf",
+    "triton": "jit autotune heuristics Config cdiv next_power_of_2",
+    "triton.language": "constexpr float32 load",
+    "triton.language.extra.libdevice": "rsqrt",
+    "triton.runtime.driver": "active",
+}
+
+
+def present() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] in shims.SHIMS]
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_what_models_import_is_there(name: str) -> None:
+    with fuseport.shims.installed() as used:
+        module = importlib.import_module(name)
+        missing = [part for part in IMPORTED[name].split() if not hasattr(module, part)]
+    assert missing == []
+    assert used == [name.partition(".")[0]]
+
+
+def test_every_stand_in_is_tried_here() -> None:
+    assert {name.partition(".")[0] for name in IMPORTED} == set(shims.SHIMS)
+
+
+def test_nothing_is_left_and_imported_code_goes_on() -> None:
+    import torch
+
+    before = list(sys.meta_path)
+    with fuseport.shims.installed("auto"):
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+    assert present() == []
+    assert sys.meta_path == before
+    x = torch.rand(1, 2, 3)
+    assert selective_scan_fn(x, x, -torch.ones(2, 1), x[:, :1], x[:, :1]).shape == x.shape
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("mamba_ssm")
+
+
+def test_an_error_inside_leaves_nothing() -> None:
+    before = list(sys.meta_path)
+    with pytest.raises(ZeroDivisionError), fuseport.shims.installed():
+        1 / len(importlib.import_module("triton.language").__all__)
+    assert present() == []
+    assert sys.meta_path == before
+
+
+def test_nested_and_repeated_uses_serve_the_same_modules() -> None:
+    with fuseport.shims.installed() as outer:
+        first = importlib.import_module("mamba_ssm.modules.mamba_simple").Mamba
+        with fuseport.shims.installed() as inner:
+            second = importlib.import_module("mamba_ssm.modules.mamba_simple").Mamba
+        third = sys.modules["mamba_ssm.modules.mamba_simple"].Mamba
+    with fuseport.shims.installed() as again:
+        fourth = importlib.import_module("mamba_ssm").Mamba
+    assert first is second is third is fourth
+    assert outer == inner == again == ["mamba_ssm"]
+
+
+def test_only_what_is_asked_for_is_served() -> None:
+    with fuseport.shims.installed(["triton"]):
+        importlib.import_module("triton")
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("mamba_ssm")
+    with pytest.raises(UsageError, match=r"no such stand-in.*mamba_ssm"), shims.installed("numpy"):
+        pass
+
+
+@pytest.fixture
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package that is installed and has the name of a stand-in."""
+    folder = tmp_path / "site" / "causal_conv1d"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("from causal_conv1d import part\nREAL = True\n")
+    (folder / "part.py").write_text("")
+    monkeypatch.syspath_prepend(folder.parent)
+    importlib.invalidate_caches()
+    yield folder
+    for name in present():
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("imported_before", [False, True])
+def test_an_installed_package_is_replaced_only_when_it_is_named(
+    real: Path, imported_before: bool
+) -> None:
+    if imported_before:
+        module = importlib.import_module("causal_conv1d")
+    with shims.installed("auto") as used:
+        assert importlib.import_module("causal_conv1d").REAL
+        importlib.import_module("causal_conv1d.part")
+    assert used == []
+    with shims.installed("causal_conv1d") as used:
+        assert not hasattr(importlib.import_module("causal_conv1d"), "REAL")
+        with pytest.raises(ModuleNotFoundError, match=r"stand-in for causal_conv1d has no such"):
+            importlib.import_module("causal_conv1d.part")
+    assert used == ["causal_conv1d"]
+    if imported_before:
+        assert sys.modules["causal_conv1d"] is module
+        assert "causal_conv1d.part" in sys.modules
+    assert importlib.import_module("causal_conv1d").REAL
+
+
+def test_a_folder_that_happens_to_have_the_name_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mamba_ssm").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with shims.installed() as used:
+        importlib.import_module("mamba_ssm.modules")
+    assert used == ["mamba_ssm"]
+
+
+def test_a_triton_kernel_says_what_it_is_when_it_is_launched() -> None:
+    with shims.installed("triton"):
+        import triton
+        import triton.language as tl
+
+    @triton.autotune(configs=[triton.Config({"BLOCK": 64}, num_warps=4)], key=["n"])
+    @triton.heuristics({"EVEN": lambda args: True})
+    @triton.jit
+    def scale_kernel(x, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        tl.store(x, tl.load(x))
+
+    assert scale_kernel.arg_names == ["x", "n", "BLOCK"]
+    assert triton.cdiv(7, 2) == 4
+    assert [triton.next_power_of_2(n) for n in (1, 5, 8)] == [1, 8, 8]
+    assert tl.constexpr(3) == 3
+    with pytest.raises(RuntimeError, match=r"Triton kernel scale_kernel \(.*test_shims.py:\d+\)"):
+        scale_kernel[(1,)](None, 3, BLOCK=4)
+    with pytest.raises(RuntimeError, match=r"triton.language.load was called"):
+        tl.load(3)
+
+
+def test_torch_does_not_believe_in_the_stand_in_of_triton() -> None:
+    code = (
+        "import fuseport, torch\n"
+        "with fuseport.shims.installed():\n"
+        "    import triton\n"
+        "    from torch.utils._triton import has_triton_package\n"
+        "    assert not has_triton_package()\n"
+        "from torch._inductor.runtime import triton_compat\n"
+        "assert not triton_compat.HAS_TRITON\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+SPECS = (TensorSpec("x", "float32", ("batch", 3)),)
+
+
+def test_without_the_option_a_missing_package_is_named_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "needs_scan.py"
+    file.write_text("import selective_scan_cuda\n")
+    with pytest.raises(Missing, match=r"fuseport has a stand-in for selective_scan_cuda: --shim"):
+        user.model(f"{file}:Net", {}, SPECS)
+    file.write_text("import einops_that_is_missing\n")
+    with pytest.raises(Missing, match=r"pip install einops_that_is_missing"):
+        user.model(f"{file}:Net", {}, SPECS)
+
+
+def test_the_manifest_says_which_stand_ins_were_used(tmp_path: Path) -> None:
+    file = tmp_path / "uses_one.py"
+    file.write_text(
+        "try:\n    import selective_scan_cuda\nexcept ImportError:\n    raise\n"
+        "from torch import nn\n\ndef net():\n    from causal_conv1d import causal_conv1d_fn\n"
+        "    return nn.Linear(3, 3)\n"
+    )
+    model = user.model(f"{file}:net", {}, SPECS, ["auto"])
+    assert model.config["shims"] == ["causal_conv1d", "selective_scan_cuda"]
+    assert "causal_conv1d, selective_scan_cuda" in model.notes[0]
+    assert user.rebuild(f"{file}:net", model.config).config == model.config
+    assert present() == []
+
+
+def test_importing_fuseport_imports_no_stand_in_and_no_torch() -> None:
+    code = "import sys, fuseport; assert 'torch' not in sys.modules; fuseport.shims.installed"
+    subprocess.run([sys.executable, "-c", code], check=True)
