@@ -30,10 +30,12 @@ demo: $(SET_UP) ## export a Lightning checkpoint to every format, and verify the
 test: lint ## style, types and all tests
 	@$(MAKE) --no-print-directory ort-headers || \
 		echo 'so the tests of fused kernels in ONNX Runtime will be skipped'
-	$(BIN)/python -m pytest
+	$(BIN)/fuseport ops build
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
-test-all: test ## the same, and every check of every op, compilers included
+test-all: test ## the same, every check of every op, compilers included, and the whole vocabulary
 	$(BIN)/fuseport ops check
+	$(BIN)/fuseport cases check
 
 lint: types ## style and types
 	$(BIN)/ruff check .
