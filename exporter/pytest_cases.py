@@ -45,6 +45,7 @@ class Wanted:
     rtol: tuple[str, ...] = ()
     strict: bool = False
     timeout: float = 900.0
+    trust_native: tuple[str, ...] = ()
 
 
 def wanted(
@@ -58,6 +59,7 @@ def wanted(
     rtol: float | str | Sequence[float | str] | None = None,
     strict: bool = False,
     timeout: float = 900.0,
+    trust_native: str | Sequence[str] | None = None,
 ) -> Wanted:
     """The arguments of `@pytest.mark.parity`, checked.
 
@@ -71,6 +73,8 @@ def wanted(
         rtol: the same.
         strict: whether what is unsupported fails, instead of being skipped.
         timeout: seconds for one job.
+        trust_native: SHA-256 of a manifest that another user or machine wrote, whose TorchScript,
+            `.pt2` and libraries may be loaded here; the message of a refusal says it.
 
     Raises:
         UsageError: a name is unknown, or a number cannot be.
@@ -82,7 +86,10 @@ def wanted(
             raise UsageError(f"{kind} is not a program; there are: {', '.join(KINDS)}")
     tolerances = _several(atol), _several(rtol)
     parsed(*tolerances)
-    return Wanted(os.fspath(bundle), chosen, kinds, model, ops, *tolerances, strict, timeout)
+    trusted = _several(trust_native)
+    return Wanted(
+        os.fspath(bundle), chosen, kinds, model, ops, *tolerances, strict, timeout, trusted
+    )
 
 
 def jobs(wanted: Wanted, root: Path) -> list[Job]:
@@ -242,6 +249,7 @@ def _verified(wanted: Wanted, root: Path, outputs: Path) -> _Done:
             ops=wanted.ops,
             tolerance=parsed(wanted.atol, wanted.rtol),
             limits=Limits(wanted.timeout),
+            trust_native=wanted.trust_native,
             save_outputs=outputs,
         )
     index = json.loads((outputs / INDEX).read_text(encoding="utf-8"))

@@ -17,8 +17,9 @@ __all__ = ["fuseport_case", "pytest_configure", "pytest_generate_tests"]
 
 _MARKER = (
     "parity(bundle, *, runtimes=None, programs=None, model=None, ops=None, atol=None, rtol=None, "
-    "strict=False, timeout=900): run the test for every artifact of a bundle that fuseport "
-    "exported, in every runtime, on every case; the fixture fuseport_case is the one at hand."
+    "strict=False, timeout=900, trust_native=None): run the test for every artifact of a bundle "
+    "that fuseport exported, in every runtime, on every case; the fixture fuseport_case is the one "
+    "at hand."
 )
 _FIXTURE = "fuseport_case"
 _SESSIONS = pytest.StashKey[Any]()

@@ -1,5 +1,8 @@
 """Bundles that many tests read, each exported once in a session, and what may not be here."""
 
+import sys
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ from fuseport.exporter.models.user import parse_inputs
 from fuseport.ops import onnxruntime_library, ort
 from fuseport.ops.build import BuildError
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+TESTS = Path(__file__).parent
+FIXTURES = TESTS.parent / "fixtures"
+PATHS = list(sys.path)
 
 SMALL_NET = """
 import torch
@@ -25,6 +30,27 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.other(torch.tanh(self.one(x)))
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _code_of_users_stays_in_its_file() -> Iterator[None]:
+    """Models and extensions that a test file imports are not what the next one finds.
+
+    A command imports its user's code for the life of its process; here, one process is many
+    commands, and which files it runs is up to the scheduler.
+    """
+    yield
+    sys.path[:] = PATHS
+    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib")]
+    ours = [*installed, *(TESTS.parent / name for name in ("exporter", "ops", "tests"))]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if (
+            file
+            and Path(file).parent != TESTS.parent
+            and not any(Path(file).is_relative_to(folder) for folder in ours)
+        ):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

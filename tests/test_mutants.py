@@ -165,7 +165,8 @@ def test_what_is_none_by_mathematics_is_listed_and_not_counted() -> None:
 
 def test_the_command_goes_on_where_a_child_dies_of_a_bug(tmp_path: Path) -> None:
     """Who dies of a bug has shown it; the others are planted by another child."""
-    code = MY_OPS.read_text(encoding="utf-8")
+    # Of another name, since torch has an operator once.
+    code = MY_OPS.read_text(encoding="utf-8").replace("mylib", "fatallib")
     code = code.replace("import torch\n", "import os\nimport torch\n", 1).replace(
         "    cases=(Case(",
         "    bugs=(PlantedBug('fatal', 'it ends the process', 'squared_relu',"

@@ -4,16 +4,19 @@ import json
 import shutil
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from onnx import numpy_helper
 
 from fuseport.exporter import bundle as bundles
+from fuseport.ops.build import cache_folder
 
 pytest_plugins = ["pytester"]
 
 HEAVY = ["torch", "numpy", "onnx", "onnxruntime", "fuseport.exporter.api"]
+CACHE = str(cache_folder())
 INSTALLED = any(e.name == "fuseport" for e in entry_points(group="pytest11"))
 
 
@@ -23,8 +26,14 @@ def ran(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 
 @pytest.fixture
-def suite(pytester: pytest.Pytester, small_bundle: tuple[Path, str]) -> pytest.Pytester:
-    """A folder with a bundle and the code of its model."""
+def suite(
+    pytester: pytest.Pytester, small_bundle: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> pytest.Pytester:
+    """A folder with a bundle and the code of its model, of the user who exported it.
+
+    `pytester` moves HOME, where the record is of what this user exported.
+    """
+    monkeypatch.setenv("FUSEPORT_CACHE", CACHE)
     bundle, model = small_bundle
     shutil.copytree(bundle, pytester.path / "bundle")
     shutil.copy(model.rpartition(":")[0], pytester.path / "small_net.py")
@@ -137,6 +146,10 @@ def _damaged(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     entry = {"sha256": bundles.hash_file(file), "bytes": file.stat().st_size}
     manifest["files"]["gradient.onnx"] = entry
+    _write(bundle, manifest)
+
+
+def _write(bundle: Path, manifest: dict[str, Any]) -> None:
     manifest["self_sha256"] = bundles._digest(manifest)
     (bundle / "manifest.json").write_text(json.dumps(manifest))
 
@@ -170,6 +183,21 @@ def test_what_is_unsupported_is_skipped_with_the_reason_or_fails_if_strict(
     counts = result.parseoutcomes()
     assert counts["passed"] == 2 * counts["skipped"] == 2 * counts["failed"]
     result.stdout.fnmatch_lines(["*unsupported: ONNX Runtime is not installed*"])
+
+
+def test_programs_of_another_user_are_loaded_if_the_marker_trusts_them(
+    suite: pytest.Pytester,
+) -> None:
+    manifest = json.loads((suite.path / "bundle" / "manifest.json").read_text())
+    manifest["notes"].append("by another user")
+    _write(suite.path / "bundle", manifest)
+    sha256 = bundles.hash_file(suite.path / "bundle" / "manifest.json")
+    for name, trust in (("test_not", ""), ("test_trusted", f", trust_native={sha256!r}")):
+        marker = f'parity("bundle/", runtimes="torchscript", programs="forward"{trust})'
+        code = f"import pytest\n\n@pytest.mark.{marker}\ndef test(fuseport_case):"
+        suite.makepyfile(**{name: f"{code}\n    fuseport_case.check()"})
+    counts = ran(suite).parseoutcomes()
+    assert counts["passed"] == counts["errors"] > 0
 
 
 WRONG = {
