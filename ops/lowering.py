@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from fuseport.ops.onnx_bodies import parsed
+
 if TYPE_CHECKING:
     from onnx import FunctionProto
 
@@ -76,10 +78,7 @@ class _Lowering:
 
     def functions(self, opset: int) -> list["FunctionProto"]:
         """As `Lowering` says."""
-        import onnx.parser
-
-        imports = f'<domain: "{self.DOMAIN}", opset_import: ["" : {opset}]>'
-        return [onnx.parser.parse_function(imports + text) for text in self._texts]
+        return parsed(self._texts, opset, self.DOMAIN)
 
     def _form(self, operator: "Operator", function: "FunctionProto") -> Callable[..., Any]:
         given = {*function.input, *function.attribute, *(a.name for a in function.attribute_proto)}

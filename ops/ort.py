@@ -16,11 +16,11 @@ from pathlib import Path
 
 from fuseport.ops import build
 from fuseport.ops.build import BuildError, Library, Status, Unit
+from fuseport.ops.onnx_bodies import DOMAIN
 from fuseport.ops.spec import OpSpec
 
 __all__ = ["DOMAIN", "HEADERS", "calls", "headers", "library", "status"]
 
-DOMAIN = "fuseport.ops"
 HEADERS = "FUSEPORT_ONNXRUNTIME_HEADERS"
 """The environment variable that names the folder of ONNX Runtime's C headers."""
 

@@ -8,16 +8,13 @@ of which there is at least one; each takes a slice of the inputs.
 from collections.abc import Callable
 from typing import Any
 
-import onnx
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
-__all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
 
-DOMAIN = "fuseport.ops"
-VERSION = 1
+__all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -33,7 +30,7 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
     texts = [_forward_text(False), _forward_text(True), _backward_text(False), _backward_text(True)]
-    return [onnx.parser.parse_function(text.replace("OPSET", str(opset))) for text in texts]
+    return parsed(texts, opset)
 
 
 def _conv(
@@ -120,8 +117,7 @@ def _wide(x: Tensor) -> torch.dtype:
 def _forward_text(packed: bool) -> str:
     name, last = _names("causal_conv1d", packed)
     return (
-        f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
-        {name} <silu> (x, weight, bias, {last}) => (out, final_states) {{"""
+        f"""{name} <silu> (x, weight, bias, {last}) => (out, final_states) {{"""
         + _PREPARE
         + (_PREPARE_PACKED if packed else _PREPARE_STATES)
         + _convolution(packed)
@@ -148,8 +144,7 @@ def _backward_text(packed: bool) -> str:
     name, last = _names("causal_conv1d", packed, "_backward")
     dlast = "" if packed else ", dinitial_states"
     return (
-        f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
-        {name} <silu> (dout, dfinal_states, x, weight, bias, {last})
+        f"""{name} <silu> (dout, dfinal_states, x, weight, bias, {last})
         => (dx, dweight, dbias{dlast}) {{"""
         + _PREPARE
         + (_PREPARE_PACKED if packed else _PREPARE_STATES)

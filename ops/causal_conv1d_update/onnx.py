@@ -9,11 +9,9 @@ from typing import Any
 from onnx import FunctionProto
 
 from fuseport.ops.causal_conv1d_update import reference
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:

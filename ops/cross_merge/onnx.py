@@ -7,13 +7,12 @@ from onnx import FunctionProto
 from torch import Tensor
 
 from fuseport.ops.cross_scan.onnx import (
-    DOMAIN,
-    VERSION,
     merge_function,
     merge_node,
     scan_function,
     scan_node,
 )
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
 

@@ -7,10 +7,11 @@ a node that adds says which type it adds in: 1 for float32, 11 for float64.
 from collections.abc import Callable
 from typing import Any
 
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
+
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
 
 __all__ = [
     "DOMAIN",
@@ -22,9 +23,6 @@ __all__ = [
     "scan_function",
     "scan_node",
 ]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -66,17 +64,16 @@ def _node(name: str, t: Tensor, given: dict[str, int], shape: tuple[int, ...]) -
 
 def scan_function(name: str, opset: int) -> FunctionProto:
     """The body of a node that walks."""
-    return _parsed(name, "", "(x) => (out)", _SCAN, opset)
+    return _function(name, "", "(x) => (out)", _SCAN, opset)
 
 
 def merge_function(name: str, opset: int) -> FunctionProto:
     """The body of a node that sums walks."""
-    return _parsed(name, "<sum_type>", "(ys) => (out)", _MERGE, opset)
+    return _function(name, "<sum_type>", "(ys) => (out)", _MERGE, opset)
 
 
-def _parsed(name: str, attributes: str, signature: str, body: str, opset: int) -> FunctionProto:
-    imports = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>'
-    return onnx.parser.parse_function(f"{imports} {name} {attributes} {signature} {{ {body} }}")
+def _function(name: str, attributes: str, signature: str, body: str, opset: int) -> FunctionProto:
+    return parsed([f"{name} {attributes} {signature} {{ {body} }}"], opset)[0]
 
 
 _ENDS = """

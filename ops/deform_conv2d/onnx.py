@@ -10,19 +10,15 @@ Bodies gather pixels as rows of a table, as those of `ms_deform_attn` do, and mu
 from collections.abc import Callable
 from typing import Any
 
-import onnx
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
 from fuseport.ops.deform_conv2d.shapes import Options
 from fuseport.ops.ms_deform_attn.onnx import corners_text
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -37,9 +33,8 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
-    imports = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>'
     texts = [text(modulated) for text in (_forward, _backward) for modulated in (False, True)]
-    return [onnx.parser.parse_function(imports + text) for text in texts]
+    return parsed(texts, opset)
 
 
 def _plain(*given: Any) -> Tensor:

@@ -10,18 +10,14 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-import onnx
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
 from fuseport.ops.ms_deform_attn.shapes import wide
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
 
 __all__ = ["DOMAIN", "VERSION", "corners_text", "decompositions", "functions"]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -31,8 +27,7 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
-    imports = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>'
-    return [onnx.parser.parse_function(imports + text) for text in (_FORWARD, _BACKWARD)]
+    return parsed((_FORWARD, _BACKWARD), opset)
 
 
 def _forward(

@@ -8,18 +8,14 @@ onnx's reference evaluator has too. The LoRA adapters are plain products around 
 from collections.abc import Callable
 from typing import Any
 
-import onnx
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
 from fuseport.ops.nf4_linear.storage import CODE
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -29,8 +25,7 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
-    imports = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>'
-    return [onnx.parser.parse_function(imports + text) for text in (_FORWARD, _BACKWARD)]
+    return parsed((_FORWARD, _BACKWARD), opset)
 
 
 def _linear(

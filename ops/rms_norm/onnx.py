@@ -12,12 +12,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import onnx
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
 from fuseport.ops.rms_norm.shapes import wide
 
 __all__ = [
@@ -31,11 +30,7 @@ __all__ = [
     "decompositions",
     "forward_node",
     "functions",
-    "parsed",
 ]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -45,13 +40,7 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
-    return [parsed(_FORWARD, opset), parsed(_BACKWARD, opset)]
-
-
-def parsed(text: str, opset: int) -> FunctionProto:
-    """The body that a text says."""
-    imports = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>'
-    return onnx.parser.parse_function(imports + text)
+    return parsed((_FORWARD, _BACKWARD), opset)
 
 
 def attributes(eps: float, group_size: int) -> dict[str, int]:

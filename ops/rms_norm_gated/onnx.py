@@ -10,16 +10,14 @@ from typing import Any
 from onnx import FunctionProto
 from torch import Tensor
 
+from fuseport.ops.onnx_bodies import DOMAIN, SILU, SILU_SLOPE, VERSION, parsed
 from fuseport.ops.rms_norm.onnx import (
-    DOMAIN,
     EPS,
     NORM,
     NORM_BACKWARD,
-    VERSION,
     attributes,
     backward_node,
     forward_node,
-    parsed,
 )
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
@@ -32,7 +30,7 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
-    return [parsed(_FORWARD, opset), parsed(_BACKWARD, opset)]
+    return parsed((_FORWARD, _BACKWARD), opset)
 
 
 def _norm(
@@ -56,24 +54,23 @@ def _backward(
     return backward_node("rms_norm_gated_backward", (dout, x, z, weight), given)
 
 
-_GATE = """
+_GATE = (
+    """
         x_wide = CastLike(x, weight)
         z_wide = CastLike(z, weight)
         one_float = Constant <value_float = 1.0> ()
         one = CastLike(one_float, weight)
-        minus_z = Neg(z_wide)
-        exp_minus_z = Exp(minus_z)
-        gate_divisor = Add(one, exp_minus_z)
-        sigmoid_z = Div(one, gate_divisor)
-        silu_z = Mul(z_wide, sigmoid_z)
+"""
+    + SILU
+    + """
         flag = Constant <value_int: int = @norm_before_gate> ()
         norm_first = Cast <to = 9> (flag)
         before = Where(norm_first, one, silu_z)
         after = Where(norm_first, silu_z, one)
         v = Mul(x_wide, before)
 """
-"""x, z → v, and the factors before and after the norm. Exp alone, since Sigmoid is computed to an
-absolute accuracy in some runtimes."""
+)
+"""x, z → v, and the factors before and after the norm."""
 
 _FORWARD = (
     """ rms_norm_gated <eps_mantissa, eps_exponent, group_size, norm_before_gate>
@@ -105,10 +102,9 @@ _BACKWARD = (
         dsilu_after = Mul(dy, scaled)
         dsilu_before = Mul(dv, x_wide)
         dsilu = Where(norm_first, dsilu_after, dsilu_before)
-        one_less = Sub(one, sigmoid_z)
-        z_one_less = Mul(z_wide, one_less)
-        slope_1 = Add(one, z_one_less)
-        silu_slope = Mul(sigmoid_z, slope_1)
+"""
+    + SILU_SLOPE
+    + """
         dz_wide = Mul(dsilu, silu_slope)
         dz = CastLike(dz_wide, z)
     }"""

@@ -9,12 +9,10 @@ from typing import Any
 
 from onnx import FunctionProto
 
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION
 from fuseport.ops.rotary_embedding import reference
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:

@@ -12,18 +12,22 @@ is reversed with `Slice`.
 from collections.abc import Callable
 from typing import Any
 
-import onnx
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
+from fuseport.ops.onnx_bodies import (
+    DOMAIN,
+    SILU,
+    SILU_SLOPE,
+    VERSION,
+    parsed,
+    softplus,
+    softplus_backward,
+)
 from fuseport.ops.selective_scan import shapes
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -39,7 +43,7 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
     texts = [_forward_text(False), _forward_text(True), _backward_text(False), _backward_text(True)]
-    return [onnx.parser.parse_function(text.replace("OPSET", str(opset))) for text in texts]
+    return parsed(texts, opset)
 
 
 def _scan(
@@ -183,8 +187,8 @@ def _forward_text(gated: bool) -> str:
     name = "selective_scan_gated" if gated else "selective_scan"
     gate = "z, " if gated else ""
     return (
-        f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
-        {name} <delta_softplus> (u, delta, A, B, C, D, {gate}delta_bias) => (out, last_state) {{"""
+        f"""{name} <delta_softplus>
+        (u, delta, A, B, C, D, {gate}delta_bias) => (out, last_state) {{"""
         + _PREPARE
         + """
         last, y_s = Scan <num_scan_inputs = 4, body = step (h, u_t, step_t, B_t, C_t) => (h_t, y_t)
@@ -210,8 +214,7 @@ def _backward_text(gated: bool) -> str:
     name = "selective_scan_gated_backward" if gated else "selective_scan_backward"
     z, dz = ("z, ", "dz, ") if gated else ("", "")
     return (
-        f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
-        {name} <delta_softplus>
+        f"""{name} <delta_softplus>
         (dout, dlast_state, u, delta, A, B, C, D, {z}delta_bias)
         => (du, ddelta, dA, dB, dC, dD, {dz}ddelta_bias) {{"""
         + _PREPARE
@@ -234,7 +237,8 @@ def _backward_text(gated: bool) -> str:
     )
 
 
-_PREPARE = """
+_PREPARE = (
+    """
         unit = Constant <value_ints = [1]> ()
         keep_2 = Constant <value_ints = [0, 0]> ()
         column = Constant <value_ints = [-1, 1]> ()
@@ -246,25 +250,12 @@ _PREPARE = """
         one_float = Constant <value_float = 1.0> ()
         one = CastLike(one_float, A)
 
-        flag = Constant <value_int: int = @delta_softplus> ()
-        softplus = Cast <to = 9> (flag)
         bias_column = Reshape(delta_bias, column)
         delta_wide = CastLike(delta, A)
-        x = Add(delta_wide, bias_column)
-        threshold_float = Constant <value_float = 20.0> ()
-        threshold = CastLike(threshold_float, A)
-        linear = Greater(x, threshold)
-        exp_x = Exp(x)
-        exp_x_1 = Add(exp_x, one)
-        tiny = Equal(exp_x_1, one)
-        log_exp_x_1 = Log(exp_x_1)
-        rounded = Sub(exp_x_1, one)
-        correction = Div(exp_x, rounded)
-        log1p_large = Mul(log_exp_x_1, correction)
-        log1p = Where(tiny, exp_x, log1p_large)
-        softplus_x = Where(linear, x, log1p)
-        step_wide = Where(softplus, softplus_x, x)
-
+        raw = Add(delta_wide, bias_column)
+"""
+    + softplus("delta_softplus", "step_wide")
+    + """
         time_split = Concat <axis = 0> (keep_2, groups, group_size, unit)
         u_wide = CastLike(u, A)
         u_time = Transpose <perm = [2, 0, 1]> (u_wide)
@@ -287,14 +278,8 @@ _PREPARE = """
         zero = CastLike(zero_float, A)
         no_state = Expand(zero, state_shape)
 """
-"""Inputs → sequences in A's dtype, (l, b, G, c, 1) and (l, b, G, 1, N); A_groups (G, c, N).
-
-log(1 + e) = log(w)·e/(w - 1) with w = 1 + e as rounded, or e where w = 1: exact to a few ulps for
-every e (W. Kahan's formula, in Goldberg, "What every computer scientist should know about
-floating-point arithmetic", 1991, theorem 4). ONNX has no log1p; and its Softplus and Sigmoid are
-computed to an absolute
-accuracy in some runtimes, where a step size far below 1 needs a relative one: hence Exp alone.
-"""
+)
+"""Inputs → sequences in A's dtype, (l, b, G, c, 1) and (l, b, G, 1, N); A_groups (G, c, N)."""
 
 _STEP = """
             exponent = Mul(step_t, A_groups)
@@ -315,21 +300,14 @@ _OUTPUT = """
         ungated = Add(y, skip)
 """
 
-_GATE = """
+_GATE = f"""
         z_wide = CastLike(z, A)
-        minus_z = Neg(z_wide)
-        exp_minus_z = Exp(minus_z)
-        gate_divisor = Add(one, exp_minus_z)
-        sigmoid_z = Div(one, gate_divisor)
-        silu_z = Mul(z_wide, sigmoid_z)
+        {SILU}
         result = Mul(ungated, silu_z)
 """
 
-_GATE_BACKWARD = """
-        one_less = Sub(one, sigmoid_z)
-        z_one_less = Mul(z_wide, one_less)
-        slope_1 = Add(one, z_one_less)
-        silu_slope = Mul(sigmoid_z, slope_1)
+_GATE_BACKWARD = f"""
+        {SILU_SLOPE}
         dsilu = Mul(dout_wide, ungated)
         dz_wide = Mul(dsilu, silu_slope)
         dz = CastLike(dz_wide, z)
@@ -407,11 +385,10 @@ _SCAN_BACKWARD = (
         dstep_s = Slice(dstep_r, first, past, axis_0, back)
         dstep_time = Reshape(dstep_s, flat)
         dstep = Transpose <perm = [1, 2, 0]> (dstep_time)
-        sigmoid_x = Div(exp_x, exp_x_1)
-        softplus_slope = Where(linear, one, sigmoid_x)
-        dsoftplus = Mul(dstep, softplus_slope)
-        dx = Where(softplus, dsoftplus, dstep)
-        ddelta = CastLike(dx, delta)
-        ddelta_bias = ReduceSum <keepdims = 0> (dx, sum_axes)
+"""
+    + softplus_backward("dstep")
+    + """
+        ddelta = CastLike(draw, delta)
+        ddelta_bias = ReduceSum <keepdims = 0> (draw, sum_axes)
 """
 )

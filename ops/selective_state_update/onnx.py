@@ -6,16 +6,13 @@ The bodies know nothing of dtypes: they compute in A's.
 from collections.abc import Callable
 from typing import Any
 
-import onnx
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
-__all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
+from fuseport.ops.onnx_bodies import DOMAIN, SILU, VERSION, parsed, softplus
 
-DOMAIN = "fuseport.ops"
-VERSION = 1
+__all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -26,7 +23,7 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
     texts = [_text(False), _text(True)]
-    return [onnx.parser.parse_function(text.replace("OPSET", str(opset))) for text in texts]
+    return parsed(texts, opset)
 
 
 def _update(*inputs: Any) -> tuple[Tensor, ...]:
@@ -55,8 +52,7 @@ def _text(gated: bool) -> str:
     name = "selective_state_update_gated" if gated else "selective_state_update"
     gate = "z, " if gated else ""
     return (
-        f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
-        {name} <dt_softplus> (state, x, dt, A, B, C, D, {gate}dt_bias) => (out, new_state) {{"""
+        f"""{name} <dt_softplus> (state, x, dt, A, B, C, D, {gate}dt_bias) => (out, new_state) {{"""
         + _STEP
         + (_GATE if gated else "result = Identity(ungated)")
         + """
@@ -66,32 +62,20 @@ def _text(gated: bool) -> str:
     )
 
 
-# Of softplus by Exp and Log alone: see selective_scan/onnx.py. B and C are brought from (b, g, N)
-# to (b, h, 1, N) by an Expand along a dimension of the heads of a group.
-_STEP = """
+# B and C are brought from (b, g, N) to (b, h, 1, N) by an Expand along a dimension of the heads of
+# a group.
+_STEP = (
+    """
         one_float = Constant <value_float = 1.0> ()
         one = CastLike(one_float, A)
         last = Constant <value_ints = [-1]> ()
         axis_2 = Constant <value_ints = [2]> ()
         unit = Constant <value_ints = [1]> ()
-        flag = Constant <value_int: int = @dt_softplus> ()
-        softplus = Cast <to = 9> (flag)
         dt_wide = CastLike(dt, A)
         raw = Add(dt_wide, dt_bias)
-        threshold_float = Constant <value_float = 20.0> ()
-        threshold = CastLike(threshold_float, A)
-        linear = Greater(raw, threshold)
-        exp_raw = Exp(raw)
-        exp_raw_1 = Add(exp_raw, one)
-        tiny = Equal(exp_raw_1, one)
-        log_1 = Log(exp_raw_1)
-        rounded = Sub(exp_raw_1, one)
-        correction = Div(exp_raw, rounded)
-        log1p_large = Mul(log_1, correction)
-        log1p = Where(tiny, exp_raw, log1p_large)
-        softplus_raw = Where(linear, raw, log1p)
-        step = Where(softplus, softplus_raw, raw)
-
+"""
+    + softplus("dt_softplus", "step")
+    + """
         batch = Shape <start = 0, end = 1> (B)
         groups = Shape <start = 1, end = 2> (B)
         states = Shape <start = 2, end = 3> (B)
@@ -123,13 +107,10 @@ _STEP = """
         skip = Mul(D, x_wide)
         ungated = Add(y, skip)
 """
+)
 
-_GATE = """
+_GATE = f"""
         z_wide = CastLike(z, A)
-        minus_z = Neg(z_wide)
-        exp_minus_z = Exp(minus_z)
-        gate_divisor = Add(one, exp_minus_z)
-        sigmoid_z = Div(one, gate_divisor)
-        silu_z = Mul(z_wide, sigmoid_z)
+        {SILU}
         result = Mul(ungated, silu_z)
 """

@@ -12,17 +12,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
 from fuseport.ops.rms_norm.shapes import wide
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -32,8 +29,7 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
-    imports = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>'
-    return [onnx.parser.parse_function(imports + text) for text in (_FORWARD, _BACKWARD)]
+    return parsed((_FORWARD, _BACKWARD), opset)
 
 
 def _loss(

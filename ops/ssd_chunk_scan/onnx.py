@@ -8,16 +8,21 @@ time is reversed with `Slice`.
 from collections.abc import Callable
 from typing import Any
 
-import onnx
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
-__all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
+from fuseport.ops.onnx_bodies import (
+    DOMAIN,
+    SILU,
+    SILU_SLOPE,
+    VERSION,
+    parsed,
+    softplus,
+    softplus_backward,
+)
 
-DOMAIN = "fuseport.ops"
-VERSION = 1
+__all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -40,7 +45,7 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
     texts = [_forward_text(False), _forward_text(True), _backward_text(False), _backward_text(True)]
-    return [onnx.parser.parse_function(text.replace("OPSET", str(opset))) for text in texts]
+    return parsed(texts, opset)
 
 
 def _node(
@@ -78,8 +83,8 @@ def _forward_text(gated: bool) -> str:
     name = "ssd_chunk_scan_gated" if gated else "ssd_chunk_scan"
     gate = "z, " if gated else ""
     return (
-        f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
-        {name} <dt_softplus> (x, dt, A, B, C, D, {gate}dt_bias, initial_states, seq_idx, dt_limit)
+        f"""{name} <dt_softplus>
+        (x, dt, A, B, C, D, {gate}dt_bias, initial_states, seq_idx, dt_limit)
         => (out, final_states) {{"""
         + _PREPARE
         + """
@@ -105,8 +110,7 @@ def _backward_text(gated: bool) -> str:
     name = "ssd_chunk_scan_gated_backward" if gated else "ssd_chunk_scan_backward"
     z, dz = ("z, ", "dz, ") if gated else ("", "")
     return (
-        f"""<domain: "{DOMAIN}", opset_import: ["" : OPSET]>
-        {name} <dt_softplus>
+        f"""{name} <dt_softplus>
         (dout, dfinal_states, x, dt, A, B, C, D, {z}dt_bias, initial_states, seq_idx, dt_limit)
         => (dx, ddt, dA, dB, dC, dD, {dz}ddt_bias, dinitial_states) {{"""
         + _PREPARE
@@ -129,10 +133,11 @@ def _backward_text(gated: bool) -> str:
     )
 
 
-# Of softplus by Exp and Log alone: see selective_scan/onnx.py. As sequences x is
-# (l, b, G, c, P, 1), the steps are (l, b, G, c, 1, 1), B and C (l, b, G, 1, 1, N); A is
-# (G, c, 1, 1). same_s, (l, b, 1, 1, 1, 1), says whether a step is of the sequence of that before.
-_PREPARE = """
+# As sequences x is (l, b, G, c, P, 1), the steps are (l, b, G, c, 1, 1), B and C (l, b, G, 1, 1,
+# N); A is (G, c, 1, 1). same_s, (l, b, 1, 1, 1, 1), says whether a step is of the sequence of that
+# before.
+_PREPARE = (
+    """
         unit = Constant <value_ints = [1]> ()
         keep_1 = Constant <value_ints = [0]> ()
         keep_2 = Constant <value_ints = [0, 0]> ()
@@ -148,23 +153,11 @@ _PREPARE = """
         one_float = Constant <value_float = 1.0> ()
         one = CastLike(one_float, A)
 
-        flag = Constant <value_int: int = @dt_softplus> ()
-        softplus = Cast <to = 9> (flag)
         dt_wide = CastLike(dt, A)
         raw = Add(dt_wide, dt_bias)
-        threshold_float = Constant <value_float = 20.0> ()
-        threshold = CastLike(threshold_float, A)
-        linear = Greater(raw, threshold)
-        exp_raw = Exp(raw)
-        exp_raw_1 = Add(exp_raw, one)
-        tiny = Equal(exp_raw_1, one)
-        log_1 = Log(exp_raw_1)
-        rounded = Sub(exp_raw_1, one)
-        correction = Div(exp_raw, rounded)
-        log1p_large = Mul(log_1, correction)
-        log1p = Where(tiny, exp_raw, log1p_large)
-        softplus_raw = Where(linear, raw, log1p)
-        smooth = Where(softplus, softplus_raw, raw)
+"""
+    + softplus("dt_softplus", "smooth")
+    + """
         lowest = Slice(dt_limit, axis_0, one_end, axis_0)
         highest = Slice(dt_limit, one_end, two_end, axis_0)
         not_below = Max(smooth, lowest)
@@ -200,6 +193,7 @@ _PREPARE = """
         same_split = Concat <axis = 0> (keep_2, units_2, units_2)
         same_s = Reshape(same_time, same_split)
 """
+)
 
 _STEP = """
             exponent = Mul(step_t, A_groups)
@@ -220,21 +214,14 @@ _OUTPUT = """
         ungated = Add(y, skip)
 """
 
-_GATE = """
+_GATE = f"""
         z_wide = CastLike(z, A)
-        minus_z = Neg(z_wide)
-        exp_minus_z = Exp(minus_z)
-        gate_divisor = Add(one, exp_minus_z)
-        sigmoid_z = Div(one, gate_divisor)
-        silu_z = Mul(z_wide, sigmoid_z)
+        {SILU}
         result = Mul(ungated, silu_z)
 """
 
-_GATE_BACKWARD = """
-        one_less = Sub(one, sigmoid_z)
-        z_one_less = Mul(z_wide, one_less)
-        slope_1 = Add(one, z_one_less)
-        silu_slope = Mul(sigmoid_z, slope_1)
+_GATE_BACKWARD = f"""
+        {SILU_SLOPE}
         dsilu = Mul(dout_wide, ungated)
         dz_wide = Mul(dsilu, silu_slope)
         dz = CastLike(dz_wide, z)
@@ -316,10 +303,9 @@ _SCAN_BACKWARD = (
         not_high = LessOrEqual(smooth, highest)
         free = And(not_low, not_high)
         dsmooth = Where(free, dstep, zero)
-        sigmoid_raw = Div(exp_raw, exp_raw_1)
-        softplus_slope = Where(linear, one, sigmoid_raw)
-        dsoftplus = Mul(dsmooth, softplus_slope)
-        draw = Where(softplus, dsoftplus, dsmooth)
+"""
+    + softplus_backward("dsmooth")
+    + """
         ddt = CastLike(draw, dt)
         ddt_bias = ReduceSum <keepdims = 0> (draw, sum_axes)
         states_shape = Shape(initial_states)

@@ -8,17 +8,14 @@ Bodies use operators that opset 18 has, and that onnx's reference evaluator has 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import onnx.parser
 import torch
 from onnx import FunctionProto
 from torch import Tensor
 
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
 from fuseport.ops.swiglu.shapes import half_shape
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
-
-DOMAIN = "fuseport.ops"
-VERSION = 1
 
 
 def decompositions() -> dict[str, Callable[..., Any]]:
@@ -33,9 +30,8 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
-    imports = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>'
     texts = (_FORWARD, _BACKWARD, _PACKED, _PACKED_BACKWARD)
-    return [onnx.parser.parse_function(imports + text) for text in texts]
+    return parsed(texts, opset)
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
