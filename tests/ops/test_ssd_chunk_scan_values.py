@@ -191,6 +191,20 @@ import torch
 from fuseport.ops import OPS, register
 assert register("ssd_chunk_scan")["ssd_chunk_scan"] == "native"
 spec = OPS["ssd_chunk_scan"]
+
+def sensitivity(f, given, index):
+    # How far the reference moves when its inputs move by an ulp: a sum may nearly cancel.
+    generator, eps, found = torch.Generator().manual_seed(0), torch.finfo(torch.float64).eps, []
+    wanted = f.reference(*given)[index]
+    for _ in range(8):
+        moved = [
+            v * (1 + eps * torch.randint(-1, 2, v.shape, generator=generator).double())
+            if torch.is_tensor(v) and v.is_floating_point() else v
+            for v in given
+        ]
+        found.append((f.reference(*moved)[index] - wanted).abs().max())
+    return float(max(found) / (wanted.abs().max() + 1e-3) / eps)
+
 for case in spec.cases:
     for dtype in (torch.float32, torch.float64):
         inputs, operator = case.make(dtype, 0), spec.operator(case.operator)
@@ -203,11 +217,14 @@ for case in spec.cases:
                 v.double() if hasattr(v, "double") and v.is_floating_point() else v
                 for v in given.values()
             ]
-            for got, wanted in zip(f(*given.values()), f.reference(*wide)):
+            for i, (got, wanted) in enumerate(zip(f(*given.values()), f.reference(*wide))):
                 if wanted.numel():
                     scale = wanted.abs().max() + 1e-3
                     error = float((got - wanted).abs().max() / scale / torch.finfo(dtype).eps)
-                    assert error < 500, (case.name, dtype, error)
+                    bound = 500
+                    if error >= bound and dtype is torch.float64:
+                        bound = 4 * sensitivity(f, wide, i)
+                    assert error < bound, (case.name, dtype, f.outputs[i], error, bound)
 """
 
 
