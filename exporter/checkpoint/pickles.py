@@ -64,6 +64,7 @@ def scan(stream: BinaryIO, pickles: int = 1) -> Scan:
 
 
 _MARK = object()
+_PUSHES = (0, False, 1)
 
 
 @dataclass
@@ -136,12 +137,12 @@ class _Machine:
             stack.append(self._storage(argument if name == "PERSID" else stack.pop()))
         elif name == "DUP":
             stack.append(stack[-1])
-        elif opcode.stack_after and not opcode.stack_before and argument is not None:
+        elif argument is not None and _EFFECTS[name] == _PUSHES:
             if isinstance(argument, str):
                 self.texts.add(argument)
             stack.append(argument)
         else:
-            _generic(opcode, stack)
+            _generic(name, stack)
 
     def _note(self, wrong: str | None) -> None:
         self.fault = self.fault or wrong
@@ -172,21 +173,32 @@ class _Machine:
         return Storage(item, numel * item)
 
 
-def _generic(opcode: pickletools.OpcodeInfo, stack: list[object]) -> None:
+def _generic(name: str, stack: list[object]) -> None:
     """Pop and push what pickletools says the opcode pops and pushes."""
+    count, to_mark, pushed = _EFFECTS[name]
+    if to_mark:
+        _pop_to_mark(stack)
+    if len(stack) < count:
+        raise MalformedPickleError(f"malformed pickle ({name} on a stack that is too short)")
+    popped = stack[len(stack) - count :]
+    del stack[len(stack) - count :]
+    if name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+        stack.append(Tuple.of(popped))
+    elif name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS"):
+        stack.append(popped[0])  # the container that was there
+    else:
+        stack.extend(itertools.repeat(UNKNOWN, pushed))
+
+
+def _effect(opcode: pickletools.OpcodeInfo) -> tuple[int, bool, int]:
+    """How many it pops, before that whether all to the mark, and how many it pushes."""
     before = [item.name for item in opcode.stack_before]
     if "mark" in before:
-        _pop_to_mark(stack)
-        before = before[: before.index("mark")]
-    if len(stack) < len(before):
-        raise MalformedPickleError(f"malformed pickle ({opcode.name} on a stack that is too short)")
-    popped = [stack.pop() for _ in before]
-    if opcode.name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-        stack.append(Tuple.of(popped[::-1]))
-    elif opcode.name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS"):
-        stack.append(popped[-1])  # the container that was there
-    else:
-        stack.extend(itertools.repeat(UNKNOWN, len(opcode.stack_after)))
+        return before.index("mark"), True, len(opcode.stack_after)
+    return len(before), False, len(opcode.stack_after)
+
+
+_EFFECTS = {opcode.name: _effect(opcode) for opcode in pickletools.opcodes}
 
 
 def _pop_to_mark(stack: list[object]) -> list[object]:
