@@ -9,7 +9,7 @@ CHECKPOINT ?= fixtures/lightning/mamba-kjv.ckpt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all lint types format ort-headers wheel-test clean
+.PHONY: help setup demo test test-all fuzz coverage lint types format ort-headers wheel-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,18 @@ test: lint ## style, types and all tests
 test-all: test ## the same, every check of every op, compilers included, and the whole vocabulary
 	$(BIN)/fuseport ops check
 	$(BIN)/fuseport cases check
+
+# Another number: make fuzz COUNT=1000000
+COUNT ?= 100000
+fuzz: $(SET_UP) ## mutated checkpoints and artifacts, 100,000 of them; it takes hours
+	$(BIN)/python -W ignore -m fuseport.tests.corpus.fuzz --count $(COUNT)
+
+coverage: $(SET_UP) ## branches of the loader, the writer and the comparator that tests take
+	$(BIN)/python -m coverage run -m pytest -q tests/test_corpus.py \
+		tests/test_checkpoint.py tests/test_checkpoint_shards.py tests/test_checkpoint_layouts.py \
+		tests/test_bundle.py tests/test_compare.py
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report
 
 lint: types ## style and types
 	$(BIN)/ruff check .

@@ -153,8 +153,9 @@ def staged(target: Path, *, force: bool) -> Iterator[tuple[Path, dict[str, Any]]
         yield folder, manifest
         manifest["files"] = _inventory(folder)
         manifest[_SELF] = _digest(manifest)
-        text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        # A config may have halves of characters, which JSON writes as escapes.
+        (folder / MANIFEST).write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -46,11 +46,17 @@ class Boxed:
 class Array:
     """Stands in for `numpy.ndarray`: keeps its shape alone."""
 
+    shape: tuple[int, ...] = ()
+
     def __init__(self, *_args: object) -> None:
-        self.shape: object = ()
+        pass
 
     def __setstate__(self, state: tuple[object, ...]) -> None:
-        self.shape = state[1]
+        shape = state[1]
+        # What else there may be prints without end.
+        if not isinstance(shape, tuple) or not all(type(size) is int for size in shape):
+            raise ValueError("an array whose shape is no tuple of integers")
+        self.shape = shape
 
     def __str__(self) -> str:
         return f"<numpy array {self.shape}>"
@@ -75,7 +81,7 @@ class _NumpyDtype:
     """Stands in for `numpy.dtype`: keeps the type code and the byte order."""
 
     def __init__(self, code: str, *_args: object) -> None:
-        self.code = code
+        self.code = code if isinstance(code, str) else "<unknown>"
         self.order = "<"
 
     def __setstate__(self, state: tuple[object, ...]) -> None:

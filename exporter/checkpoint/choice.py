@@ -66,7 +66,11 @@ def choose(
 
 def _only(path: Path, candidates: Sequence[Candidate]) -> Candidate:
     first = candidates[0]
-    same = [c for c in candidates if shapes(c.entries) == shapes(first.entries)]
+    wanted = shapes(first.entries)
+    # Each is looked through once, under however many names it is.
+    each = {id(c.entries): c.entries for c in candidates}
+    equal = {key for key, entries in each.items() if shapes(entries) == wanted}
+    same = [c for c in candidates if id(c.entries) in equal]
     if len(same) > 1:
         raise UsageError(
             f"{show(path)}: weights of equal shapes under {_list(same)}; choose by --weights"
@@ -80,7 +84,10 @@ def shapes(entries: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
     return {
         _ADDED.sub("", name): tuple(value.shape)
         for name, value in entries.items()
-        if isinstance(name, str) and isinstance(value, Tensor) and name not in _COUNTERS
+        if isinstance(name, str)
+        and isinstance(value, Tensor)
+        and not value.is_nested  # it has none; whoever takes it refuses it
+        and name not in _COUNTERS
     }
 
 

@@ -62,10 +62,13 @@ def state_dicts(
     A state dict maps names to tensors, some of them at least: modules may add entries of their own
     (`_extra_state`). An optimizer's maps numbers.
     """
+    # Each is looked through once, under however many keys it is.
+    maps = {id(value): value for value in loaded.values() if isinstance(value, Mapping)}
+    fit = {key for key, value in maps.items() if is_state_dict(value)}
     found = {
         key: Candidate(f"{prefix}{key}", value)
         for key, value in loaded.items()
-        if isinstance(key, str) and isinstance(value, Mapping) and is_state_dict(value)
+        if isinstance(key, str) and id(value) in fit
     }
     order = [key for key in first if key in found]
     return tuple(found[key] for key in dict.fromkeys([*order, *found]))
@@ -88,16 +91,17 @@ def only_tensors(
         held: bytes of the files that it comes from; None for the size of `path`.
 
     Raises:
-        CorruptInput: no tensors at all; a tensor that is sparse, quantised, without data, or of a
-            subclass; sizes that claim far more numbers than the file holds.
+        CorruptInput: no tensors at all; a tensor that is sparse, nested, quantised, without data,
+            or of a subclass; a name that is no Unicode; sizes that claim far more numbers than the
+            file holds.
     """
     tensors: dict[str, Tensor] = {}
-    others: list[str] = []
+    others: list[object] = []
     for key, value in mapping.items():
         if isinstance(key, str) and isinstance(value, Tensor):
             tensors[key] = _dense(path, key, value)
         else:
-            others.append(show(key) if isinstance(key, str) else f"<{type(key).__name__}>")
+            others.append(key)
     if not tensors:
         raise CorruptInput(
             f"{show(path)}: {member}: no tensors in it; give a checkpoint that holds weights"
@@ -110,21 +114,31 @@ def only_tensors(
             " save the weights again without expanded tensors"
         )
     if others:
-        some = ", ".join(others[:5])
+        some = ", ".join(
+            show(key) if isinstance(key, str) else f"<{type(key).__name__}>" for key in others[:5]
+        )
         return tensors, (f"{member}: entries that are no tensors are left out: {some}",)
     return tensors, ()
 
 
 def show(text: object, limit: int = 200) -> str:
     """`text` on one line without control characters: names in a file are the file's, not ours."""
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+    begin = str(text)[: limit + 1]  # what is in a file may be long
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in begin)
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def _dense(path: Path, key: str, tensor: Tensor) -> Tensor:
     kind = None
+    if not _is_unicode(key):
+        raise CorruptInput(
+            f"{show(path)}: {show(key)}: a name with half a character of UTF-16, which no file can"
+            " have as a name; rename it and save the weights again"
+        )
     if type(tensor) not in (Tensor, nn.Parameter):
         kind = f"a {type(tensor).__name__}"
+    elif tensor.is_nested:
+        kind = "nested"
     elif tensor.layout != torch.strided:
         kind = f"of layout {tensor.layout}"
     elif tensor.is_quantized:
@@ -137,3 +151,11 @@ def _dense(path: Path, key: str, tensor: Tensor) -> Tensor:
             " save the weights again"
         )
     return tensor.detach()
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

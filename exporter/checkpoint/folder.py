@@ -1,5 +1,6 @@
 """What folder layouts share: their JSON, and files inside them by name."""
 
+import errno
 import json
 from collections import Counter
 from pathlib import Path, PurePosixPath
@@ -9,9 +10,11 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.checkpoint.sniff import require_regular
 from fuseport.exporter.errors import CorruptInput, UnsafeInput
 
-__all__ = ["inside", "no_repeats", "read_json"]
+__all__ = ["inside", "parsed", "read_json"]
 
 _JSON_LIMIT = 64 * 2**20  # an index of 500,000 tensors is about that large
+_VALUES = 2_000_000
+_LONG_TEXT = 2**24
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -25,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _JSON_LIMIT:
         raise CorruptInput(f"{show(path)}: over {_JSON_LIMIT} bytes; no config is that large")
     try:
-        value = json.loads(path.read_bytes(), object_pairs_hook=no_repeats)
+        value = parsed(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CorruptInput(
             f"{show(path)}: no valid JSON ({show(error, 100)}); fetch the file again"
@@ -35,12 +38,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object's pairs as a dictionary; an `object_pairs_hook`.
+def parsed(text: bytes) -> Any:
+    """The value of a JSON text, which does not take many times its size in memory.
 
     Raises:
-        ValueError: a key occurs twice, of which Python would take the last.
+        ValueError: it is none, a key occurs twice, it has over 2 million values, or is a long text
+            that is not ASCII.
+        RecursionError: it nests too deep.
     """
+    if sum(text.count(sign) for sign in b"[{,") > _VALUES:
+        raise ValueError(f"over {_VALUES} values")
+    if len(text) > _LONG_TEXT and not text.isascii():  # one character can make all take 4 bytes
+        raise ValueError(f"over {_LONG_TEXT} bytes that are not all ASCII")
+    return json.loads(text, object_pairs_hook=_no_repeats)
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object's pairs as a dictionary. Of a key that occurs twice Python takes the last."""
     result = dict(pairs)
     if len(result) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -48,7 +62,7 @@ def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def inside(folder: Path, source: Path, name: object) -> Path:
+def inside(folder: Path, source: Path, name: str) -> Path:
     """The file `name`, which the file `source` refers to, directly inside `folder`.
 
     Symlinks are followed: a Hugging Face cache is made of them.
@@ -57,13 +71,19 @@ def inside(folder: Path, source: Path, name: object) -> Path:
         UnsafeInput: the name leads out of the folder.
         CorruptInput: it is no name, or there is no such file.
     """
-    if not isinstance(name, str) or not name or "\0" in name:
+    if not name or "\0" in name or not name.isprintable():
         raise CorruptInput(f"{show(source)}: {show(name)}: not a file name; fetch the file again")
     if PurePosixPath(name).name != name or name == ".." or "\\" in name or ":" in name:
         raise UnsafeInput(
             f"{show(source)}: {show(name)}: it names a file outside the folder, which is not"
             " opened; fetch the checkpoint from a source you trust"
         )
-    if not (folder / name).is_file():
+    try:
+        there = (folder / name).is_file()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        there = False
+    if not there:
         raise CorruptInput(f"{show(source)}: {show(name)}: not in the folder; fetch it too")
     return folder / name

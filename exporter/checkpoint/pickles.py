@@ -1,8 +1,8 @@
 """Reads what a pickle would do, without doing it.
 
-torch's `weights_only` unpickler is what loads; this runs before it, over the same bytes, for three
-things that it does not give: every refused name at once instead of the first, an answer for
-protocols it does not read, and the sizes claimed for storages before any is allocated.
+torch's `weights_only` unpickler is what loads; this runs before it, over the same bytes, for what
+it does not give: every refused name at once instead of the first, an answer for protocols it does
+not read, and sizes of storages and tensors, and arguments of calls, before anything is allocated.
 """
 
 import itertools
@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from fuseport.exporter.checkpoint.allowed import STORAGES
+from fuseport.exporter.checkpoint.calls import (
+    EMPTY,
+    UNKNOWN,
+    Global,
+    Storage,
+    Tensor,
+    Tuple,
+    called,
+)
+from fuseport.exporter.checkpoint.opcodes import MalformedPickleError, operations
 
-__all__ = ["MalformedPickleError", "Scan", "scan"]
-
-
-# Hashing a tuple recurses without a limit of its own, and visits a shared part each time it occurs.
-_TUPLE_DEPTH = 64
-_TUPLE_SIZE = 1_000_000
-
-
-class MalformedPickleError(ValueError):
-    """The bytes are no pickle, or one that no pickler writes."""
+__all__ = ["Scan", "scan"]
 
 
 @dataclass(frozen=True)
@@ -32,56 +33,59 @@ class Scan:
     Attributes:
         names: globals in order, without repeats, as `module.name`.
         storages: bytes claimed for each storage, by its key in the file.
+        broken: what is wrong with it first, or None.
         kinds: the type of each storage, `torch.FloatStorage` for example, by the same key.
-        broken: why the scan ended early, or None.
+        texts: of the last pickle, those of up to 1 MiB.
     """
 
     names: tuple[str, ...]
     storages: dict[str, int]
     broken: str | None = None
     kinds: dict[str, str] = field(default_factory=dict)
+    texts: frozenset[str] = frozenset()
 
 
 def scan(stream: BinaryIO, pickles: int = 1) -> Scan:
     """Follow the next `pickles` pickles of `stream` on an abstract stack; run nothing of them."""
     machine = _Machine()
+    broken = None
     try:
         for _ in range(pickles):
             machine.follow(stream)
     except MalformedPickleError as error:
-        return Scan(tuple(machine.names), machine.storages, str(error), machine.kinds)
-    return Scan(tuple(machine.names), machine.storages, None, machine.kinds)
-
-
-@dataclass(frozen=True)
-class _Global:
-    name: str
-
-
-class _Tuple(tuple[object, ...]):
-    """A tuple that knows how much it unfolds to: as a key it is hashed, which visits all of it."""
-
-    depth: int
-    size: int
+        broken = str(error)
+    return Scan(
+        tuple(machine.names),
+        machine.storages,
+        machine.fault or broken,
+        machine.kinds,
+        frozenset(machine.texts),
+    )
 
 
 _MARK = object()
-_UNKNOWN = object()
+_PUSHES = (0, False, 1)
 
 
 @dataclass
 class _Machine:
-    """Follows a pickle's stack as far as names, constants and tuples; all else is unknown."""
+    """Follows a pickle's stack as far as names, constants, tuples and tensors.
+
+    A wrong call is noted and passed over, so that all names are seen.
+    """
 
     names: dict[str, None] = field(default_factory=dict)
     storages: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
+    texts: set[str] = field(default_factory=set)
+    fault: str | None = None
 
     def follow(self, stream: BinaryIO) -> None:
         stack: list[object] = []
         memo: dict[int, object] = {}
+        self.texts.clear()
         try:
-            for opcode, argument, _ in pickletools.genops(stream):
+            for opcode, argument in operations(stream):
                 self._step(opcode, argument, stack, memo)
         except MalformedPickleError:
             raise
@@ -98,80 +102,103 @@ class _Machine:
         memo: dict[int, object],
     ) -> None:
         name = opcode.name
-        if name == "MARK":
+        if name in ("PUT", "BINPUT", "LONG_BINPUT"):
+            memo[int(str(argument))] = stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[int(str(argument))])
+        elif name == "MARK":
             stack.append(_MARK)
+        elif name == "EMPTY_TUPLE":
+            stack.append(EMPTY)
+        elif name == "TUPLE":
+            stack.append(Tuple.of(_pop_to_mark(stack)))
+        elif name in ("REDUCE", "NEWOBJ"):
+            arguments, function = stack.pop(), stack.pop()
+            result, wrong = called(function, arguments)
+            stack.append(result)
+            self._note(wrong)
+        elif name == "BUILD":
+            stack.pop()
+            if isinstance(stack[-1], Storage | Tensor):
+                self._note("a state for a tensor or storage, which torch.save never writes")
         elif name in ("GLOBAL", "INST"):
             if name == "INST":
                 _pop_to_mark(stack)
-            stack.append(self._name(*str(argument).split(" ", 1)))
+            assert isinstance(argument, tuple)
+            stack.append(self._name(*argument))
         elif name == "STACK_GLOBAL":
             attribute, module = stack.pop(), stack.pop()
             stack.append(self._name(_text(module), _text(attribute)))
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
-            memo[int(str(argument))] = stack[-1]
         elif name == "MEMOIZE":
             memo[len(memo)] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[int(str(argument))])
-        elif name == "TUPLE":
-            stack.append(_tuple(_pop_to_mark(stack)))
         elif name in ("EXT1", "EXT2", "EXT4"):
             stack.append(self._name("copyreg", f"extension[{argument}]"))
         elif name in ("PERSID", "BINPERSID"):
-            self._storage(argument if name == "PERSID" else stack.pop())
-            stack.append(_UNKNOWN)
+            stack.append(self._storage(argument if name == "PERSID" else stack.pop()))
         elif name == "DUP":
             stack.append(stack[-1])
-        elif opcode.stack_after and not opcode.stack_before and argument is not None:
+        elif argument is not None and _EFFECTS[name] == _PUSHES:
+            if isinstance(argument, str):
+                self.texts.add(argument)
             stack.append(argument)
         else:
-            _generic(opcode, stack)
+            _generic(name, stack)
 
-    def _name(self, module: str, attribute: str = "") -> _Global:
+    def _note(self, wrong: str | None) -> None:
+        self.fault = self.fault or wrong
+
+    def _name(self, module: str, attribute: str) -> Global:
         # Protocols up to 2 name modules as Python 2 did; torch's unpickler maps them the same way.
         if (module, attribute) in NAME_MAPPING:
             module, attribute = NAME_MAPPING[module, attribute]
         else:
             module = IMPORT_MAPPING.get(module, module)
-        found = _Global(f"{module}.{attribute}")
+        found = Global(f"{module}.{attribute}")
         self.names.setdefault(found.name)
         return found
 
-    def _storage(self, identity: object) -> None:
-        """Note a storage from its persistent id: ("storage", type, key, location, numel, ...)."""
+    def _storage(self, identity: object) -> Storage:
+        """A storage by its persistent id: ("storage", type, key, location, numel, view)."""
         match identity:
-            case ("storage", _Global(kind), str(key), str(), int(numel), *_) if numel >= 0:
-                size = numel * _item_size(kind)
+            case ["storage", Global(kind), str(key), str(), int(numel), *view] if numel >= 0:
+                if any(isinstance(part, Tuple) for part in view):
+                    raise MalformedPickleError("a view of a storage, which torch < 0.4 wrote")
             case _:
                 raise MalformedPickleError("a reference to something that is no storage")
-        self.kinds[key] = kind
-        if self.storages.setdefault(key, size) != size:
+        item = _item_size(kind)
+        if self.storages.setdefault(key, numel * item) != numel * item:
             raise MalformedPickleError(f"storage {key!r} has two sizes")
+        if self.kinds.setdefault(key, kind) != kind:
+            raise MalformedPickleError(f"storage {key!r} has two types")
+        return Storage(item, numel * item)
 
 
-def _generic(opcode: pickletools.OpcodeInfo, stack: list[object]) -> None:
+def _generic(name: str, stack: list[object]) -> None:
     """Pop and push what pickletools says the opcode pops and pushes."""
+    count, to_mark, pushed = _EFFECTS[name]
+    if to_mark:
+        _pop_to_mark(stack)
+    if len(stack) < count:
+        raise MalformedPickleError(f"malformed pickle ({name} on a stack that is too short)")
+    popped = stack[len(stack) - count :]
+    del stack[len(stack) - count :]
+    if name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+        stack.append(Tuple.of(popped))
+    elif name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS"):
+        stack.append(popped[0])  # the container that was there
+    else:
+        stack.extend(itertools.repeat(UNKNOWN, pushed))
+
+
+def _effect(opcode: pickletools.OpcodeInfo) -> tuple[int, bool, int]:
+    """How many it pops, before that whether all to the mark, and how many it pushes."""
     before = [item.name for item in opcode.stack_before]
     if "mark" in before:
-        _pop_to_mark(stack)
-        before = before[: before.index("mark")]
-    if len(stack) < len(before):
-        raise MalformedPickleError(f"malformed pickle ({opcode.name} on a stack that is too short)")
-    popped = [stack.pop() for _ in before]
-    if opcode.name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-        stack.append(_tuple(popped[::-1]))
-    else:
-        stack.extend(itertools.repeat(_UNKNOWN, len(opcode.stack_after)))
+        return before.index("mark"), True, len(opcode.stack_after)
+    return len(before), False, len(opcode.stack_after)
 
 
-def _tuple(items: list[object]) -> _Tuple:
-    result = _Tuple(items)
-    inner = [item for item in items if isinstance(item, _Tuple)]
-    result.depth = 1 + max((item.depth for item in inner), default=0)
-    result.size = 1 + len(items) + sum(item.size for item in inner)
-    if result.depth > _TUPLE_DEPTH or result.size > _TUPLE_SIZE:
-        raise MalformedPickleError("tuples that nest or unfold beyond any checkpoint's")
-    return result
+_EFFECTS = {opcode.name: _effect(opcode) for opcode in pickletools.opcodes}
 
 
 def _pop_to_mark(stack: list[object]) -> list[object]:

@@ -4,7 +4,6 @@ The library reads the numbers. The header is checked here first, since of a key 
 the library takes the last, and its messages do not say what to do.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +12,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fuseport.exporter.checkpoint.content import show
-from fuseport.exporter.checkpoint.folder import no_repeats
+from fuseport.exporter.checkpoint.folder import parsed
 from fuseport.exporter.errors import CorruptInput
 
 __all__ = ["read_safetensors"]
 
 _HEADER_LIMIT = 100_000_000  # the format's own
+_RANK = 64
 _BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -51,7 +51,7 @@ def _check(path: Path) -> None:
             raise _corrupt(path, "header", f"it claims {length} bytes, the file has {size}")
         text = file.read(length)
     try:
-        header = json.loads(text, object_pairs_hook=no_repeats)
+        header = parsed(text)
     except (ValueError, RecursionError) as error:
         raise _corrupt(path, "header", f"no valid JSON ({show(error, 100)})") from error
     if not isinstance(header, dict):
@@ -77,6 +77,8 @@ def _span(path: Path, name: str, entry: object) -> tuple[int, int]:
             pass
         case _:
             raise _corrupt(path, name, "an entry without dtype, shape and data_offsets")
+    if len(shape) > _RANK:
+        raise _corrupt(path, name, f"{len(shape)} dimensions")
     if dtype not in _BYTES:
         raise _corrupt(path, name, f"dtype {show(dtype, 20)}, which this reader does not know")
     if not _all_sizes([*shape, start, end]):

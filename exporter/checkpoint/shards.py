@@ -54,6 +54,8 @@ def _shards(index: Path) -> _Read:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CorruptInput(f"{show(index)}: weight_map: absent or empty; fetch the file again")
+    if not all(isinstance(name, str) for name in weight_map.values()):
+        raise CorruptInput(f"{show(index)}: weight_map: not all names of files; fetch it again")
     # All names are judged before any file is opened.
     names = dict.fromkeys(weight_map.values())
     files = {name: inside(index.parent, index, name) for name in names}

@@ -15,7 +15,10 @@ Container = Literal["zip", "pickle", "safetensors"]
 # What people pass by mistake, by its signature: a better reason than "unrecognised".
 _KNOWN = (
     (rb"version https://git-lfs", "a git-lfs pointer, not the file itself; run `git lfs pull`"),
-    (rb"\s*<(!doctype\s+html|html|head|\?xml)", "a web page; download the file itself"),
+    (
+        rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|\?xml|!--)",
+        "a web page; download the file itself",
+    ),
     (rb"\x1f\x8b|\xfd7zXZ|\x28\xb5\x2f\xfd|BZh", "compressed; unpack it first"),
     (rb"\x89HDF", "an HDF5 file, which is no PyTorch checkpoint; convert it to safetensors"),
     (rb"GGUF", "a GGUF file, which holds quantised weights; give the original checkpoint"),

@@ -1,12 +1,11 @@
 """What `torch.save` wrote → Python objects, by torch's weights-only unpickler and nothing else.
 
 Checked before torch sees the file: the archive's structure and checksums (torch ignores a CRC),
-every global that its pickle names, and the size it claims for each storage (torch trusts it).
+every global that its pickle names, the sizes it claims for storages and tensors, and what it calls
+with which arguments (torch trusts them).
 """
 
-import errno
 import io
-import struct
 import warnings
 import zipfile
 from pathlib import Path
@@ -16,7 +15,9 @@ import torch
 from fuseport.exporter.checkpoint import pickles
 from fuseport.exporter.checkpoint.allowed import STAND_INS, refused
 from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.checkpoint.disarmed import disarmed
 from fuseport.exporter.checkpoint.sniff import Container
+from fuseport.exporter.checkpoint.zip_file import opened, reason
 from fuseport.exporter.errors import CorruptInput, UnsafeInput
 
 __all__ = ["read_torch"]
@@ -49,56 +50,39 @@ def _torch_load(path: Path, source: str | io.BufferedReader, mmap: bool) -> obje
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(STAND_INS):
             warnings.simplefilter("ignore")
-            return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+            loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+            return disarmed(loaded)
     except OSError:
         raise
     except Exception as error:
         # torch parses hostile bytes here and raises a dozen types, IndexError and RuntimeError
         # among them. All mean the same to the user, and none is retried in another way.
         raise CorruptInput(
-            f"{show(path)}: torch cannot read it ({_reason(error)}); fetch or save it again"
+            f"{show(path)}: torch cannot read it ({reason(error)}); fetch or save it again"
         ) from error
 
 
 def _check_archive(path: Path) -> None:
     size = path.stat().st_size
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {member.filename: member for member in archive.infolist()}
-            if len(members) != len(archive.infolist()):
-                raise CorruptInput(f"{show(path)}: a member occurs twice; save the file again")
-            _refuse_programs(path, list(members))
-            pickle = _pickle_member(path, list(members))
-            for name, member in members.items():
-                if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
-                    raise CorruptInput(
-                        f"{show(path)}: {show(name)}: compressed, which torch.save never does;"
-                        " save the weights again with torch.save"
-                    )
-            if sum(member.file_size for member in members.values()) > size:
-                raise CorruptInput(f"{show(path)}: its members overlap; save the file again")
-            damaged = archive.testzip()
-            if damaged is not None:
+    with opened(path) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        _refuse_programs(path, list(members))
+        pickle = _pickle_member(path, list(members))
+        for name, member in members.items():
+            if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
                 raise CorruptInput(
-                    f"{show(path)}: {show(damaged)}: its checksum does not match; fetch the file"
-                    " again (or save it without set_crc32_options(False))"
+                    f"{show(path)}: {show(name)}: compressed, which torch.save never does;"
+                    " save the weights again with torch.save"
                 )
-            found = pickles.scan(io.BytesIO(archive.read(pickle)))
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        raise _damaged(path, error) from error  # the directory points before the file's start
-    except (
-        zipfile.BadZipFile,
-        zipfile.LargeZipFile,
-        struct.error,
-        EOFError,
-        KeyError,
-        OverflowError,
-        RuntimeError,  # encrypted members, and methods that zipfile does not implement
-        ValueError,
-    ) as error:
-        raise _damaged(path, error) from error
+        if sum(member.file_size for member in members.values()) > size:
+            raise CorruptInput(f"{show(path)}: its members overlap; save the file again")
+        damaged = archive.testzip()
+        if damaged is not None:
+            raise CorruptInput(
+                f"{show(path)}: {show(damaged)}: its checksum does not match; fetch the file"
+                " again (or save it without set_crc32_options(False))"
+            )
+        found = pickles.scan(io.BytesIO(archive.read(pickle)))
     _judge(path, pickle, found)
     root = pickle.removesuffix("data.pkl")
     for key, claimed in found.storages.items():
@@ -115,6 +99,7 @@ def _check_pickle_file(path: Path) -> None:
         legacy = file.read(len(_MAGIC)) == _MAGIC
         file.seek(0)
         found = pickles.scan(file, _LEGACY_PICKLES if legacy else 1)
+        end = file.tell()
     if not legacy and found.broken is not None and not refused(found.names):
         raise CorruptInput(
             f"{show(path)}: not recognised as a checkpoint; give a file that torch.save, Lightning"
@@ -126,7 +111,13 @@ def _check_pickle_file(path: Path) -> None:
             f"{show(path)}: a plain pickle, which torch.save did not write; save the weights with"
             " torch.save(model.state_dict(), ...)"
         )
-    if sum(found.storages.values()) > path.stat().st_size:
+    # The numbers follow the last pickle, which lists their storages: a count of 8 bytes for each,
+    # and its bytes. Of a storage that it does not list, torch gives what the memory had.
+    if found.storages.keys() != found.texts:
+        raise CorruptInput(
+            f"{show(path)}: its list of storages is not that of its tensors; fetch or save it again"
+        )
+    if end + sum(8 + claimed for claimed in found.storages.values()) > path.stat().st_size:
         raise CorruptInput(
             f"{show(path)}: its storages claim more bytes than the file has; fetch or save it again"
         )
@@ -169,14 +160,3 @@ def _pickle_member(path: Path, names: list[str]) -> str:
             " it); give a checkpoint"
         )
     return found[0]
-
-
-def _damaged(path: Path, error: Exception) -> CorruptInput:
-    return CorruptInput(
-        f"{show(path)}: a damaged or truncated archive ({_reason(error)}); fetch it again"
-    )
-
-
-def _reason(error: Exception) -> str:
-    first = str(error).strip().split("\n", 1)[0]
-    return show(f"{type(error).__name__}: {first}" if first else type(error).__name__)

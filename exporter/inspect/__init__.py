@@ -6,16 +6,16 @@ with limits (`_worker`); checkpoints are read as an export reads them.
 
 import json
 import math
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.bundle import MANIFEST, hash_file, read_manifest
+from fuseport.exporter.checkpoint import zip_file
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.checkpoint.sniff import require_regular
-from fuseport.exporter.errors import FuseportError, StorageError, UsageError
+from fuseport.exporter.errors import CorruptInput, FuseportError, StorageError, UsageError
 from fuseport.exporter.inspect import bundle, checkpoint, text
 from fuseport.exporter.inspect.isolated import ask
 from fuseport.exporter.trust import is_trusted
@@ -100,9 +100,9 @@ def _artifact(path: Path) -> str | None:
     if head != b"PK\x03\x04":
         return None
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zip_file.opened(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, ValueError, OSError, OverflowError, NotImplementedError):
+    except CorruptInput:
         return None  # damaged: the reader of checkpoints says how
     inner = {name.partition("/")[2] for name in names}
     if any("data/aotinductor/" in name for name in names):

@@ -11,7 +11,7 @@ import onnx
 
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing, UnsafeInput
-from fuseport.exporter.inspect.onnx import graphs, inner_graphs, loaded
+from fuseport.exporter.inspect.onnx import graphs, has_operator, inner_graphs, loaded
 from fuseport.exporter.inspect.single_assignment import first_fault
 from fuseport.ops import OPS
 
@@ -112,9 +112,11 @@ def _size(tensor: onnx.TensorProto) -> int:
 
 
 def _check_operators(path: str, model: onnx.ModelProto) -> None:
-    opsets = {o.domain: o.version for o in model.opset_import}
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
     known = onnx.defs.onnx_opset_version()
-    if opsets.get("", 0) > known:
+    if opsets.get("", 1) < 1:
+        raise CorruptInput(f"{show(path)}: opset {opsets['']}; write the artifact again")
+    if opsets.get("", 1) > known:
         raise Missing(
             f"{show(path)}: opset {opsets['']}, and the onnx installed here knows up to {known}: "
             "pip install -U onnx onnxruntime-gpu, or write the artifact for an earlier opset"
@@ -127,7 +129,7 @@ def _check_operators(path: str, model: onnx.ModelProto) -> None:
         domain = "" if node.domain == "ai.onnx" else node.domain
         if (node.domain, node.op_type) in bodies or domain in _MICROSOFT:
             continue
-        if domain == "" and onnx.defs.has(node.op_type, opsets.get("", 1), ""):
+        if domain == "" and has_operator(node.op_type, opsets.get("", 1), ""):
             continue
         if domain == "fuseport.ops" and node.op_type in fused:
             continue

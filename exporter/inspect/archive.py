@@ -1,16 +1,19 @@
 """Members of an artifact that is a zip archive, read under limits."""
 
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from fuseport.exporter.checkpoint import zip_file
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, UnsafeInput
 
 __all__ = ["Archive", "opened"]
 
 _TEXT_LIMIT = 512 * 2**20  # the JSON of a graph of a million nodes is about that large
+_INFLATED = 64 * 2**20  # torch compresses nothing but the code of TorchScript
 
 
 class Archive:
@@ -18,6 +21,12 @@ class Archive:
 
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self._path, self._archive = path, archive
+        inflated = sum(info.file_size for info in archive.infolist())
+        if inflated > path.stat().st_size + _INFLATED:
+            raise CorruptInput(
+                f"{show(path)}: it inflates to {inflated} bytes, which no artifact does; write the"
+                " artifact again"
+            )
         self._full: dict[str, str] = {}
         self.members: dict[str, int] = {}
         names = archive.namelist()
@@ -30,8 +39,6 @@ class Archive:
                     " file from a source you trust"
                 )
             inner = name.partition("/")[2] if len(roots) == 1 else name
-            if inner in self.members:
-                raise CorruptInput(f"{show(path)}: {show(name)}: a member occurs twice")
             self._full[inner], self.members[inner] = name, info.file_size
 
     def read(self, name: str) -> bytes:
@@ -53,23 +60,18 @@ def opened(path: Path) -> Iterator[Archive]:
 
     Raises:
         UnsafeInput: a member leads out of it.
-        CorruptInput: it is damaged, now or while it is read.
+        CorruptInput: it is damaged, now or while it is read, or inflates beyond any artifact.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zip_file.opened(path) as archive:
             yield Archive(path, archive)
     except (
-        zipfile.BadZipFile,
-        EOFError,
-        KeyError,
+        zlib.error,
         TypeError,
-        ValueError,
-        RecursionError,
         SyntaxError,
         MemoryError,  # Python's own parser, of what nests too deep
         AttributeError,
         IndexError,
-        NotImplementedError,
     ) as error:
         raise CorruptInput(
             f"{show(path)}: damaged ({show(f'{type(error).__name__}: {error}', 120)}); write the"

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def found(path: Path, weights: str | None, listed: bool) -> dict[str, Any]:
         "weights": {
             "shown": name,
             "must_choose": ambiguous,
-            "candidates": [_candidate(candidate) for candidate in content.candidates],
+            "candidates": _candidates(content.candidates),
         },
         "parameters": _sizes(tensors),
         "architecture": (architecture := _architecture(chosen)),
@@ -65,15 +65,21 @@ def found(path: Path, weights: str | None, listed: bool) -> dict[str, Any]:
     return result
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    tensors = [t for t in candidate.entries.values() if isinstance(t, Tensor)]
-    elements = sum(t.numel() for t in tensors)
-    return {
-        "name": candidate.name,
-        "what": candidate.what,
-        "tensors": len(tensors),
-        "elements": elements,
+def _candidates(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+    # Each is looked through once, under however many names it is.
+    sizes = {
+        key: [t.numel() for t in entries.values() if isinstance(t, Tensor)]
+        for key, entries in {id(c.entries): c.entries for c in candidates}.items()
     }
+    return [
+        {
+            "name": candidate.name,
+            "what": candidate.what,
+            "tensors": len(sizes[id(candidate.entries)]),
+            "elements": sum(sizes[id(candidate.entries)]),
+        }
+        for candidate in candidates
+    ]
 
 
 def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

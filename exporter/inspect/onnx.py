@@ -13,7 +13,7 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput
 from fuseport.exporter.inspect import known
 
-__all__ = ["found", "graphs", "inner_graphs", "loaded"]
+__all__ = ["found", "graphs", "has_operator", "inner_graphs", "loaded"]
 
 _STANDARD = ("ai.onnx", "ai.onnx.ml")
 
@@ -40,7 +40,7 @@ def found(path: str) -> dict[str, Any]:
             return f"function body of {bodies[domain, name]} nodes in the file"
         if domain in _STANDARD:
             key = "" if domain == "ai.onnx" else domain
-            has = onnx.defs.has(name, opsets.get(domain, 1), key)
+            has = has_operator(name, opsets.get(domain, 1), key)
             return None if has else f"unknown: not in opset {opsets.get(domain)}"
         if domain.startswith("com.microsoft"):
             return "an operator of ONNX Runtime's own"
@@ -79,6 +79,17 @@ def loaded(path: str) -> onnx.ModelProto:
     if not model.ir_version or not model.opset_import or not model.HasField("graph"):
         raise CorruptInput(f"{show(path)}: no ONNX model: no graph, or no opset; write it again")
     return model
+
+
+def has_operator(name: str, version: int, domain: str) -> bool:
+    """Whether onnx knows an operator; it takes neither what is no Unicode nor more than an int."""
+    if not 0 < version < 2**31 or not isinstance(name, str):
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return bool(onnx.defs.has(name, version, domain))
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

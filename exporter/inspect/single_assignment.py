@@ -31,35 +31,39 @@ def first_fault(
 
 def _scopes(
     functions: Iterable[onnx.FunctionProto], graph: onnx.GraphProto | None
-) -> Iterator[tuple[list[str], Sequence[onnx.NodeProto]]]:
-    """The names that are given to a graph or body, outer ones first, and its nodes."""
-    waiting = [(list(f.input), list(f.node)) for f in functions]
+) -> Iterator[tuple[list[set[str]], Sequence[onnx.NodeProto]]]:
+    """The names that are given to a graph or body, by the graphs around it, and its nodes."""
+    waiting = [([set(f.input)], list(f.node)) for f in functions]
     if graph is not None:
-        waiting.append((_own(graph), list(graph.node)))
+        waiting.append(([_own(graph)], list(graph.node)))
     while waiting:
         given, nodes = waiting.pop()
         yield given, nodes
-        outer = [*given, *(name for node in nodes for name in node.output)]
-        waiting += [([*outer, *_own(inner)], list(inner.node)) for inner in inner_graphs(nodes)]
+        # The sets are shared: a thousand graphs in one node see the same thousand names.
+        outer = [*given, {name for node in nodes for name in node.output}]
+        waiting += [([*outer, _own(inner)], list(inner.node)) for inner in inner_graphs(nodes)]
 
 
-def _own(graph: onnx.GraphProto) -> list[str]:
+def _own(graph: onnx.GraphProto) -> set[str]:
     sparse = (s.values.name for s in graph.sparse_initializer)
-    return [*(v.name for v in graph.input), *(t.name for t in graph.initializer), *sparse]
+    return {*(v.name for v in graph.input), *(t.name for t in graph.initializer), *sparse}
 
 
-def _fault(given: Sequence[str], nodes: Sequence[onnx.NodeProto]) -> str | None:
+def _fault(given: Sequence[set[str]], nodes: Sequence[onnx.NodeProto]) -> str | None:
     maker: dict[str, int] = {}
-    before = set(given)
+
+    def is_before(name: str) -> bool:
+        return any(name in names for names in given)
+
     for number, node in enumerate(nodes):
         for name in filter(None, node.output):
-            if name in maker or name in before:
+            if name in maker or is_before(name):
                 return f"the value {show(name, 60)} is made twice"
             maker[name] = number
     order = TopologicalSorter[int]()
     for number, node in enumerate(nodes):
         for name in filter(None, node.input):
-            if name not in maker and name not in before:
+            if name not in maker and not is_before(name):
                 return f"the value {show(name, 60)} is made nowhere"
         order.add(number, *{maker[name] for name in node.input if name in maker})
     try:

@@ -36,7 +36,8 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The folder's config.json, where transformers calls its model one of those above."""
-    if checkpoint.layout != "huggingface" or checkpoint.config.get("model_type") not in _FAMILIES:
+    kind = checkpoint.config.get("model_type")
+    if checkpoint.layout != "huggingface" or not isinstance(kind, str) or kind not in _FAMILIES:
         return None
     return dict(checkpoint.config)
 

@@ -74,23 +74,28 @@ def _averages(loaded: Mapping[Any, Any]) -> list[Candidate]:
         return []
     own = Counter(shapes(loaded["state_dict"]).values())
     found = []
+    seen: set[int] = set()
     for key, state in callbacks.items():
         # "EMA{'decay': 0.99}": arguments follow the name where two of a class must be told apart.
         callback = key.partition("{")[0] if isinstance(key, str) else type(key).__name__
-        for name, inner in _inner(state, f"callbacks.{callback}", 0):
+        for name, inner in _inner(state, f"callbacks.{callback}", 0, seen):
             common = own & Counter(shapes(inner).values())
             if 2 * common.total() >= own.total():
                 found.append(Candidate(name, inner, "from a callback"))
     return found
 
 
-def _inner(state: object, name: str, depth: int) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    if not isinstance(state, Mapping) or depth > _DEPTH:
+def _inner(
+    state: object, name: str, depth: int, seen: set[int]
+) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    # Each is visited once: references that are shared on every level would multiply.
+    if not isinstance(state, Mapping) or depth > _DEPTH or id(state) in seen:
         return
+    seen.add(id(state))
     if state and all(isinstance(value, Tensor) for value in state.values()):
         if is_state_dict(state):
             yield name, state
         return
     for key, value in state.items():
         if isinstance(key, str):
-            yield from _inner(value, f"{name}.{key}", depth + 1)
+            yield from _inner(value, f"{name}.{key}", depth + 1, seen)

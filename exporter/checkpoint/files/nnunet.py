@@ -37,5 +37,5 @@ def recognise(path: Path, loaded: Mapping[Any, Any]) -> Content | None:
         )
     arguments = settings(path, "init_args", loaded["init_args"])
     config = {key: value for key, value in arguments.items() if key not in _OF_THE_RUN}
-    config["trainer_name"] = str(loaded["trainer_name"])
+    config |= settings(path, "trainer_name", {"trainer_name": loaded["trainer_name"]})
     return Content("nnunet", (Candidate(_WEIGHTS, weights),), config, why=SIGNS)
