@@ -9,7 +9,7 @@ CHECKPOINT ?= fixtures/lightning/mamba-kjv.ckpt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all lint types format ort-headers wheel-test clean
+.PHONY: help setup demo test test-all faults lint types format ort-headers wheel-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test: lint ## style, types and all tests
 test-all: test ## the same, every check of every op, compilers included, and the whole vocabulary
 	$(BIN)/fuseport ops check
 	$(BIN)/fuseport cases check
+
+faults: $(SET_UP) ## every way for a runtime to die, in every runtime; takes many minutes
+	$(BIN)/python -m pytest -n logical --maxprocesses 2 -m faults
 
 lint: types ## style and types
 	$(BIN)/ruff check .

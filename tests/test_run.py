@@ -277,7 +277,7 @@ def test_the_whole_process_tree_ends(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("what", "status", "reason"),
     [
         ("forge", "crash", "an answer that is not the child's own"),
-        ("garbage", "error", "its answer cannot be read"),
+        ("garbage", "crash", "its answer cannot be read"),
     ],
 )
 def test_an_answer_counts_only_with_its_token(
