@@ -1,4 +1,7 @@
-"""Runtimes in children: whatever one does, it costs its own row, and leaves nothing behind."""
+"""Runtimes in children: whatever one does, it costs its own row, and leaves nothing behind.
+
+Fault 14; test_deaths has every death in every runtime.
+"""
 
 import os
 import signal
