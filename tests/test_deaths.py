@@ -31,7 +31,7 @@ from fuseport.exporter.verify.subject import Subject, prepare
 # A worker whose jobs end as `DEATHS` says, by their numbers, after the runtime has done them and
 # before the answer is written; each leaves processes behind, one of them in a session of its own.
 WORKER = """
-import ctypes, json, mmap, os, subprocess, sys, threading, time
+import ctypes, json, mmap, os, shutil, subprocess, sys, threading, time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def raise_it(job):
 
 def empty(job):
     for path in FOLDER.iterdir():
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def flood(job):
@@ -286,7 +286,7 @@ class Trial:
             work.mkdir()
             begin = time.monotonic()
             list(execute(jobs, subject.samples, lambda _: subject.programs, work, Limits(seconds)))
-            seconds = max(10.0, round(5 * (time.monotonic() - begin)))
+            seconds = max(20.0, round(5 * (time.monotonic() - begin)))
         return Limits(seconds, 3 * 2**30)
 
 
