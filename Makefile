@@ -9,7 +9,7 @@ CHECKPOINT ?= fixtures/lightning/mamba-kjv.ckpt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all fuzz coverage lint types format ort-headers wheel-test clean
+.PHONY: help setup demo test test-all faults fuzz coverage lint types format ort-headers wheel-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,9 +33,15 @@ test: lint ## style, types and all tests
 	$(BIN)/fuseport ops build
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
-test-all: test ## the same, every check of every op, compilers included, and the whole vocabulary
+test-all: test ## the same, every check of every op, the whole vocabulary, every fault
 	$(BIN)/fuseport ops check
 	$(BIN)/fuseport cases check
+	@$(MAKE) --no-print-directory faults
+
+faults: $(SET_UP) ## every death of every runtime, every fault of every writer; takes many minutes
+	$(BIN)/python -m pytest -n logical --maxprocesses 2 -m faults
+	$(BIN)/python tests/benchmarks/faults.py
+	FUSEPORT_MOMENTS=40 $(BIN)/python -m pytest tests/test_interrupted.py
 
 # Another number: make fuzz COUNT=1000000
 COUNT ?= 100000

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from fuseport.exporter import runtimes, trust
 from fuseport.exporter.bundle import Bundle, hash_file
+from fuseport.exporter.inspect import packages
 from fuseport.exporter.inspect.isolated import ask
 
-__all__ = ["admit", "refused"]
+__all__ = ["admit", "check_programs", "refused"]
 
 _DATA = ("onnx", "onnx_native")
+_PACKAGES = ("exported_program", "aot_inductor")
 
 
 def refused(runtime: str, bundle: Bundle, artifact: Path | None) -> str | None:
@@ -34,6 +36,28 @@ def refused(runtime: str, bundle: Bundle, artifact: Path | None) -> str | None:
         f"{artifact or bundle.folder}: {form} is a program, and this user has not exported it; if "
         f"you trust where it comes from: --trust-native {sha256}"
     )
+
+
+def check_programs(runtime: str, bundle: Bundle, artifact: Path | None) -> None:
+    """Hold packages that are trusted, and about to be loaded, against what no export writes.
+
+    Args:
+        runtime: its name.
+        bundle: whose files are to be loaded.
+        artifact: a file that is to be loaded instead, if it is of the format.
+
+    Raises:
+        UnsafeInput: a package has a pickle of more than tensors in it, or a member that leads out.
+        CorruptInput: it is damaged.
+    """
+    form = runtimes.get(runtime).FORMAT
+    if form not in _PACKAGES:
+        return
+    entries = bundle.manifest["artifacts"]
+    own = [bundle.folder / e["file"] for e in entries if e["format"] == form]
+    for file in own if artifact is None else [artifact]:
+        if file.suffix == ".pt2":
+            packages.check(file)
 
 
 def admit(bundle: Bundle, artifact: Path | None) -> None:

@@ -266,8 +266,10 @@ def verify(
             jobs = keep.saved.jobs(opened, runtime)
         else:
             jobs = {name: list(subject.jobs(name, file, program, named=named)) for name in chosen}
-        for name in (name for name in jobs if jobs[name]):
-            reason = None if loads else unavailable(name, opened, file, named=named)
+        busy = [name for name in jobs if jobs[name]]
+        # Of all of them, before the first one runs: what is refused is refused at once.
+        reasons = {n: None if loads else unavailable(n, opened, file, named=named) for n in busy}
+        for name, reason in reasons.items():
             if reason is not None:
                 rows.append(whole(name, Judgement("unsupported", reason)))
                 continue

@@ -30,9 +30,13 @@ def unavailable(runtime: str, bundle: Bundle, artifact: Path | None, *, named: b
     """Why a runtime must not or cannot run what there is; None if it can.
 
     Raises:
-        UnsafeInput: the user named it or the artifact, which is a program that is not trusted.
+        UnsafeInput: the user named it or the artifact, which is a program that is not trusted; or
+            one that is has what no export writes in it.
+        CorruptInput: a program is damaged.
     """
     reason = admission.refused(runtime, bundle, artifact)
     if reason is not None and (named or artifact is not None):
         raise UnsafeInput(f"{runtime}: {reason}")
+    if reason is None:
+        admission.check_programs(runtime, bundle, artifact)
     return reason or runtimes.get(runtime).missing()

@@ -329,8 +329,7 @@ class _Clock:
         self._loaded = False
         self._stopped: _Stopped | None = None
         arguments = ["fuseport.exporter.runtimes._stopwatch", str(file)]
-        # The user's own code may do what the user may.
-        trusted = entry.get("code") or entry.get("own_ops")
+        trusted = runtimes.runs_own_code(job.runtime, entry)
         if not trusted:
             runtimes.prepare(job.runtime, request["program"])
         self._child = Child(arguments, folder / "stderr", limits, None if trusted else [folder])

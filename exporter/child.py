@@ -2,12 +2,13 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,12 @@ from types import TracebackType
 
 import psutil
 
-__all__ = ["Child", "Limits"]
+__all__ = ["Child", "Limits", "ending"]
 
 _WATCH_SECONDS = 0.1
 _TAIL = 2**14  # bytes of what a child printed in which its last words are looked for
+_FLOOD = 2**26  # bytes of what it printed beyond which they are dropped: disks are finite
+_MARK = "FUSEPORT_CHILDREN"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Child:
 
     Args:
         arguments: of `python -m`.
-        errors: the file that its standard error goes to; its standard output goes nowhere.
+        errors: the file that its standard error goes to, the last part of a flood; its standard
+            output goes nowhere.
         limits: beyond which it is killed. Its time runs while `expect` says so.
         writable: all that it may write to, as far as `confined` can do that, and it has no network
             then; None where it may do what this process may.
@@ -52,7 +56,6 @@ class Child:
         limits: Limits,
         writable: Sequence[Path] | None = None,
     ) -> None:
-        self._errors = errors
         self._limits = limits
         self._begin: float | None = None
         self._verdict: str | None = None
@@ -61,15 +64,22 @@ class Child:
         if writable is not None:
             places = json.dumps([str(path) for path in writable])
             arguments = ["fuseport.exporter.confined", places, *arguments]
-        with errors.open("wb") as file:
-            # A session of its own: a terminal's Ctrl-C reaches only the parent, which cleans up.
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-                start_new_session=True,
-            )
+        # What it starts inherits this, and so is known as its own after it has left its group and,
+        # its parent being dead, its family. A child may have children of this class itself.
+        self._mark = secrets.token_hex(16)
+        marks = filter(None, (os.environ.get(_MARK), self._mark))
+        # Kept open: a child may remove it. To append: what follows a flood is at the file's start.
+        self._printed = errors.open("ab+", buffering=0)
+        self._printed.truncate(0)
+        # A session of its own: a terminal's Ctrl-C reaches only the parent, which cleans up.
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._printed,
+            start_new_session=True,
+            env={**os.environ, _MARK: " ".join(marks)},
+        )
         self._process = psutil.Process(self._popen.pid)
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
@@ -90,6 +100,9 @@ class Child:
         with suppress(BrokenPipeError):
             self._popen.stdin.close()
         self._popen.wait()
+        if self._watcher.is_alive():
+            self._watcher.join()  # it looks at what is closed now
+        self._printed.close()
 
     def expect(self, what: bool) -> None:
         """Start the clock of a job, or stop it."""
@@ -116,16 +129,17 @@ class Child:
         self._kill()
         code = self._popen.wait()
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        with self._errors.open("rb") as file:
-            file.seek(max(0, self._errors.stat().st_size - _TAIL))
-            lines = file.read().decode("utf-8", errors="replace").splitlines()
+            return ending(code)
+        self._printed.seek(max(0, os.fstat(self._printed.fileno()).st_size - _TAIL))
+        lines = self._printed.read().decode("utf-8", errors="replace").splitlines()
         last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
-        return f"ended with code {code} before its answer" + (f": {last}" if code else "")
+        return f"{ending(code)} before its answer" + (f": {last}" if code else "")
 
     def _watch(self) -> None:
         while not self._done.wait(_WATCH_SECONDS):
             resident = self._resident()
+            if os.fstat(self._printed.fileno()).st_size > _FLOOD:
+                self._printed.truncate(0)
             begin, limits = self._begin, self._limits
             if begin is not None and time.monotonic() - begin > limits.seconds:
                 self._verdict = f"stopped after {limits.seconds:g} s without an answer"
@@ -151,6 +165,24 @@ class Child:
             self._descendants.update(self._process.children(recursive=True))
         with suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
-        for process in self._descendants:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        for _ in range(2):  # again, for what one of them may have started meanwhile
+            for process in (*self._descendants, *self._strays()):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+    def _strays(self) -> Iterator[psutil.Process]:
+        """Processes with its mark, whoever their parent is by now."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+                if self._mark in process.environ().get(_MARK, ""):
+                    yield process
+
+
+def ending(code: int) -> str:
+    """How a process ended, by what `Popen` says its code is."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # signals of the real-time kind have no names
+        return f"killed by signal {-code}"

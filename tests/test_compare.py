@@ -1,4 +1,7 @@
-"""The gates: each lets what is right through, and fails what is wrong."""
+"""The gates: each lets what is right through, and fails what is wrong.
+
+Fault 15; test_faults has it in a whole verification.
+"""
 
 import math
 

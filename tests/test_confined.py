@@ -1,4 +1,7 @@
-"""A confined process: it reads what it likes, writes where it may, and reaches nobody."""
+"""A confined process: it reads what it likes, writes where it may, and reaches nobody.
+
+What README's security section says of the children that runtimes are in.
+"""
 
 import json
 import subprocess
@@ -10,7 +13,7 @@ import pytest
 from fuseport.exporter.confined import available
 
 TRY = """
-import os, socket, sys
+import ctypes, os, socket, sys
 inside, outside = sys.argv[1:]
 
 def attempt(name, action):
@@ -24,6 +27,11 @@ def write(path):
     with open(path, "w") as file:
         file.write("x")
 
+def ring():  # opens sockets without socket(2)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(425, 1, ctypes.create_string_buffer(256)) < 0:
+        raise OSError(ctypes.get_errno(), "io_uring_setup")
+
 attempt("write inside", lambda: write(f"{inside}/new"))
 attempt("move inside", lambda: os.rename(f"{inside}/new", f"{inside}/newer"))
 attempt("read outside", lambda: open(f"{outside}/file").read())
@@ -32,9 +40,15 @@ attempt("append outside", lambda: open(f"{outside}/file", "a"))
 attempt("truncate outside", lambda: os.truncate(f"{outside}/file", 0))
 attempt("remove outside", lambda: os.unlink(f"{outside}/file"))
 attempt("link outside", lambda: os.symlink("/", f"{outside}/link"))
+attempt("hard link inside", lambda: os.link(f"{outside}/file", f"{inside}/hard"))
+attempt("folder outside", lambda: os.mkdir(f"{outside}/folder"))
+attempt("pipe outside", lambda: os.mkfifo(f"{outside}/pipe"))
+attempt("memory of the parent", lambda: open(f"/proc/{os.getppid()}/mem", "r+b"))
 attempt("move out", lambda: os.rename(f"{inside}/newer", f"{outside}/moved"))
 attempt("network", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
 attempt("datagram", lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+attempt("local socket", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+attempt("ring", ring)
 attempt("signal", lambda: os.kill(os.getppid(), 0))
 attempt("device", lambda: write("/dev/null"))
 code = f"open({outside + '/by child'!r}, 'w')"

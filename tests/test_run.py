@@ -1,4 +1,7 @@
-"""Runtimes in children: whatever one does, it costs its own row, and leaves nothing behind."""
+"""Runtimes in children: whatever one does, it costs its own row, and leaves nothing behind.
+
+Fault 14; test_deaths has every death in every runtime.
+"""
 
 import os
 import signal
@@ -277,7 +280,7 @@ def test_the_whole_process_tree_ends(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("what", "status", "reason"),
     [
         ("forge", "crash", "an answer that is not the child's own"),
-        ("garbage", "error", "its answer cannot be read"),
+        ("garbage", "crash", "its answer cannot be read"),
     ],
 )
 def test_an_answer_counts_only_with_its_token(

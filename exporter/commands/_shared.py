@@ -1,9 +1,11 @@
 """What commands print with and parse alike."""
 
+import ctypes
+import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,17 @@ OPS = click.option(
 
 @contextmanager
 def progress() -> "Iterator[Progress]":
-    """Tells what is being done: a moving line in a terminal, plain lines elsewhere."""
+    """Tells what is being done: a moving line in a terminal, plain lines elsewhere.
+
+    Standard output is for the result, which is printed afterwards: whatever a user's model, a
+    library or a runtime prints there meanwhile goes to standard error.
+    """
+    with _standard_output_kept(), _telling() as tell:
+        yield tell
+
+
+@contextmanager
+def _telling() -> "Iterator[Progress]":
     if not sys.stderr.isatty():
         begin = time.monotonic()
         yield lambda message: click.echo(f"{time.monotonic() - begin:6.1f} s  {message}", err=True)
@@ -36,6 +48,23 @@ def progress() -> "Iterator[Progress]":
 
     with Console(stderr=True).status("starting") as status:
         yield lambda message: status.update(message)
+
+
+@contextmanager
+def _standard_output_kept() -> Iterator[None]:
+    with redirect_stdout(sys.stderr):
+        try:
+            kept = os.dup(1)
+        except OSError:  # it is closed: nobody reads it
+            yield
+            return
+        try:
+            os.dup2(2, 1)  # for code that is not Python, and for children
+            yield
+        finally:
+            ctypes.CDLL(None).fflush(None)  # what C has in its buffer would come out later
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def write(result: Any, file: Path | None, lines: list[str]) -> None:

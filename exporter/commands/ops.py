@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -72,20 +73,21 @@ def ops_check(
 
             specs = [spec.name for spec in chosen(names, own)]
             runs = 1 if quick else 2
-            power = planting.check(specs, own, quick=quick, runs=runs, seed=seed, progress=tell)
-            write(power, json_, power.lines())
-            sys.exit(power.exit_code())
-        report = isolated.check(
-            [spec.name for spec in chosen(names, own)],
-            own,
-            only=only,
-            quick=quick,
-            cases=cases,
-            seed=seed,
-            progress=tell,
-        )
-    write(report, json_, report.lines())
-    sys.exit(report.exit_code())
+            found: Any = planting.check(
+                specs, own, quick=quick, runs=runs, seed=seed, progress=tell
+            )
+        else:
+            found = isolated.check(
+                [spec.name for spec in chosen(names, own)],
+                own,
+                only=only,
+                quick=quick,
+                cases=cases,
+                seed=seed,
+                progress=tell,
+            )
+    write(found, json_, found.lines())
+    sys.exit(found.exit_code())
 
 
 @ops.command("list")
@@ -110,11 +112,15 @@ def ops_list(json_: bool, markdown: bool) -> None:
 @OPS
 def ops_build(names: tuple[str, ...], own: str | None) -> None:
     """Compile the native libraries of ops now, instead of on first use."""
-    with progress() as tell:
-        tell("loading torch")
-        from fuseport.exporter.op_choice import built, chosen
+    lines: list[str] = []
+    try:
+        with progress() as tell:
+            tell("loading torch")
+            from fuseport.exporter.op_choice import built, chosen
 
-        for line in built(chosen(names, own), tell):
+            lines.extend(built(chosen(names, own), tell))
+    finally:  # one that cannot be built does not undo the others
+        for line in lines:
             click.echo(line)
 
 

@@ -137,25 +137,27 @@ def verify(
             power = api.self_test(
                 bundle, runtime=runtime or None, model=model, ops=own, limits=limits, progress=tell
             )
-            write(power, json_, power.lines())
-            sys.exit(power.exit_code())
-        report = api.verify(
-            bundle,
-            runtime=runtime or None,
-            artifact=artifact,
-            program=None if program is None else one_of(program, KINDS, "program"),
-            model=model,
-            ops=own,
-            tolerance=parsed(atol, rtol),
-            seeds=range(seeds),
-            limits=limits,
-            trust_native=trust_native,
-            resume=resume,
-            save_outputs=save_outputs,
-            load_outputs=load_outputs,
-            localise=not no_localise,
-            repro=repro,
-            progress=tell,
-        )
+        else:
+            report = api.verify(
+                bundle,
+                runtime=runtime or None,
+                artifact=artifact,
+                program=None if program is None else one_of(program, KINDS, "program"),
+                model=model,
+                ops=own,
+                tolerance=parsed(atol, rtol),
+                seeds=range(seeds),
+                limits=limits,
+                trust_native=trust_native,
+                resume=resume,
+                save_outputs=save_outputs,
+                load_outputs=load_outputs,
+                localise=not no_localise,
+                repro=repro,
+                progress=tell,
+            )
+    if self_test:
+        write(power, json_, power.lines())
+        sys.exit(power.exit_code())
     faces.write(report)
     sys.exit(report.exit_code(strict=strict))

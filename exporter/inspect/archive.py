@@ -31,6 +31,9 @@ class Archive:
         self.members: dict[str, int] = {}
         names = archive.namelist()
         roots = {name.partition("/")[0] for name in names}
+        # Of an archive that is cut off, what is found is the directory of an archive inside it.
+        if min((info.header_offset for info in archive.infolist()), default=0) > 0:
+            raise CorruptInput(f"{show(path)}: damaged (its members do not begin at its start)")
         for info in archive.infolist():
             name = info.filename
             if ".." in PurePosixPath(name).parts or name.startswith("/") or "\\" in name:

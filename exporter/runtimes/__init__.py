@@ -16,7 +16,16 @@ from torch import Tensor
 
 from fuseport.exporter.errors import UsageError
 
-__all__ = ["RUNTIMES", "Differentiable", "Runtime", "Session", "Unsupported", "get", "prepare"]
+__all__ = [
+    "RUNTIMES",
+    "Differentiable",
+    "Runtime",
+    "Session",
+    "Unsupported",
+    "get",
+    "prepare",
+    "runs_own_code",
+]
 
 RUNTIMES = tuple(
     module.name.replace("__", "+")
@@ -96,3 +105,12 @@ def prepare(name: str, program: Mapping[str, Any]) -> None:
     prepare = getattr(get(name), "prepare", None)
     if prepare is not None:
         prepare(program)
+
+
+def runs_own_code(name: str, program: Mapping[str, Any]) -> bool:
+    """Whether a runtime runs the user's own code, which may do what the user may.
+
+    All others are confined, also where the model came from such code: artifacts are not it.
+    """
+    rebuilds = get(name).FORMAT is None and program.get("code")
+    return bool(rebuilds or program.get("own_ops"))

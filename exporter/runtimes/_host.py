@@ -10,7 +10,6 @@ import io
 import os
 import platform
 import shlex
-import signal
 import subprocess
 import tempfile
 import weakref
@@ -24,6 +23,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from fuseport.exporter.child import ending
 from fuseport.exporter.libraries import find
 from fuseport.exporter.runtimes import Unsupported, _ops
 from fuseport.exporter.runtimes._reason import telling_line
@@ -188,9 +188,8 @@ class Host:
 
     def _last_words(self) -> str:
         _end(self._popen)
-        code = self._popen.returncode
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return f"the C++ host was {how}" if code < 0 else f"the C++ host {how}"
+        how = ending(self._popen.returncode)
+        return f"the C++ host {'was ' * how.startswith('killed')}{how}"
 
 
 def _end(popen: "subprocess.Popen[bytes]") -> None:

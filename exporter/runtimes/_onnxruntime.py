@@ -34,7 +34,8 @@ class OnnxRuntimeSession:
         optimised: False for the graph as it is in the file.
 
     Raises:
-        Unsupported: ONNX Runtime has no kernel for an operator and dtype in it.
+        Unsupported: ONNX Runtime has no kernel for an operator and dtype in it, or would run it on
+            another provider than was asked for.
     """
 
     def __init__(
@@ -56,9 +57,12 @@ class OnnxRuntimeSession:
         except NoKernel as error:
             raise Unsupported(f"no kernel: {str(error).splitlines()[0]}") from error
         # ONNX Runtime falls back to another provider with no more than a warning.
-        providers = self._session.get_providers()
-        if providers[0] != PROVIDER:
-            raise RuntimeError(f"asked for {PROVIDER}, running on {providers[0]}")
+        found = self._session.get_providers()
+        if found[:1] != [PROVIDER]:
+            raise Unsupported(
+                f"{PROVIDER} was asked for, and ONNX Runtime would run on {', '.join(found)}: "
+                f"install a build of it that has {PROVIDER}"
+            )
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -59,10 +59,13 @@ def _work(request: Mapping[str, Any], allowed: IO[bytes], folder: Path, around: 
     for job in request["jobs"]:
         if not allowed.readline():
             return
-        (folder / f"{job['id']}.started").touch()
         here = job["artifact"], job["program"].get("kind", "forward")
         if here not in sessions:
-            sessions.clear()  # one artifact at a time: models can be large
+            # One artifact at a time: models can be large. Before the start: what dies of taking the
+            # last one down has not died of this one.
+            sessions.clear()
+        (folder / f"{job['id']}.started").touch()
+        if here not in sessions:
             sessions[here] = _load(job)
         (folder / f"{job['id']}.loaded").touch()
         session = sessions[here]

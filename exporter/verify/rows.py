@@ -7,6 +7,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from fuseport.exporter import runtimes
+from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.verify.compare import Expected, Judgement, Tolerance, Verdict, judge
 from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.plan import Job
@@ -131,7 +132,7 @@ def _of_call(
                 reason = "unstable: the model itself does not repeat it bit for bit"
                 yield name, Judgement("unsupported", reason)
             elif known is None and name not in sample.none:
-                yield name, Judgement("fail", "the model has nothing of this name")
+                yield show(name), Judgement("fail", "the model has nothing of this name")
             else:
                 value = None if known is None else exact(name)
                 yield name, judge(name, tensor, value, known, given.of(name))

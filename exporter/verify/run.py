@@ -1,11 +1,14 @@
 """Jobs → what runtimes answered, each runtime in a child process, limited in time and memory.
 
-A child that dies takes one job with it: that job is an error, and a new child does the rest.
+A child that dies takes one job with it: that job is an error, and a new child does the rest. So
+does one whose answer is not to be believed.
 """
 
 import json
 import os
 import secrets
+import shutil
+import stat
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +19,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fuseport.exporter import runtimes
+from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.program import one_line
 from fuseport.exporter.verify.plan import REPEATS, Job
 from fuseport.exporter.verify.sample import Sample
 
@@ -25,6 +30,8 @@ __all__ = ["WORKER", "Answer", "Limits", "execute"]
 WORKER = "fuseport.exporter.runtimes._worker"
 
 _POLL_SECONDS = 0.02
+_REASON = 2000  # characters of one, which a runtime can make as long as it likes
+_LONGEST = 2**26  # bytes of an answer, whose tensors are in files of their own
 _AHEAD = 2  # jobs that a child may do before the first of them is judged: so many files may lie
 
 Numbered = tuple[int, Job]
@@ -88,6 +95,9 @@ def execute(
     """
     waiting = list(enumerate(jobs))
     while waiting:
+        # What an earlier child began, or left in the way.
+        shutil.rmtree(folder)
+        folder.mkdir()
         token = secrets.token_hex(16)
         requests = [_request(number, job, samples, programs(job)) for number, job in waiting]
         file = folder / "request.json"
@@ -95,32 +105,30 @@ def execute(
         content["own_ops"] = programs(waiting[0][1])["forward"].get("own_ops")
         file.write_text(json.dumps(content), encoding="utf-8")
         arguments = [worker, str(file)]
-        writable = _writable(folder, content)
-        if writable is not None:
-            for program in programs(waiting[0][1]).values():
-                runtimes.prepare(waiting[0][1].runtime, program)
-        with Child(arguments, folder / "stderr", limits, writable) as child:
+        first = waiting[0][1]
+        free = runtimes.runs_own_code(first.runtime, programs(first)["forward"])
+        if not free:
+            for program in programs(first).values():
+                runtimes.prepare(first.runtime, program)
+        with Child(arguments, folder / "stderr", limits, None if free else [folder]) as child:
             child.tell("\n" * _AHEAD)
-            while waiting:
+            sound, answered = True, 0
+            while waiting and sound:
                 answer = _await(child, folder, waiting[0], token, started)
                 if answer is None:
                     break
                 waiting.pop(0)
+                answered += 1
+                sound = answer.status != "crash"
                 yield answer
                 for path in (answer.calls or {}).values():
                     path.unlink(missing_ok=True)
                 child.tell("\n")
-            if waiting:
-                dead = _dead_with(folder, waiting)
-                reason = child.last_words()
+            if waiting and sound:
+                dead = _dead_with(folder, waiting, answered)
+                reason = show(child.last_words(), _REASON)
                 yield from (Answer(job, "crash", reason) for _, job in waiting[:dead])
                 waiting = waiting[dead:]
-
-
-def _writable(folder: Path, request: Mapping[str, Any]) -> Sequence[Path] | None:
-    """What a child may write to: its folder. The user's own code may do what the user may."""
-    trusted = request["own_ops"] or any(job["program"].get("code") for job in request["jobs"])
-    return None if trusted else [folder]
 
 
 def _request(
@@ -175,15 +183,15 @@ def _await(
         time.sleep(_POLL_SECONDS)
 
 
-def _dead_with(folder: Path, waiting: Sequence[Numbered]) -> int:
+def _dead_with(folder: Path, waiting: Sequence[Numbered], answered: int) -> int:
     """How many jobs a dead child takes with it, of those without an answer.
 
-    The one it was at; all that use the same artifact if it died of loading that; and simply all if
-    it never got to the first.
+    The one it was at, or on its way to; all that use the same artifact if it died of loading that;
+    and simply all if it has answered nothing, and never got to the first.
     """
     number, job = waiting[0]
     if not (folder / f"{number}.started").exists():
-        return len(waiting)
+        return 1 if answered else len(waiting)
     if (folder / f"{number}.loaded").exists():
         return 1
     return next((i for i, (_, w) in enumerate(waiting) if w.artifact != job.artifact), len(waiting))
@@ -191,17 +199,38 @@ def _dead_with(folder: Path, waiting: Sequence[Numbered]) -> int:
 
 def _read(folder: Path, number: int, job: Job, token: str) -> Answer:
     try:
-        content = json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
+        content = json.loads(_plain(folder / f"{number}.json"))
         if content["token"] != token:
             return Answer(job, "crash", "an answer that is not the child's own")
-        if content["status"] != "done":
+        if content["status"] in ("error", "unsupported"):
             status: Literal["unsupported", "error"] = content["status"]
-            return Answer(job, status, str(content["reason"]))
+            return Answer(job, status, show(content["reason"], _REASON))
+        if content["status"] != "done":
+            raise ValueError(f"it says {str(content['status'])[:80]!r}")
         # Names of files are not the child's to say.
         calls = {
             int(call): folder / f"{number}.{int(call)}.safetensors" for call in content["calls"]
         }
-        forms = tuple((f["name"], f["call"], f["error"]) for f in content.get("forms", ()))
-        return Answer(job, "done", None, calls, tuple(content["mutated"]), forms)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return Answer(job, "error", f"its answer cannot be read: {error}")
+        forms = tuple((str(f["name"]), f["call"], f["error"]) for f in content.get("forms", ()))
+        # Without a first call there is nothing to compare, which must not look like a pass.
+        if 1 not in calls and not job.way.endswith("forms"):
+            raise ValueError("it has no results")
+        if not {call for _, call, _ in forms} <= {None, *calls}:
+            raise ValueError("a form has no results")
+        for path in calls.values():
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise ValueError(f"{path.name} is no plain file")
+        mutated = tuple(str(name) for name in content["mutated"])
+        return Answer(job, "done", None, calls, mutated, forms)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Answer(job, "crash", f"its answer cannot be read: {one_line(error)}")
+
+
+def _plain(path: Path) -> bytes:
+    """What is in a file that a child wrote; no link is followed, and no pipe is waited at."""
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(opened, "rb") as file:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST:
+            raise ValueError(f"{path.name} is no plain file, or too long")
+        return file.read()

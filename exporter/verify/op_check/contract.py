@@ -185,6 +185,7 @@ _FAULTS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "another first size": lambda t: _longer(t, 0),
     "another second size": lambda t: _longer(t, 1),
     "another last size": lambda t: _longer(t, -1),
+    "another device": lambda t: t.to("meta"),
 }
 
 
@@ -195,8 +196,10 @@ def _refused_alike(
     if given[name].dim() < (2 if "second" in fault else 1) and "one dimension more" not in fault:
         raise Refused("there is no such dimension")
     wrong = {**given, name: _FAULTS[fault](given[name])}
-    if wrong[name].dtype == given[name].dtype and wrong[name].shape == given[name].shape:
+    if _kind(wrong[name]) == _kind(given[name]):
         raise Refused("it is no fault")
+    if fault == "another device" and len(tensors(given)) == 1:
+        raise Refused("there is no other tensor")
     said = {
         "the reference": _answer(operator.reference, wrong),
         "the fake": _under_fake(operator, wrong),
@@ -214,6 +217,10 @@ def _refused_alike(
     if "\n" in text.strip() or operator.qualified_name not in text:
         return f"the refusal is not one line that names {operator.qualified_name}: {text}"
     return None
+
+
+def _kind(t: Tensor) -> tuple[Any, ...]:
+    return t.dtype, t.shape, t.device
 
 
 def _told(answer: tuple[str, str] | None) -> str:
