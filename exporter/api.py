@@ -37,6 +37,7 @@ from fuseport.exporter.errors import (
     ExportFailed,
     FuseportError,
     Missing,
+    StorageError,
     UsageError,
 )
 from fuseport.exporter.forward import capture_forward
@@ -182,7 +183,7 @@ def export(
             (folder / "samples").mkdir()
             truth.compute(built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress)
     bundle = open_bundle(target)
-    with suppress(OSError):  # without a cache folder to write to, `verify` asks
+    with suppress(StorageError):  # without a cache folder to write to, `verify` asks
         trust.add(bundle.sha256)
     return bundle
 

@@ -232,18 +232,18 @@ def test_exports_to_one_path_at_once_leave_one_whole_bundle(tmp_path: Path) -> N
 
 def test_a_new_folder_outlives_exports_that_clear_up(tmp_path: Path) -> None:
     """Between its making and its lock, another export may take a folder for an abandoned one."""
-    target, done = tmp_path / "b", threading.Event()
+    done = threading.Event()
 
     def clear_up() -> None:
         while not done.is_set():
-            staging._remove_abandoned(target)
+            staging._remove_abandoned(tmp_path, "b.staging-")
 
     threads = [threading.Thread(target=clear_up) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
         for _ in range(300):
-            folder, lock = staging._new_sibling(target)
+            folder, lock = staging._new(tmp_path, "b.staging-", folder=True)
             assert folder.is_dir()
             os.rmdir(folder)
             os.close(lock)
