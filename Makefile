@@ -9,7 +9,7 @@ CHECKPOINT ?= fixtures/lightning/mamba-kjv.ckpt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all lint types format ort-headers wheel-test clean
+.PHONY: help setup demo test test-all faults lint types format ort-headers wheel-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,9 +33,14 @@ test: lint ## style, types and all tests
 	$(BIN)/fuseport ops build
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
-test-all: test ## the same, every check of every op, compilers included, and the whole vocabulary
+test-all: test ## the same, every check of every op, the whole vocabulary, every fault of every writer
 	$(BIN)/fuseport ops check
 	$(BIN)/fuseport cases check
+	@$(MAKE) --no-print-directory faults
+
+faults: $(SET_UP) ## kill writers at every system call, fail every one, interrupt commands often
+	$(BIN)/python tests/benchmarks/faults.py
+	FUSEPORT_MOMENTS=40 $(BIN)/python -m pytest tests/test_interrupted.py
 
 lint: types ## style and types
 	$(BIN)/ruff check .

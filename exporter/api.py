@@ -141,6 +141,8 @@ def export(
     """
     target = Path(output)
     check_target(target, force=force)
+    if Path(checkpoint).resolve().is_relative_to(target.resolve()):
+        raise UsageError(f"{target}: the checkpoint is in it; choose another folder")
     if opset not in formats.OPSETS:
         raise UsageError(
             f"opset {opset}: choose one of {formats.OPSETS[0]} to {formats.OPSETS[-1]}"

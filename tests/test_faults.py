@@ -30,7 +30,7 @@ def faults(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize("writer", SAMPLES)
 def test_a_writer_survives_kills_and_full_disks(writer: str) -> None:
-    """Faults 19 and 20, of what each writer does in system calls."""
+    """Fault 19. Fault 20. At every call that changes something, or at some of them here."""
     done = faults(writer, "--sample", str(SAMPLES[writer]))
     if "strace" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])

@@ -1,7 +1,8 @@
 """Kills writers and fails their system calls, one at a time, at every N-th call: what is left?
 
-    python tests/benchmarks/faults.py                    # all of it, into results/faults.json
-    python tests/benchmarks/faults.py bundle --sample 3  # some places, and only the verdict
+    python tests/benchmarks/faults.py                    # every writer, at every call
+    python tests/benchmarks/faults.py bundle --sample 3  # of each call and kind, three places
+    python tests/benchmarks/faults.py --keep             # into results/faults.json, too
 
 A writer replaces something old by something new. It runs in a process that is forked from this one,
 so that nothing is imported again, and `strace --inject` is attached to. After a kill, and after
@@ -83,9 +84,10 @@ class Wrong(Exception):
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--sample", type=int, help="Of each call and kind, so many places; keeps no results.")
+@click.option("--sample", type=int, help="Of each call and kind, so many places.")
+@click.option("--keep", is_flag=True, help="Put the figures into the results.")
 @click.option("--list", "listed", is_flag=True, help="Print the writers.")
-def main(names: tuple[str, ...], sample: int | None, listed: bool) -> None:
+def main(names: tuple[str, ...], sample: int | None, keep: bool, listed: bool) -> None:
     if listed:
         click.echo("\n".join(WRITERS))
         return
@@ -99,7 +101,7 @@ def main(names: tuple[str, ...], sample: int | None, listed: bool) -> None:
         click.echo(f"{name}: {points} points, {len(found['failures'])} not survived")
     for line in failures:
         click.echo(line)
-    if sample is None:
+    if keep:
         _keep(parts)
     sys.exit(bool(failures))
 
@@ -268,7 +270,7 @@ def _keep(parts: dict[str, Any]) -> None:
     parts = {**before["parts"], **parts}
     strace = subprocess.run(["strace", "-V"], capture_output=True, text=True, check=True).stdout
     whole = {
-        "command": "python tests/benchmarks/faults.py",
+        "command": "python tests/benchmarks/faults.py --keep",
         "environment": {
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
