@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -153,6 +153,8 @@ def find(library: Library) -> Path | None:
 
 def built(library: Library) -> Path:
     """The library, built now if it is not in the cache; BuildError if it cannot be."""
+    for folder in (cache_folder(), cache_folder() / _OBJECTS):
+        _remove_abandoned(folder)
     if found := find(library):
         return found
     compiler = compiler_command()
@@ -314,8 +316,6 @@ def compiler_version(compiler: str) -> str:
 
 
 def _build(library: Library, compiler: list[str], target: Path) -> None:
-    for folder in (target.parent, target.parent / _OBJECTS):
-        _remove_abandoned(folder)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # one compiler's process for each core
         objects = list(pool.map(lambda unit: _object(unit, library, compiler), library.units))
     with staged(target) as linked:
@@ -362,7 +362,12 @@ def _scratch(target: Path) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.stem}{_STAGING}"))
         # Until it is locked, another process may take it for abandoned and remove it: then again.
-        if (lock := _lock(folder)) is not None:
+        try:
+            lock = _lock(folder)
+        except OSError:
+            _remove(folder)
+            raise
+        if lock is not None:
             if folder.exists():
                 return folder, lock
             os.close(lock)
@@ -370,10 +375,11 @@ def _scratch(target: Path) -> tuple[Path, int]:
 
 def _remove_abandoned(parent: Path) -> None:
     """Delete what `staged` left there when its process was killed: nobody holds its lock."""
-    for folder in parent.glob(f"*{_STAGING}*"):
-        if (lock := _lock(folder)) is not None:
-            _remove(folder)
-            os.close(lock)
+    with suppress(OSError):  # what cannot be removed now is in nobody's way
+        for folder in parent.glob(f"*{_STAGING}*"):
+            if (lock := _lock(folder)) is not None:
+                _remove(folder)
+                os.close(lock)
 
 
 def _remove(folder: Path) -> None:
@@ -390,9 +396,11 @@ def _lock(folder: Path) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
     return descriptor
 
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from filelock import FileLock
 
 from fuseport.cli import main as fuseport
 
@@ -145,6 +146,7 @@ def inject(writer: Writer, sample: int | None = None) -> dict[str, Any]:
                             failures.append(f"{what}: {error}")
                     points[kind] += 1
     return {
+        "places": "all" if sample is None else f"{sample} of each call",
         "calls": dict(sorted(counted.items())),
         "points": dict(points),
         "ends": dict(sorted(ends.items())),
@@ -266,6 +268,11 @@ def _places(count: int, sample: int | None) -> list[int]:
 
 
 def _keep(parts: dict[str, Any]) -> None:
+    with FileLock(Path(tempfile.gettempdir()) / "fuseport-faults.lock"):
+        _merge(parts)
+
+
+def _merge(parts: dict[str, Any]) -> None:
     before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"parts": {}}
     parts = {**before["parts"], **parts}
     strace = subprocess.run(["strace", "-V"], capture_output=True, text=True, check=True).stdout
