@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TOOL = Path(__file__).parent / "benchmarks" / "faults.py"
-# Writers, and of each call and kind of fault, how many places. Those that need torch share a process.
+# Writers, and of each call and kind of fault, how many places. They share a process, and torch.
 SAMPLES = {
     ("bundle", "report"): 2,
     (

@@ -28,8 +28,11 @@ Small = tuple[Path, str]
 # Forks commands from a process that has imported all that they need.
 SERVER = """
 import json, os, resource, signal, sys, tempfile
-import torch
+import onnxscript, torch
 from fuseport.cli import main
+from fuseport.exporter import api, formats
+
+formats.default()
 
 def be(request):
     # What a shell runs in the background ignores SIGINT, and so would its children.
