@@ -15,6 +15,7 @@ import click
 from fuseport import __version__
 from fuseport.exporter.commands import COMMANDS
 from fuseport.exporter.errors import FuseportError, StorageError
+from fuseport.exporter.interrupts import Interrupted
 
 __all__ = ["main"]
 
@@ -23,6 +24,18 @@ _INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: a bug in fuseport, none of it
 
 class _Commands(click.Group):
     """Turns errors into one line and the exit code that belongs to them."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        for number, handler in before.items():
+            # What is ignored stays so, as in what a shell runs in the background.
+            if handler in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, _interrupted)
+        try:
+            return super().main(*args, **kwargs)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def invoke(self, ctx: click.Context) -> Any:
         debug = bool(ctx.params.get("debug"))
@@ -35,14 +48,18 @@ class _Commands(click.Group):
         except OSError as error:
             wrapped = StorageError(f"{error.filename or 'the file system'}: {error.strerror}")
             _fail(wrapped, wrapped.exit_code, debug=debug)
-        except KeyboardInterrupt:
+        except Interrupted:
             click.echo("fuseport: interrupted", err=True)
-            sys.exit(128 + signal.SIGINT)
+            raise
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:  # a bug: said as such, not as a verdict
             text = f"a bug in fuseport: {type(error).__name__}: {error}; --debug shows where"
             _fail(error, _INTERNAL_ERROR, debug=debug, text=text)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(128 + number)
 
 
 def _fail(error: BaseException, code: int, *, debug: bool, text: str | None = None) -> None:
@@ -64,12 +81,6 @@ def main(debug: bool) -> None:
     A checkpoint becomes TorchScript, ONNX and exported programs, for the forward pass and for its
     gradients; every artifact is then compared with the model, in every runtime.
     """
-    signal.signal(signal.SIGTERM, _terminated)
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    # As an exception, so that what was begun is cleaned up on the way out.
-    sys.exit(128 + number)
 
 
 for _command in COMMANDS:

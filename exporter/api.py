@@ -37,6 +37,7 @@ from fuseport.exporter.errors import (
     ExportFailed,
     FuseportError,
     Missing,
+    StorageError,
     UsageError,
 )
 from fuseport.exporter.forward import capture_forward
@@ -140,6 +141,8 @@ def export(
     """
     target = Path(output)
     check_target(target, force=force)
+    if Path(checkpoint).resolve().is_relative_to(target.resolve()):
+        raise UsageError(f"{target}: the checkpoint is in it; choose another folder")
     if opset not in formats.OPSETS:
         raise UsageError(
             f"opset {opset}: choose one of {formats.OPSETS[0]} to {formats.OPSETS[-1]}"
@@ -182,7 +185,7 @@ def export(
             (folder / "samples").mkdir()
             truth.compute(built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress)
     bundle = open_bundle(target)
-    with suppress(OSError):  # without a cache folder to write to, `verify` asks
+    with suppress(StorageError):  # without a cache folder to write to, `verify` asks
         trust.add(bundle.sha256)
     return bundle
 

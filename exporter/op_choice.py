@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fuseport.exporter import user_code
-from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.errors import Missing, StorageError, UsageError
 from fuseport.exporter.program import one_line
 from fuseport.ops import OPS, added, build, ort, refused
 from fuseport.ops.spec import OpSpec
@@ -117,7 +117,9 @@ def built(specs: Sequence[OpSpec], progress: Callable[[str], None]) -> Iterator[
         try:
             path = build.library_path(spec)
         except build.BuildError as error:
-            raise Missing(f"{spec.name}: {error}") from error
+            # Of what the compiler itself could not write, only its complaint tells.
+            full = isinstance(error.__cause__, OSError)
+            raise (StorageError if full else Missing)(f"{spec.name}: {error}") from error
         yield f"{spec.name}: {path} ({time.monotonic() - begin:.1f} s)"
     every = {**OPS, **{spec.name: spec for spec in specs}}.values()
     progress("ONNX Runtime's library: compiling")

@@ -1,10 +1,14 @@
-"""A folder or file that appears whole or not at all: staged beside it, put there by a rename."""
+"""A folder or file that appears whole or not at all: staged beside it, put there by a rename.
+
+What is staged is locked for as long as its process lives. So what a killed process has left is told
+from what another one is at, and is removed by the next writer to the same place.
+"""
 
 import ctypes
 import errno
 import fcntl
-import glob
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -16,10 +20,13 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from fuseport.exporter.errors import StorageError
+from fuseport.exporter.interrupts import deferred
 
 __all__ = ["replaced", "work_folder", "write_whole"]
 
 _STAGING = ".staging-"
+_NAME_LIMIT = 200  # bytes of a target's name that its staged file has: with the rest, below 255
+_WORK = f"fuseport-work{_STAGING}"
 
 
 @contextmanager
@@ -30,79 +37,170 @@ def replaced(target: Path, check: Callable[[], None]) -> Iterator[Path]:
     removed by the next call.
 
     Args:
-        target: its parent folders are made.
+        target: its parent folders are made, and stay.
         check: raises where `target` must not be replaced; called at the begin and at the end.
 
     Raises:
         StorageError: writing failed: no space, no permission.
     """
+    # First, for a target that is not to be replaced may have something abandoned beside it, too.
+    with suppress(OSError):
+        _remove_abandoned(target.parent, _prefix(target))
     check()
     target = target.absolute()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(target)
-        folder, lock = _new_sibling(target)
-    except OSError as error:
-        raise StorageError(f"{target}: cannot be written: {error.strerror}") from error
-    try:
-        yield folder
-        _share(folder)
-        _sync(folder)
-        check()  # again: another process may have been quicker
-        _swap_in(folder, target)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise StorageError(f"{target}: cannot be written: {reason}; nothing was changed") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+    with deferred() as lifted:
+        folder, lock = _begun(target, folder=True)
+        try:
+            with lifted():
+                yield folder
+                _share(folder)
+                _sync(folder)
+            with _alone_in(target.parent):
+                check()  # again: another process may have been quicker
+                _swap_in(folder, target)
+            _confirm(target)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(
+                f"{target}: cannot be written: {_reason(error)}; nothing was changed"
+            ) from error
+        finally:
+            _remove(folder)
+            _close(lock)
 
 
 def write_whole(target: Path, content: bytes) -> None:
     """Write a file: `target` has all of the content, or stays as it was.
 
-    Its parent folders are made. A link stays one, and what it points to is replaced. A device or a
-    pipe cannot be replaced: it is written to.
+    Its parent folders are made, and stay. A link stays one, and what it points to is replaced. A
+    device or a pipe cannot be replaced: it is written to.
 
     Raises:
         StorageError: writing failed: no space, no permission, or a folder is there.
     """
     try:
         target = target.resolve()
-        target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and not target.is_file() and not target.is_dir():
             target.write_bytes(content)
             return
-        _write_beside(target, content)
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     except (OSError, RuntimeError) as error:  # RuntimeError: a link that points to itself
-        reason = getattr(error, "strerror", None) or str(error)
-        raise StorageError(f"{target}: cannot be written: {reason}") from error
-
-
-def _write_beside(target: Path, content: bytes) -> None:
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    staged = target.with_name(f".{secrets.token_hex(8)}{_STAGING}file")
-    try:
-        # As a new file, so that it gets the mode that new files have here.
-        with staged.open("xb") as file:
+        raise StorageError(f"{target}: cannot be written: {_reason(error)}") from error
+    with deferred():
+        staged, lock = _begun(target, folder=False)
+        try:
             if target.exists():
-                os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(target)
-    finally:
-        staged.unlink(missing_ok=True)
+                os.fchmod(lock, target.stat().st_mode & 0o777)
+            with os.fdopen(os.dup(lock), "wb") as file:
+                file.write(content)
+            os.fsync(lock)
+            staged.replace(target)
+            _confirm(target)
+        except OSError as error:
+            raise StorageError(f"{target}: cannot be written: {_reason(error)}") from error
+        finally:
+            _remove(staged)
+            _close(lock)
+
+
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """A temporary folder, gone on leaving; what killed processes of this user left is removed."""
+    parent = Path(tempfile.gettempdir())
+    with deferred() as lifted:
+        try:
+            _remove_abandoned(parent, _WORK)
+            folder, lock = _new(parent, _WORK, folder=True)
+        except OSError as error:
+            raise StorageError(f"{parent}: cannot be written: {_reason(error)}") from error
+        try:
+            with lifted():
+                yield folder
+        finally:
+            _remove(folder)
+            _close(lock)
+
+
+def _begun(target: Path, *, folder: bool) -> tuple[Path, int]:
+    """What is to be put at `target`, as of `_new`, once its parents are there."""
+    prefix = _prefix(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target.parent, prefix)
+        return _new(target.parent, prefix, folder=folder)
+    except OSError as error:
+        raise StorageError(f"{target}: cannot be written: {_reason(error)}") from error
+
+
+def _prefix(target: Path) -> str:
+    """Of the names of what is staged for `target`, beside it."""
+    return f".{os.fsdecode(os.fsencode(target.name)[:_NAME_LIMIT])}{_STAGING}"
+
+
+def _new(parent: Path, prefix: str, *, folder: bool) -> tuple[Path, int]:
+    """A new folder or file, and an open descriptor that locks it while this process lives."""
+    while True:
+        path = parent / f"{prefix}{secrets.token_hex(8)}"
+        if folder:
+            path.mkdir(mode=0o700 if prefix == _WORK else 0o777)
+        # Until it is locked, another writer may take it for abandoned and remove it: then again.
+        try:
+            flags = os.O_RDONLY if folder else os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = os.open(path, flags, 0o666)
+        except OSError as error:
+            if folder and isinstance(error, FileNotFoundError):
+                continue
+            _remove(path)
+            raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.exists():
+                return path, descriptor
+        except OSError:
+            _remove(path)
+            _close(descriptor)
+            raise
+        _close(descriptor)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Delete what writers to the same place left when they were killed."""
+    named = re.compile(f"{re.escape(prefix)}[0-9a-f]{{16}}")
+    for path in [path for path in parent.iterdir() if named.fullmatch(path.name)]:
+        with suppress(OSError):  # locked: somebody is at it; or gone by now; or another user's
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+            finally:
+                _close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Delete a file or folder that is of no more use.
+
+    Tried again once: a system call that fails for a moment should leave nothing. What cannot be
+    deleted now, the next writer deletes.
+    """
+    for _ in range(2):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        _close(descriptor)
 
 
 def _share(folder: Path) -> None:
@@ -113,6 +211,17 @@ def _share(folder: Path) -> None:
             path.chmod(mode)
 
 
+@contextmanager
+def _alone_in(parent: Path) -> Iterator[None]:
+    """No other process checks or replaces a target in this folder meanwhile."""
+    descriptor = os.open(parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        _close(descriptor)
+
+
 def _swap_in(folder: Path, target: Path) -> None:
     """Put `folder` there; what was there ends under the name `folder`, to be deleted."""
     try:
@@ -121,11 +230,26 @@ def _swap_in(folder: Path, target: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         _exchange(folder, target)
-    descriptor = os.open(target.parent, os.O_RDONLY)
+
+
+def _confirm(target: Path) -> None:
+    """Have the disk keep the name of what is there now."""
     try:
-        os.fsync(descriptor)
-    finally:
+        _sync_one(target.parent)
+    except OSError as error:
+        raise StorageError(
+            f"{target}: is written, but may not outlast a power failure: {_reason(error)}"
+        ) from error
+
+
+def _close(descriptor: int) -> None:
+    """Close what holds a lock, or was synced: if that fails, nothing is lost."""
+    with suppress(OSError):
         os.close(descriptor)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _exchange(one: Path, other: Path) -> None:
@@ -150,38 +274,3 @@ def _exchange(one: Path, other: Path) -> None:
                 "one; nothing was changed"
             )
         raise OSError(code, os.strerror(code), str(other))
-
-
-def _new_sibling(target: Path) -> tuple[Path, int]:
-    """A folder beside `target`, and an open descriptor that locks it while this process lives."""
-    while True:
-        folder = target.with_name(f".{target.name}{_STAGING}{secrets.token_hex(8)}")
-        folder.mkdir()
-        # Until it is locked, another export may take it for abandoned and remove it: then again.
-        try:
-            descriptor = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if folder.exists():
-            return folder, descriptor
-        os.close(descriptor)
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Delete what exports to the same target left when they were killed."""
-    for folder in target.parent.glob(f"{glob.escape(f'.{target.name}{_STAGING}')}*"):
-        with suppress(OSError):  # locked: somebody is at it; or gone by now
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
-
-
-@contextmanager
-def work_folder() -> Iterator[Path]:
-    """A temporary folder, gone on leaving."""
-    with tempfile.TemporaryDirectory(prefix="fuseport-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)

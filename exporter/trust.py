@@ -7,6 +7,10 @@ adds to them.
 
 from pathlib import Path
 
+from filelock import FileLock
+
+from fuseport.exporter.errors import StorageError
+from fuseport.exporter.staging import write_whole
 from fuseport.ops.build import cache_folder
 
 __all__ = ["add", "is_trusted"]
@@ -16,19 +20,27 @@ def add(sha256: str) -> None:
     """Trust a manifest, and so its bundle, or a single file, from now on.
 
     Raises:
-        OSError: the cache folder cannot be written to.
+        StorageError: the cache folder cannot be written to.
     """
-    if not is_trusted(sha256):
-        _record().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _record().open("a", encoding="ascii") as file:
-            file.write(f"{sha256}\n")
+    if is_trusted(sha256):
+        return
+    record = _record()
+    try:
+        record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Read and written again, whole: of a line that is cut off the next one would be a part.
+        with FileLock(f"{record}.lock"):
+            known = record.read_text(encoding="ascii") if record.exists() else ""
+            write_whole(record, f"{known}{sha256}\n".encode("ascii"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise StorageError(f"{record}: cannot be written: {reason}") from error
 
 
 def is_trusted(sha256: str) -> bool:
     """Whether this is the hash of a manifest or file that the user trusts."""
     try:
         return sha256 in _record().read_text(encoding="ascii").split()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return False
 
 

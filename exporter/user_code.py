@@ -15,6 +15,7 @@ from types import ModuleType
 
 from fuseport.exporter import own_backward, shims
 from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.known_calls import advice
 from fuseport.exporter.program import one_line
 
@@ -133,7 +134,7 @@ def _importing(said: str, folder: Path, file: Path | None = None) -> Iterator[No
             # Only the user's own: extension modules cannot be loaded twice.
             if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
                 del sys.modules[name]
-        if isinstance(error, UsageError | KeyboardInterrupt):
+        if isinstance(error, UsageError | KeyboardInterrupt | Interrupted):
             raise
         # The user's code can raise anything when imported, SystemExit too.
         absent = isinstance(error, ModuleNotFoundError)

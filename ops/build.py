@@ -7,10 +7,11 @@ can dlopen it. `ops.ort` has the library for ONNX Runtime.
 
 A file's name holds two hashes: one of the sources that go into it, the flags and torch's version,
 one of the compiler. So does that of an object file, which is kept in `objects`: libraries share the
-kernels that both have. A file is written under another name first, and a library behind a lock, so
-it is never seen half done.
+kernels that both have. A file is written under another name first, and synced to disk, and a
+library behind a lock, so it is never seen half done.
 """
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -23,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,6 +52,7 @@ __all__ = [
     "load",
     "look",
     "run_compiler",
+    "staged",
     "status",
 ]
 
@@ -70,6 +72,9 @@ _X86: dict[str, tuple[str, ...]] = {
     "avx512": ("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"),
 }
 VARIANTS = _X86 if platform.machine().lower() in ("x86_64", "amd64") else {"baseline": ()}
+
+_OBJECTS = "objects"
+_STAGING = ".staging-"
 
 
 class BuildError(Exception):
@@ -148,6 +153,8 @@ def find(library: Library) -> Path | None:
 
 def built(library: Library) -> Path:
     """The library, built now if it is not in the cache; BuildError if it cannot be."""
+    for folder in (cache_folder(), cache_folder() / _OBJECTS):
+        _remove_abandoned(folder)
     if found := find(library):
         return found
     compiler = compiler_command()
@@ -311,7 +318,7 @@ def compiler_version(compiler: str) -> str:
 def _build(library: Library, compiler: list[str], target: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # one compiler's process for each core
         objects = list(pool.map(lambda unit: _object(unit, library, compiler), library.units))
-    with _staged(target) as linked:
+    with staged(target) as linked:
         run_compiler([*compiler, "-shared", *map(str, objects), *library.link, "-o", str(linked)])
 
 
@@ -319,26 +326,90 @@ def _object(unit: Unit, library: Library, compiler: list[str]) -> Path:
     """The compiled unit, from the cache if it is there."""
     others = _roots(library.units)  # of a user's own ops that include each other's headers
     key = f"{_source_key([unit])}-{_compiler_key(compiler)}"
-    target = cache_folder() / "objects" / f"{unit.source.parent.name}-{unit.source.stem}-{key}.o"
+    target = cache_folder() / _OBJECTS / f"{unit.source.parent.name}-{unit.source.stem}-{key}.o"
     if target.exists():
         return target
     target.parent.mkdir(mode=0o700, exist_ok=True)
     # Messages name no folder of this machine, for a library may go into a bundle.
     private = (f"-ffile-prefix-map={root}=ops" for root in others)
     include = (*(f"-I{root}" for root in others), *unit.include())
-    with _staged(target) as compiled:
+    with staged(target) as compiled:
         flags = (*_FLAGS, *private, *include, *unit.flags)
         run_compiler([*compiler, *flags, "-c", str(unit.source), "-o", str(compiled)])
     return target
 
 
 @contextmanager
-def _staged(target: Path) -> Iterator[Path]:
-    """A file beside `target`, which takes its place when all went well."""
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.stem}-") as scratch:
-        staged = Path(scratch, target.name)
-        yield staged
-        os.replace(staged, target)
+def staged(target: Path) -> Iterator[Path]:
+    """A file beside `target`, which takes its place when all went well.
+
+    If the body raises, or the process dies, `target` stays as it was.
+    """
+    scratch, lock = _scratch(target)
+    try:
+        made = scratch / target.name
+        yield made
+        _sync(made)
+        os.replace(made, target)
+        _sync(target.parent)
+    finally:
+        _remove(scratch)
+        os.close(lock)
+
+
+def _scratch(target: Path) -> tuple[Path, int]:
+    """A new folder, and an open descriptor that locks it while this process lives."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.stem}{_STAGING}"))
+        # Until it is locked, another process may take it for abandoned and remove it: then again.
+        try:
+            lock = _lock(folder)
+        except OSError:
+            _remove(folder)
+            raise
+        if lock is not None:
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Delete what `staged` left there when its process was killed: nobody holds its lock."""
+    with suppress(OSError):  # what cannot be removed now is in nobody's way
+        for folder in parent.glob(f"*{_STAGING}*"):
+            if (lock := _lock(folder)) is not None:
+                _remove(folder)
+                os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder; tried again once, since a system call may fail for a moment."""
+    for _ in range(2):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: Path) -> int | None:
+    """The descriptor that locks a folder; None if it is gone, or another process is at it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def run_compiler(command: list[str]) -> str:

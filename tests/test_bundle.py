@@ -71,6 +71,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_corrupt_and_names_the_file(change: str, bundle: Path) -> None:
+    """Fault 23."""
     make, name = CHANGES[change]
     make(bundle)
     with pytest.raises(CorruptInput, match=re.escape(str(bundle / name))):
@@ -87,6 +88,7 @@ def test_a_manifest_that_is_none_is_corrupt(text: str, bundle: Path) -> None:
 
 
 def test_an_edited_manifest_is_corrupt(bundle: Path) -> None:
+    """Fault 23."""
     manifest = json.loads((bundle / MANIFEST).read_text())
     manifest["name"] = "two"
     (bundle / MANIFEST).write_text(json.dumps(manifest))
@@ -101,6 +103,7 @@ def test_a_manifest_laid_out_otherwise_is_the_same(bundle: Path) -> None:
 
 
 def test_another_schema_is_missing_a_version(bundle: Path) -> None:
+    """Fault 23."""
     manifest = json.loads((bundle / MANIFEST).read_text())
     (bundle / MANIFEST).write_text(json.dumps({**manifest, "schema": "fuseport.bundle/9"}))
     with pytest.raises(Missing, match=r"fuseport\.bundle/9"):
@@ -116,6 +119,7 @@ def test_no_folder_is_usage_and_no_manifest_is_corrupt(tmp_path: Path) -> None:
 
 class TestTarget:
     def test_a_file_a_link_and_another_folder_are_refused(self, tmp_path: Path) -> None:
+        """Fault 19. Fault 20."""
         (tmp_path / "file").write_text("x")
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder" / "mine").write_text("x")
@@ -201,6 +205,7 @@ def writer(target: Path, name: str, times: int) -> Iterator["subprocess.Popen[st
 
 @pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03, 0.07, 0.15])
 def test_kill_at_any_moment_leaves_a_whole_bundle(delay: float, bundle: Path) -> None:
+    """Fault 19, by the clock; test_faults.py has it by the system call."""
     with writer(bundle, "two", 100_000) as process:
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
@@ -222,28 +227,20 @@ def test_what_another_process_is_writing_is_left_alone(bundle: Path) -> None:
     assert open_bundle(bundle).manifest["name"] == "mine"
 
 
-def test_exports_to_one_path_at_once_leave_one_whole_bundle(tmp_path: Path) -> None:
-    target = tmp_path / "b"
-    with writer(target, "a", 30) as one, writer(target, "b", 30) as two:
-        assert (one.wait(timeout=60), two.wait(timeout=60)) == (0, 0)
-    assert open_bundle(target).manifest["name"] in ("a", "b")
-    assert [p.name for p in tmp_path.iterdir()] == ["b"]
-
-
 def test_a_new_folder_outlives_exports_that_clear_up(tmp_path: Path) -> None:
     """Between its making and its lock, another export may take a folder for an abandoned one."""
-    target, done = tmp_path / "b", threading.Event()
+    done = threading.Event()
 
     def clear_up() -> None:
         while not done.is_set():
-            staging._remove_abandoned(target)
+            staging._remove_abandoned(tmp_path, "b.staging-")
 
     threads = [threading.Thread(target=clear_up) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
         for _ in range(300):
-            folder, lock = staging._new_sibling(target)
+            folder, lock = staging._new(tmp_path, "b.staging-", folder=True)
             assert folder.is_dir()
             os.rmdir(folder)
             os.close(lock)
@@ -268,6 +265,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("writes", ["text", "safetensors"])
 def test_a_full_disk_is_a_storage_error_and_leaves_nothing(writes: str, small_disk: Path) -> None:
+    """Fault 20."""
     import torch
     from safetensors.torch import save_file
 
@@ -284,4 +282,17 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing(writes: str, small_di
     with pytest.raises(StorageError, match="cannot be written"):
         export()
     assert sorted(p.relative_to(small_disk) for p in small_disk.rglob("*")) == before
+    assert open_bundle(small_disk / "b").manifest["name"] == "one"
+
+
+def test_a_mount_point_and_a_disk_to_read_only_are_storage_errors(small_disk: Path) -> None:
+    """Fault 20: neither can be replaced by a rename, and nothing is left where it was tried."""
+    with pytest.raises(StorageError, match="cannot be written"):
+        write(small_disk)
+    assert sorted(path.name for path in small_disk.parent.iterdir()) == ["small"]
+    write(small_disk / "b")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(StorageError, match="Read-only file system"):
+        write(small_disk / "b", "two", force=True)
+    assert [path.name for path in small_disk.iterdir()] == ["b"]
     assert open_bundle(small_disk / "b").manifest["name"] == "one"

@@ -131,11 +131,18 @@ def test_an_unknown_runtime_lists_those_there_are(lightning_bundle: Path) -> Non
 def test_an_interrupt_leaves_nothing_behind(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
+    """Fault 21. test_interrupted.py has more moments."""
     checkpoint = FIXTURES / "lightning" / "mamba-kjv.ckpt"
     command = [
         sys.executable, "-m", "fuseport.cli", "export", checkpoint, "-o", tmp_path / "bundle",
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        # What a shell runs in the background ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as run:
         assert run.stderr is not None
         for line in run.stderr:
             if b"writing" in line:  # in the middle of the staged folder

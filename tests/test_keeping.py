@@ -40,6 +40,7 @@ class TestResume:
     def test_what_was_killed_goes_on_and_gives_the_same_report(
         self, small_bundle: Small, tmp_path: Path, state: Path
     ) -> None:
+        """Fault 22."""
         bundle, model = small_bundle
         before = set(state.iterdir())
         options = ["--model", model, "--runtime", "torchscript", "--seeds", "3"]

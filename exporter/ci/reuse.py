@@ -18,6 +18,7 @@ from fuseport.exporter.bundle import Bundle, hash_file, open_bundle
 from fuseport.exporter.ci.config import Checkpoint
 from fuseport.exporter.describe import own_sources, versions
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
+from fuseport.exporter.staging import write_whole
 from fuseport.ops import build
 from fuseport.ops.build import cache_folder
 
@@ -75,15 +76,14 @@ def record(bundle: Bundle, made_by: str | None) -> None:
     """Note under which key a bundle was exported.
 
     Raises:
-        OSError: the cache folder cannot be written to.
+        OSError, StorageError: the cache folder cannot be written to.
     """
     file = _record(bundle.folder)
     if made_by is None:
         file.unlink(missing_ok=True)
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
     content = {"key": made_by, "manifest_sha256": bundle.sha256}
-    file.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    write_whole(file, f"{json.dumps(content)}\n".encode())
 
 
 def _record(folder: Path) -> Path:

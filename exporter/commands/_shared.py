@@ -73,7 +73,9 @@ def write(result: Any, file: Path | None, lines: list[str]) -> None:
         click.echo(result.to_json())
         return
     if file is not None:
-        file.write_text(result.to_json() + "\n", encoding="utf-8")
+        from fuseport.exporter.staging import write_whole
+
+        write_whole(file, f"{result.to_json()}\n".encode())
     out = console()
     out.print(result.table())
     for line in lines:

@@ -49,6 +49,7 @@ def calibrate(
     """Propose tolerances for BUNDLES, as a section of fuseport.toml."""
     with progress() as tell:
         tell("loading torch")
+        from fuseport.exporter.staging import write_whole
         from fuseport.exporter.verify.calibrate import calibrate as calibrated
 
         result = calibrated(
@@ -67,5 +68,5 @@ def calibrate(
         click.echo("fuseport: these runs are not known to be good: nothing is proposed", err=True)
         sys.exit(result.exit_code())
     if json_ is not None and str(json_) != "-":
-        json_.write_text(result.to_json() + "\n", encoding="utf-8")
+        write_whole(json_, f"{result.to_json()}\n".encode())
     click.echo(result.to_json() if str(json_) == "-" else result.to_toml(), nl=False)

@@ -24,6 +24,7 @@ from torch import fx
 from fuseport.exporter import machine
 from fuseport.exporter.errors import ExportFailed, Missing
 from fuseport.exporter.formats import Options
+from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
 from fuseport.ops import build
 
@@ -72,7 +73,8 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         files = [file for file in found if not str(file).endswith(".cpp")]
         for library in (Path(str(file)) for file in files if str(file).endswith(".so")):
             _blank(library, [folder, Path(torch.__file__).parent])
-        package_aoti(str(path), files)
+        with sink(path) as archive:
+            package_aoti(archive, files)
     return {"compiled_for": bound}
 
 

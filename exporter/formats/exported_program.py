@@ -7,6 +7,7 @@ import torch
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
+from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
 
 __all__ = ["DEFAULT", "SUFFIX", "write"]
@@ -26,7 +27,8 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     """
     del options
     try:
-        torch.export.save(program.exported, path)
+        with sink(path) as file:
+            torch.export.save(program.exported, file)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # torch's serializer raises several unrelated types

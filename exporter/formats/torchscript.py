@@ -88,7 +88,8 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
             raise ExportFailed(
                 f"TorchScript refuses the {program.kind} program: {one_line(error)}"
             ) from error
-        scripted.save(str(path))
+        # Not by `save`, which ends the process when the disk is full.
+        path.write_bytes(scripted.save_to_buffer())
     return {}
 
 

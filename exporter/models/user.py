@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter import shims, user_code
 from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.models import _user_step as decoding
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models.given import Given, specs_of
@@ -160,6 +161,8 @@ def _call(code: str, function: Any, hyper_parameters: Mapping[str, Any]) -> nn.M
         module = function(
             **{n: v for n, v in hyper_parameters.items() if everything or n in parameters}
         )
+    except Interrupted:
+        raise
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         known = ", ".join(hyper_parameters) or "none"
         raise Missing(

@@ -7,11 +7,9 @@ torch is built for CUDA.
 
 import hashlib
 import io
-import os
 import platform
 import shlex
 import subprocess
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -72,10 +70,9 @@ def binary() -> Path:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(target.parent / "host.lock"):
             if not target.exists():  # another process may have built it meanwhile
-                with tempfile.TemporaryDirectory(dir=target.parent, prefix="host-") as scratch:
-                    built = f"{scratch}/host"
-                    build.run_compiler([*compiler, *_FLAGS, str(_SOURCE), *_LINK, "-o", built])
-                    os.replace(built, target)
+                with build.staged(target) as made:
+                    command = [*compiler, *_FLAGS, str(_SOURCE), *_LINK, "-o", str(made)]
+                    build.run_compiler(command)
     except OSError as error:
         raise BuildError(f"cannot write to {target.parent}: {error}") from error
     return target

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from fuseport.exporter import runtimes
 from fuseport.exporter.bundle import Bundle, hash_file
 from fuseport.exporter.describe import environment
-from fuseport.exporter.errors import CorruptInput, Missing, UsageError
+from fuseport.exporter.errors import CorruptInput, Missing, StorageError, UsageError
 from fuseport.exporter.staging import replaced
 from fuseport.exporter.verify.plan import Job
 from fuseport.exporter.verify.run import Answer
@@ -238,15 +238,18 @@ def _key(entry: Mapping[str, Any]) -> tuple[str, ...]:
 def _inputs_sha256(sample: Sample) -> str:
     """A hash of a case's inputs and cotangents: names, dtypes, shapes and bits."""
     whole = hashlib.sha256()
-    with safe_open(sample.file, "np") as file:
-        for name in sorted(file.keys()):
-            if not name.startswith("truth/"):
-                part = file.get_slice(name)
-                whole.update(f"{name}\0{part.get_dtype()}\0{part.get_shape()}\0".encode())
-    with safe_open(sample.file, "pt") as file:
-        for name in sorted(file.keys()):
-            if not name.startswith("truth/"):
-                whole.update(_bytes(file.get_tensor(name)))
+    try:
+        with safe_open(sample.file, "np") as file:
+            for name in sorted(file.keys()):
+                if not name.startswith("truth/"):
+                    part = file.get_slice(name)
+                    whole.update(f"{name}\0{part.get_dtype()}\0{part.get_shape()}\0".encode())
+        with safe_open(sample.file, "pt") as file:
+            for name in sorted(file.keys()):
+                if not name.startswith("truth/"):
+                    whole.update(_bytes(file.get_tensor(name)))
+    except (OSError, RuntimeError) as error:  # torch opens files, too, and has its own error
+        raise StorageError(f"{sample.file}: cannot be read: {error}") from error
     return whole.hexdigest()
 
 

@@ -29,7 +29,7 @@ class Record:
         file: to append to; None where nothing is to be kept.
     """
 
-    def __init__(self, done: Mapping[str, tuple[Row, ...]], file: IO[str] | None) -> None:
+    def __init__(self, done: Mapping[str, tuple[Row, ...]], file: IO[bytes] | None) -> None:
         self._done = dict(done)
         self._file = file
 
@@ -41,12 +41,20 @@ class Record:
         """Note that a job is done.
 
         Raises:
-            OSError: it cannot be written.
+            StorageError: it cannot be written.
         """
-        if self._file is not None:
-            entry = {"job": _name(job), "rows": [asdict(row) for row in rows]}
-            self._file.write(json.dumps(entry) + "\n")
-            self._file.flush()
+        if self._file is None:
+            return
+        entry = {"job": _name(job), "rows": [asdict(row) for row in rows]}
+        line = memoryview(f"{json.dumps(entry)}\n".encode())
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise StorageError(
+                f"{self._file.name}: cannot be written: {error.strerror}; make room, and go on "
+                "with --resume"
+            ) from error
 
 
 def key(facts: Mapping[str, Any]) -> str:
@@ -84,7 +92,7 @@ def recorded(name: str, *, resume: bool) -> Iterator[Record]:
     path = cache_folder() / "verify" / f"{name[:32]}.jsonl"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("ab", buffering=0)  # no line waits, to fail when it is closed
     except OSError as error:
         if resume:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
@@ -98,16 +106,16 @@ def recorded(name: str, *, resume: bool) -> Iterator[Record]:
                 raise UsageError(f"{path}: the same verification is at work already") from error
             yield Record({}, None)
             return
-        done = _read(path) if resume else {}
-        # Without the half line that a killed process leaves.
-        file.seek(0)
-        file.truncate()
-        for job, rows in done.items():
-            file.write(json.dumps({"job": job, "rows": [asdict(row) for row in rows]}) + "\n")
         try:
-            yield Record(done, file)
+            known = path.read_bytes() if resume else b""
+            # Without the half line that a killed process leaves.
+            file.truncate(known.rfind(b"\n") + 1)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+        try:
+            yield Record(_read(known), file)
         except BaseException:
-            if file.tell():  # something is done: that is what `--resume` is for
+            if b"\n" in path.read_bytes():  # something is done: that is what `--resume` is for
                 raise
             path.unlink(missing_ok=True)
             raise
@@ -118,9 +126,9 @@ def _name(job: Job) -> str:
     return " · ".join((job.runtime, job.artifact.name, job.program, job.way, job.case))
 
 
-def _read(path: Path) -> dict[str, tuple[Row, ...]]:
+def _read(content: bytes) -> dict[str, tuple[Row, ...]]:
     found: dict[str, tuple[Row, ...]] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in content.splitlines():
         try:
             entry = json.loads(line)
             found[entry["job"]] = tuple(Row(**row) for row in entry["rows"])
