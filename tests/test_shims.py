@@ -189,6 +189,23 @@ def test_torch_does_not_believe_in_the_stand_in_of_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_torch_can_be_imported_further_while_stand_ins_are_there() -> None:
+    """Of what torch looks for triton in the middle of, half was left: exports failed later."""
+    code = (
+        "import fuseport, torch\n"
+        "with fuseport.shims.installed('triton') as used:\n"
+        "    import torch._dynamo\n"
+        "    assert not used, used\n"
+        "    import triton\n"
+        "    assert used == ['triton'], used\n"
+        "assert 'config' in vars(torch._inductor)\n"
+        "from torch._inductor.runtime import triton_compat\n"
+        "assert not triton_compat.HAS_TRITON\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 SPECS = (TensorSpec("x", "float32", ("batch", 3)),)
 
 

@@ -107,6 +107,8 @@ class _Finder(MetaPathFinder):
         root = _root(fullname)
         if root not in SHIMS or root in _aside:
             return None
+        if root == "triton" and _torch_imports():
+            return None
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is None:
             if root not in self._names and (AUTO not in self._names or self._is_there(fullname)):
@@ -171,6 +173,18 @@ def _file(fullname: str) -> Path | None:
     general = _FOLDER / _root(fullname) / "_any.py"
     candidates = (path / "__init__.py", path.with_name(f"{path.name}.py"), general)
     return next((file for file in candidates if file.is_file()), None)
+
+
+def _torch_imports() -> bool:
+    """Whether a module of torch is being imported: then it is torch that asks, not the user's code.
+
+    What torch would import to learn the answer now may be what is only half there.
+    """
+    return any(
+        getattr(getattr(module, "__spec__", None), "_initializing", False)
+        for name, module in tuple(sys.modules.items())
+        if _root(name) == "torch"
+    )
 
 
 def _tell_torch() -> None:
