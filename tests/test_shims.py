@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import fuseport
 from fuseport.exporter import shims
@@ -173,6 +174,20 @@ def test_a_triton_kernel_says_what_it_is_when_it_is_launched() -> None:
         scale_kernel[(1,)](None, 3, BLOCK=4)
     with pytest.raises(RuntimeError, match=r"triton.language.load was called"):
         tl.load(3)
+
+
+def test_a_guard_of_the_cpu_guards_nothing_while_stand_ins_are_there() -> None:
+    """Launchers of Triton kernels say it, on whatever device their tensor is."""
+    real, x = torch.cuda.device, torch.ones(2)
+    with shims.installed("triton"):
+        for place in (x.device, "cpu", x.get_device()):
+            with torch.cuda.device(place):
+                assert (x + 1).sum() == 4
+        with pytest.raises(ValueError, match="cuda"):
+            torch.cuda.device("meta")
+        with pytest.raises(ZeroDivisionError), torch.cuda.device("cpu"):
+            _ = 1 / 0
+    assert torch.cuda.device is real
 
 
 def test_torch_does_not_believe_in_the_stand_in_of_triton() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fuseport.exporter.errors import UsageError
+from fuseport.exporter.shims import _guards
 
 __all__ = ["AUTO", "SHIMS", "active", "chosen", "installed"]
 
@@ -82,7 +83,8 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
     try:
-        yield used
+        with _guards.of_cpu_allowed():
+            yield used
     finally:
         sys.meta_path.remove(finder)
         for name in [n for n, m in sys.modules.items() if _is_ours(m)]:
