@@ -71,3 +71,15 @@ def test_patches_of_any_size_take_a_handful_of_operators() -> None:
 
     assert operators(16, 16) == operators(4, 4) < 30
     assert operators(16, 8) < 90
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_filters_gradient_is_one_convolution(groups: int) -> None:
+    """A tap at a time, a network of sixty filters took ONNX Runtime minutes to load."""
+    rest = ((1, 1), (1, 1), (1, 1), False, (0, 0), groups, (True, True, False))
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda *args: FORMULA(*args, None, *rest))(
+        torch.ones(2, 8, 9, 9), torch.ones(2, 4, 9, 9), torch.ones(8, 4 // groups, 3, 3)
+    ).graph
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    assert len([n for n in calls if n.target is aten.convolution.default]) == 2
+    assert len(calls) < 12

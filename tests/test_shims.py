@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import fuseport
 from fuseport.exporter import shims
@@ -175,6 +176,20 @@ def test_a_triton_kernel_says_what_it_is_when_it_is_launched() -> None:
         tl.load(3)
 
 
+def test_a_guard_of_the_cpu_guards_nothing_while_stand_ins_are_there() -> None:
+    """Launchers of Triton kernels say it, on whatever device their tensor is."""
+    real, x = torch.cuda.device, torch.ones(2)
+    with shims.installed("triton"):
+        for place in (x.device, "cpu", x.get_device()):
+            with torch.cuda.device(place):
+                assert (x + 1).sum() == 4
+        with pytest.raises(ValueError, match="cuda"):
+            torch.cuda.device("meta")
+        with pytest.raises(ZeroDivisionError), torch.cuda.device("cpu"):
+            _ = 1 / 0
+    assert torch.cuda.device is real
+
+
 def test_torch_does_not_believe_in_the_stand_in_of_triton() -> None:
     code = (
         "import fuseport, torch\n"
@@ -182,6 +197,23 @@ def test_torch_does_not_believe_in_the_stand_in_of_triton() -> None:
         "    import triton\n"
         "    from torch.utils._triton import has_triton_package\n"
         "    assert not has_triton_package()\n"
+        "from torch._inductor.runtime import triton_compat\n"
+        "assert not triton_compat.HAS_TRITON\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_torch_can_be_imported_further_while_stand_ins_are_there() -> None:
+    """Of what torch looks for triton in the middle of, half was left: exports failed later."""
+    code = (
+        "import fuseport, torch\n"
+        "with fuseport.shims.installed('triton') as used:\n"
+        "    import torch._dynamo\n"
+        "    assert not used, used\n"
+        "    import triton\n"
+        "    assert used == ['triton'], used\n"
+        "assert 'config' in vars(torch._inductor)\n"
         "from torch._inductor.runtime import triton_compat\n"
         "assert not triton_compat.HAS_TRITON\n"
     )

@@ -177,6 +177,10 @@ def _convolution_backward(
         dx = aten.convolution.default(
             cotangent, weight, None, stride, padding, dilation, False, none, groups
         )
+    elif mask[0] and max(stride) == 1:
+        dx = aten.convolution.default(
+            cotangent, weight, None, stride, padding, dilation, True, none, groups
+        )
     elif mask[0]:
         dx = _spread(cotangent, weight, x.shape[2:], stride, padding, dilation, groups)
     if mask[1]:
@@ -218,26 +222,27 @@ def _convolution_dweight(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """One product per tap of the filter: ONNX convolves with constant group counts only."""
-    if max(stride) > 1 and max(dilation) == 1:
+    """One convolution of x with the cotangent, where batch and channels change places.
+
+    (b, g·i, …) → (i, g·b, …) under filters (g·o, b, out…), in g groups: each output position of it
+    is a tap, and its sum over filter positions is that over the batch and output positions. What
+    was the stride is now the dilation, and the reverse.
+    """
+    if max(stride) > 2 and max(dilation) == 1:
+        # Evaluators that know of no dilation fill the filter up with zeros: stride² times the work.
         return _strided_dweight(cotangent, x, weight, stride, padding, groups)
-    sizes = weight.shape[2:]
-    padded = torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])
-    taps = []
-    for tap in product(*(range(size) for size in sizes)):
-        window = padded
-        for axis, offset in enumerate(tap):
-            begin = offset * dilation[axis]
-            end = begin + (cotangent.shape[2 + axis] - 1) * stride[axis] + 1
-            window = aten.slice.Tensor(window, 2 + axis, begin, end, stride[axis])
-        if weight.shape[1] == 1 and groups == x.shape[1] == cotangent.shape[1]:  # depthwise
-            taps.append((window * cotangent).flatten(2).sum((0, 2)).unsqueeze(1))
-            continue
-        # (b, g, o, p)·(b, g, p, i), p positions, summed over b
-        left = cotangent.flatten(2).unflatten(1, (groups, -1))
-        right = window.flatten(2).unflatten(1, (groups, -1)).transpose(2, 3)
-        taps.append(torch.matmul(left, right).sum(0).flatten(0, 1))
-    return torch.stack(taps, -1).reshape(weight.shape)
+    seen, filters = x.transpose(0, 1), cotangent.transpose(0, 1)
+    if groups > 1:
+        seen = seen.unflatten(0, (groups, weight.shape[1])).transpose(0, 1).flatten(1, 2)
+    none = [0 for _ in stride]
+    taps = aten.convolution.default(
+        seen, filters, None, dilation, padding, stride, False, none, groups
+    )
+    # Strides may have left elements over at the far end, which make taps that there are not.
+    for axis, size in enumerate(weight.shape[2:]):
+        if stride[axis] > 1:
+            taps = aten.slice.Tensor(taps, 2 + axis, 0, size)
+    return taps.transpose(0, 1)
 
 
 def _strided_dweight(

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fuseport.exporter.errors import UsageError
+from fuseport.exporter.shims import _guards
 
 __all__ = ["AUTO", "SHIMS", "active", "chosen", "installed"]
 
@@ -82,7 +83,8 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
     try:
-        yield used
+        with _guards.of_cpu_allowed():
+            yield used
     finally:
         sys.meta_path.remove(finder)
         for name in [n for n, m in sys.modules.items() if _is_ours(m)]:
@@ -106,6 +108,8 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         root = _root(fullname)
         if root not in SHIMS or root in _aside:
+            return None
+        if root == "triton" and _torch_imports():
             return None
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is None:
@@ -171,6 +175,18 @@ def _file(fullname: str) -> Path | None:
     general = _FOLDER / _root(fullname) / "_any.py"
     candidates = (path / "__init__.py", path.with_name(f"{path.name}.py"), general)
     return next((file for file in candidates if file.is_file()), None)
+
+
+def _torch_imports() -> bool:
+    """Whether a module of torch is being imported: then it is torch that asks, not the user's code.
+
+    What torch would import to learn the answer now may be what is only half there.
+    """
+    return any(
+        getattr(getattr(module, "__spec__", None), "_initializing", False)
+        for name, module in tuple(sys.modules.items())
+        if _root(name) == "torch"
+    )
 
 
 def _tell_torch() -> None:
