@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.spent import OF_CHILD
 from fuseport.exporter.verify.plan import REPEATS, Job
 from fuseport.exporter.verify.sample import Sample
 
@@ -46,6 +47,7 @@ class Answer:
         mutated: inputs and cotangents that the runtime changed.
         forms: of a job of backward forms: each by name, with the number of the call that has its
             gradients, where these are not the plain ones, and what it raised, if anything.
+        spent: seconds of the child's, by part; see `spent.OF_CHILD`.
     """
 
     job: Job
@@ -54,6 +56,7 @@ class Answer:
     calls: Mapping[int, Path] | None = None
     mutated: tuple[str, ...] = ()
     forms: tuple[tuple[str, int | None, str | None], ...] = ()
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     def tensors(self, call: int) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each result of a call, one at a time from disk."""
@@ -194,14 +197,15 @@ def _read(folder: Path, number: int, job: Job, token: str) -> Answer:
         content = json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
         if content["token"] != token:
             return Answer(job, "crash", "an answer that is not the child's own")
+        spent = {part: float(content["spent"][part]) for part in OF_CHILD}
         if content["status"] != "done":
             status: Literal["unsupported", "error"] = content["status"]
-            return Answer(job, status, str(content["reason"]))
+            return Answer(job, status, str(content["reason"]), spent=spent)
         # Names of files are not the child's to say.
         calls = {
             int(call): folder / f"{number}.{int(call)}.safetensors" for call in content["calls"]
         }
         forms = tuple((f["name"], f["call"], f["error"]) for f in content.get("forms", ()))
-        return Answer(job, "done", None, calls, tuple(content["mutated"]), forms)
+        return Answer(job, "done", None, calls, tuple(content["mutated"]), forms, spent)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Answer(job, "error", f"its answer cannot be read: {error}")
