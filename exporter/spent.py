@@ -1,8 +1,8 @@
 """Where the time of a verification goes."""
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from time import monotonic
 
 __all__ = ["OF_CHILD", "PARTS", "Spent"]
 
@@ -23,7 +23,7 @@ class Spent:
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._at: list[str] = []
-        self._since = time.monotonic()
+        self._since = monotonic()
 
     @contextmanager
     def on(self, part: str) -> Iterator[None]:
@@ -42,7 +42,7 @@ class Spent:
             self.seconds[part] += seconds
 
     def _count(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if self._at:
             self.seconds[self._at[-1]] += now - self._since
         self._since = now

@@ -37,6 +37,8 @@ from fuseport.exporter.spent import OF_CHILD, Spent
 __all__ = ["die_with", "failure", "main", "standard_input", "write"]
 
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
 Around = Callable[[Mapping[str, Any]], AbstractContextManager[Any]]
 
 
@@ -194,10 +196,12 @@ def _same(first: Path, found: Mapping[str, Tensor]) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The same values as integers, so that NaN equals NaN and -0.0 is not 0.0."""
-    # Not contiguous(): it leaves a dimension of size 1 its stride, which a view needs to be 1.
-    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat
+    """The same values as integers, so that NaN equals NaN and -0.0 is not 0.0; no copy if it is
+    contiguous, since results of a large model should not lie in memory twice."""
+    dense = tensor.detach().contiguous()
+    # A dimension of size 1 keeps its stride, which a view needs to be 1.
+    flat = dense.as_strided((dense.numel(),), (1,))
+    return flat.view(_INTEGERS.get(flat.element_size(), torch.int64)) if flat.numel() else flat
 
 
 def failure(what: str, error: Exception) -> dict[str, Any]:
