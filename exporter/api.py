@@ -55,6 +55,7 @@ from fuseport.exporter.program import (
     entry_of,
     one_line,
 )
+from fuseport.exporter.spent import Spent
 from fuseport.exporter.staging import work_folder
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement, Tolerance
@@ -240,8 +241,9 @@ def verify(
         Missing: a runtime that was named is not installed, or other seeds are wanted and the model
             cannot be built again.
     """
-    begin = time.monotonic()
-    opened = open_bundle(Path(bundle))
+    begin, spent = time.monotonic(), Spent()
+    with spent.on("opening"):
+        opened = open_bundle(Path(bundle))
     tolerances = Tolerances.everywhere(tolerance) if isinstance(tolerance, Tolerance) else tolerance
     if tolerances is not None:
         tolerances.check(opened.tensors)
@@ -262,7 +264,7 @@ def verify(
         admission.admit(opened, file)
     keeping = kept(opened, options, seeds, resume=resume, save=save_outputs, load_from=load_outputs)
     with own_ops(ops) as own, work_folder() as work, keeping as keep:
-        subject = prepare(opened, model, work, progress, own, keep.seeds)
+        subject = prepare(opened, model, work, progress, own, keep.seeds, spent)
         rows += subject.rows
         named = runtime is not None
         if keep.saved is not None:
@@ -278,13 +280,17 @@ def verify(
                 continue
             folder = work / name
             folder.mkdir()
-            rows += subject.run(jobs[name], folder, limits or Limits(), tolerances, progress, keep)
+            rows += subject.run(
+                jobs[name], folder, limits or Limits(), tolerances, progress, keep, spent
+            )
             shutil.rmtree(folder)
         settings = Settings(model, ops, limits or Limits(), repro, localise and not loads)
-        causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
+        with spent.on("localising"):
+            causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
     notes = (*subject.notes, *untried(rows), *([keep.saved.note] if keep.saved else []), *more)
     seconds = time.monotonic() - begin
-    return Report(str(bundle), opened.sha256, environment(), seconds, tuple(rows), notes, causes)
+    where = str(bundle), opened.sha256, environment()
+    return Report(*where, seconds, tuple(rows), notes, causes, dict(spent.seconds))
 
 
 def self_test(

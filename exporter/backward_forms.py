@@ -54,7 +54,9 @@ def agree(found: Tensor | None, plain: Tensor | None, factor: float) -> bool:
         return found is plain
     same = found.shape == plain.shape and found.dtype == plain.dtype
     scaled = plain if factor == 1.0 else plain * factor
-    return same and bool(((found == scaled) | (found.isnan() & scaled.isnan())).all())
+    if not same or torch.equal(found, scaled):
+        return same
+    return bool(((found == scaled) | (found.isnan() & scaled.isnan())).all())
 
 
 def _opposite(asked: Asked) -> Iterator[tuple[Gradients, float]]:

@@ -12,6 +12,7 @@ from fuseport.exporter.backward_forms import AT_ONCE, FORMS, Gradients, agree, p
 from fuseport.exporter.program import one_line
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
+from fuseport.exporter.spent import Spent
 
 __all__ = ["run_forms"]
 
@@ -21,7 +22,12 @@ Tensors = Mapping[str, Tensor]
 
 
 def run_forms(
-    session: Any, way: str, inputs: Tensors, cotangents: Tensors, write_to: Callable[[int], Path]
+    session: Any,
+    way: str,
+    inputs: Tensors,
+    cotangents: Tensors,
+    write_to: Callable[[int], Path],
+    spent: Spent,
 ) -> dict[str, Any]:
     """Every form that the session has.
 
@@ -34,6 +40,7 @@ def run_forms(
         cotangents: by output.
         write_to: the file of a call; the plain gradient is call 1, and a form that differs from it
             in its bits has one of its own, brought back to what the plain one should be.
+        spent: to count the time in.
 
     Returns:
         `calls`, the numbers of these, and `forms`: of each its name, the number of its call if it
@@ -55,14 +62,17 @@ def run_forms(
         }
     if not any(t is not None for t in expected.values()):
         return {"calls": [], "forms": []}
-    names = _save(expected, write_to(1))
+    with spent.on("comparing"):
+        names = _save(expected, write_to(1))
     del expected
     calls, found = [1], []
     for number, (name, form) in enumerate(forms.items(), 2):
         entry: dict[str, Any] = {"name": name, "call": None, "error": None}
         try:
             for gradients, factor in form():
-                if not _same(write_to(1), names, gradients, factor):
+                with spent.on("comparing"):
+                    if _same(write_to(1), names, gradients, factor):
+                        continue
                     _save(
                         {n: None if g is None else g / factor for n, g in gradients.items()},
                         write_to(number),

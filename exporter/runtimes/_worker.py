@@ -12,12 +12,14 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -30,9 +32,12 @@ from fuseport.exporter.runtimes import Session, Unsupported
 from fuseport.exporter.runtimes._forms import run_forms
 from fuseport.exporter.runtimes._layouts import apart, lay_out
 from fuseport.exporter.runtimes._reason import telling_line
+from fuseport.exporter.spent import OF_CHILD, Spent
 
 __all__ = ["die_with", "failure", "main", "standard_input", "write"]
 
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 Around = Callable[[Mapping[str, Any]], AbstractContextManager[Any]]
 
@@ -56,6 +61,8 @@ def main(request_file: str, around: Around = nullcontext) -> None:
 
 def _work(request: Mapping[str, Any], allowed: IO[bytes], folder: Path, around: Around) -> None:
     sessions: dict[tuple[str, str], Session | dict[str, Any]] = {}
+    spent = Spent()
+    spent.add({"loading": time.time() - psutil.Process().create_time()})  # Python and torch
     for job in request["jobs"]:
         if not allowed.readline():
             return
@@ -66,12 +73,15 @@ def _work(request: Mapping[str, Any], allowed: IO[bytes], folder: Path, around: 
             sessions.clear()
         (folder / f"{job['id']}.started").touch()
         if here not in sessions:
-            sessions[here] = _load(job)
+            with spent.on("loading"):
+                sessions[here] = _load(job)
         (folder / f"{job['id']}.loaded").touch()
         session = sessions[here]
         with around(job):
-            answer = session if isinstance(session, dict) else _run(session, job, folder)
-        write(folder / f"{job['id']}.json", {**answer, "token": request["token"]})
+            answer = session if isinstance(session, dict) else _run(session, job, folder, spent)
+        took = {part: spent.seconds[part] for part in OF_CHILD}
+        write(folder / f"{job['id']}.json", {**answer, "spent": took, "token": request["token"]})
+        spent = Spent()
 
 
 def die_with(parent: int) -> None:
@@ -99,43 +109,65 @@ def _load(job: Mapping[str, Any]) -> Session | dict[str, Any]:
         return failure("cannot load the artifact", error)
 
 
-def _run(session: Session, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    inputs, cotangents = _passed(job)
+def _run(session: Session, job: Mapping[str, Any], folder: Path, spent: Spent) -> dict[str, Any]:
+    with spent.on("comparing"):
+        inputs, cotangents = _passed(job)
     if job["way"].endswith("forms"):
         try:
-            done = run_forms(
-                session,
-                job["way"],
-                inputs,
-                cotangents,
-                lambda call: folder / f"{job['id']}.{call}.safetensors",
-            )
+            with spent.on("running"):
+                done = run_forms(
+                    session,
+                    job["way"],
+                    inputs,
+                    cotangents,
+                    lambda call: folder / f"{job['id']}.{call}.safetensors",
+                    spent,
+                )
         except Exception as error:  # as above
             return failure("the plain gradient failed", error)
         return {"status": "done", "mutated": [], **done}
     calls: list[int] = []
     for call in range(1, job["repeats"] + 1):
         try:
-            if job["way"] == "autograd":
-                results = session.differentiate(inputs, cotangents)  # type: ignore[attr-defined]
-            else:
-                named = {f"cotangent_{name}": tensor for name, tensor in cotangents.items()}
-                results = session.run({**inputs, **named})
+            results = _called(session, job["way"], inputs, cotangents, spent)
         except Exception as error:  # as above
             return failure(f"call {call} failed", error)
-        found = {name: t.detach().contiguous() for name, t in results.items() if t is not None}
-        del results
-        # On disk, so that later results of a large model do not lie in memory beside the first.
-        if call == 1 or not _same(folder / f"{job['id']}.1.safetensors", found):
-            try:
-                save_file(apart(found), folder / f"{job['id']}.{call}.safetensors")
-            except Exception as error:  # no room, or a dtype that the file format lacks
-                return failure(f"what call {call} gave cannot be written", error)
-            calls.append(call)
-        del found
-    given, seeds = _passed(job)
-    mutated = _changed(given, inputs) + [f"cotangent_{n}" for n in _changed(seeds, cotangents)]
+        with spent.on("comparing"):
+            found = {name: t.detach().contiguous() for name, t in results.items() if t is not None}
+            del results
+            # On disk, so that later results of a large model do not lie in memory beside the first.
+            if call == 1 or not _same(folder / f"{job['id']}.1.safetensors", found):
+                try:
+                    save_file(apart(found), folder / f"{job['id']}.{call}.safetensors")
+                except Exception as error:  # no room, or a dtype that the file format lacks
+                    return failure(f"what call {call} gave cannot be written", error)
+                calls.append(call)
+            del found
+    with spent.on("comparing"):
+        given, seeds = _passed(job)
+        mutated = _changed(given, inputs) + [f"cotangent_{n}" for n in _changed(seeds, cotangents)]
     return {"status": "done", "calls": calls, "mutated": mutated}
+
+
+def _called(
+    session: Session,
+    way: str,
+    inputs: Mapping[str, Tensor],
+    cotangents: Mapping[str, Tensor],
+    spent: Spent,
+) -> Mapping[str, Tensor | None]:
+    begin = time.monotonic()
+    results: Mapping[str, Tensor | None]
+    if way == "autograd":
+        results = session.differentiate(inputs, cotangents)  # type: ignore[attr-defined]
+    else:
+        named = {f"cotangent_{name}": tensor for name, tensor in cotangents.items()}
+        results = session.run({**inputs, **named})
+    passed = time.monotonic() - begin
+    # Handing tensors to another process and back is no running.
+    running = getattr(session, "seconds", None) or passed
+    spent.add({"running": running, "comparing": passed - running})
+    return results
 
 
 def _passed(job: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -167,10 +199,12 @@ def _same(first: Path, found: Mapping[str, Tensor]) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The same values as integers, so that NaN equals NaN and -0.0 is not 0.0."""
-    # Not contiguous(): it leaves a dimension of size 1 its stride, which a view needs to be 1.
-    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat
+    """The same values as integers, so that NaN equals NaN and -0.0 is not 0.0; no copy if it is
+    contiguous, since results of a large model should not lie in memory twice."""
+    dense = tensor.detach().contiguous()
+    # A dimension of size 1 keeps its stride, which a view needs to be 1.
+    flat = dense.as_strided((dense.numel(),), (1,))
+    return flat.view(_INTEGERS.get(flat.element_size(), torch.int64)) if flat.numel() else flat
 
 
 def failure(what: str, error: Exception) -> dict[str, Any]:

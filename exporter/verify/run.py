@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from fuseport.exporter import runtimes
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.child import Child, Limits
 from fuseport.exporter.program import one_line
+from fuseport.exporter.spent import OF_CHILD
 from fuseport.exporter.verify.plan import REPEATS, Job
 from fuseport.exporter.verify.sample import Sample
 
@@ -53,6 +54,7 @@ class Answer:
         mutated: inputs and cotangents that the runtime changed.
         forms: of a job of backward forms: each by name, with the number of the call that has its
             gradients, where these are not the plain ones, and what it raised, if anything.
+        spent: seconds of the child's, by part; see `spent.OF_CHILD`.
     """
 
     job: Job
@@ -61,6 +63,7 @@ class Answer:
     calls: Mapping[int, Path] | None = None
     mutated: tuple[str, ...] = ()
     forms: tuple[tuple[str, int | None, str | None], ...] = ()
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     def tensors(self, call: int) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each result of a call, one at a time from disk."""
@@ -202,9 +205,12 @@ def _read(folder: Path, number: int, job: Job, token: str) -> Answer:
         content = json.loads(_plain(folder / f"{number}.json"))
         if content["token"] != token:
             return Answer(job, "crash", "an answer that is not the child's own")
+        spent = {part: float(content["spent"][part]) for part in OF_CHILD}
+        if not all(0 <= seconds < float("inf") for seconds in spent.values()):
+            raise ValueError("it has spent no number of seconds")
         if content["status"] in ("error", "unsupported"):
             status: Literal["unsupported", "error"] = content["status"]
-            return Answer(job, status, show(content["reason"], _REASON))
+            return Answer(job, status, show(content["reason"], _REASON), spent=spent)
         if content["status"] != "done":
             raise ValueError(f"it says {str(content['status'])[:80]!r}")
         # Names of files are not the child's to say.
@@ -221,7 +227,7 @@ def _read(folder: Path, number: int, job: Job, token: str) -> Answer:
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise ValueError(f"{path.name} is no plain file")
         mutated = tuple(str(name) for name in content["mutated"])
-        return Answer(job, "done", None, calls, mutated, forms)
+        return Answer(job, "done", None, calls, mutated, forms, spent)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return Answer(job, "crash", f"its answer cannot be read: {one_line(error)}")
 

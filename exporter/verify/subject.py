@@ -13,6 +13,7 @@ from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.op_choice import OwnOps, needed
 from fuseport.exporter.program import KINDS, Entry
+from fuseport.exporter.spent import Spent
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement
 from fuseport.exporter.verify.decoding import decoded
@@ -89,6 +90,7 @@ class Subject:
         tolerances: Tolerances | None,
         progress: Callable[[str], None],
         kept: Kept,
+        spent: Spent,
     ) -> Iterator[Row]:
         """Do the jobs of one runtime, and judge what comes of them.
 
@@ -99,6 +101,7 @@ class Subject:
             tolerances: the user's; None for the rule.
             progress: told of each job.
             kept: what is known of jobs already, and where to note what comes of others.
+            spent: to count the time in.
         """
 
         def started(job: Job) -> None:
@@ -118,10 +121,12 @@ class Subject:
                     yield from done[job]
                     continue
                 answer, sample = next(answers), self.samples[job.case]
-                kept.recorder.keep(answer, sample)
-                program = self.programs[sample.case.entry]
-                found = tuple(judged(answer, sample, program, tolerances))
-                kept.record.add(job, found)
+                spent.add(answer.spent)
+                with spent.on("comparing"):
+                    kept.recorder.keep(answer, sample)
+                    program = self.programs[sample.case.entry]
+                    found = tuple(judged(answer, sample, program, tolerances))
+                    kept.record.add(job, found)
                 yield from found
 
 
@@ -132,6 +137,7 @@ def prepare(
     progress: Callable[[str], None],
     own: OwnOps | None = None,
     seeds: Sequence[int] = (0,),
+    spent: Spent | None = None,
 ) -> Subject:
     """Build the model again and compute truth, or take the samples of the export.
 
@@ -142,6 +148,7 @@ def prepare(
         progress: told of each step.
         own: the user's own ops, if there are any in the bundle.
         seeds: see `plan.seeded`.
+        spent: to count the time in.
 
     Raises:
         Missing: other seeds are wanted, and the model cannot be built again to have their truth.
@@ -152,11 +159,13 @@ def prepare(
     notes: list[str] = []
     rows: list[Row] = []
     rebuilt = True
+    spent = spent or Spent()
     try:
         if note := needed(manifest, own):
             notes.append(note)
         progress("building the model again")
-        model = models.rebuild(manifest["architecture"], bundle.weights, code=code)
+        with spent.on("opening"):
+            model = models.rebuild(manifest["architecture"], bundle.weights, code=code)
     except Missing as error:
         if tuple(seeds) != (0,):
             raise Missing(f"other seeds need the model itself: {error}") from error
@@ -168,9 +177,11 @@ def prepare(
         refused = {sample.case.name for sample in stored if sample.refused is not None}
         cases = plan.seeded([sample.case for sample in stored], seeds, refused)
         given = {sample.case.name: sample.file for sample in stored if sample.refused is None}
-        samples = truth.compute(model, cases, folder, given=given, progress=progress)
-        rows += repeated(stored, samples)
-        rows += decoded(model, manifest["programs"], manifest["seed"], progress)
+        samples = truth.compute(model, cases, folder, given=given, progress=progress, spent=spent)
+        with spent.on("comparing"):
+            rows += repeated(stored, samples)
+        with spent.on("truth"):
+            rows += decoded(model, manifest["programs"], manifest["seed"], progress)
         del model
         _give_back()
     for sample in samples:

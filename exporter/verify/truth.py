@@ -23,6 +23,7 @@ from fuseport.exporter.models.model import at, example
 from fuseport.exporter.program import Entry, named_outputs, one_line
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
+from fuseport.exporter.spent import Spent
 from fuseport.exporter.verify import baseline
 from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
@@ -43,6 +44,7 @@ def compute(
     limit: int | None = None,
     given: Mapping[str, Path] | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    spent: Spent | None = None,
 ) -> tuple[Sample, ...]:
     """Compute truth and baseline of `model` on each case, and write them to `folder`.
 
@@ -53,49 +55,60 @@ def compute(
         limit: truth of more bytes is left out of the files.
         given: files of an earlier call by the case's name, whose inputs and cotangents are taken.
         progress: told of what is being done.
+        spent: to count the time in.
 
     Raises:
         ExportFailed: the model does not run in float64.
         StorageError: there is no room for the truth.
     """
     samples = []
+    spent = spent or Spent()
     wide: tuple[Entry, nn.Module] | None = None  # one at a time: models can be large
     for number, case in enumerate(cases):
         progress(f"truth in float64: {case.name}")
         called = at(model, case.entry)
         if wide is None or wide[0] != case.entry:
             wide = None  # given back before the next is made
-            wide = case.entry, copy.deepcopy(called.module).double()
+            with spent.on("truth"):
+                wide = case.entry, copy.deepcopy(called.module).double()
         file = folder / f"case{number}.safetensors"
         with own_backward.inlined():
-            sample = _sample(called, wide[1], case, file, limit, (given or {}).get(case.name))
+            known = (given or {}).get(case.name)
+            sample = _sample(called, wide[1], case, file, limit, known, spent)
         samples.append(sample)
     write_index(folder, samples)
     return tuple(samples)
 
 
 def _sample(
-    model: Model, wide: nn.Module, case: Case, file: Path, limit: int | None, given: Path | None
+    model: Model,
+    wide: nn.Module,
+    case: Case,
+    file: Path,
+    limit: int | None,
+    given: Path | None,
+    spent: Spent,
 ) -> Sample:
-    try:
-        inputs, cotangents = _drawn(model, case) if given is None else _given(model, given)
-    except _RefusedError as refusal:
-        return Sample(case, file, {}, refused=str(refusal))
-    passed = {f"input/{name}": t for name, t in inputs.items()}
-    passed |= {f"cotangent/{name}": t for name, t in cotangents.items()}
-    exact = _exact(model, wide, inputs, cotangents)
-    none = tuple(name for name, tensor in exact.items() if tensor is None)
-    kept = apart({f"truth/{n}": t.contiguous() for n, t in exact.items() if t is not None})
-    # From here on the truth is read from disk, so that memory has it once and then not at all.
-    del exact
-    _save(passed | kept, file)
+    with spent.on("truth"):
+        try:
+            inputs, cotangents = _drawn(model, case) if given is None else _given(model, given)
+        except _RefusedError as refusal:
+            return Sample(case, file, {}, refused=str(refusal))
+        passed = {f"input/{name}": t for name, t in inputs.items()}
+        passed |= {f"cotangent/{name}": t for name, t in cotangents.items()}
+        exact = _exact(model, wide, inputs, cotangents)
+        none = tuple(name for name, tensor in exact.items() if tensor is None)
+        kept = apart({f"truth/{n}": t.contiguous() for n, t in exact.items() if t is not None})
+        # From here on the truth is read from disk, so that memory has it once, then not at all.
+        del exact
+        _save(passed | kept, file)
     omitted = [name for name, t in kept.items() if limit is not None and t.nbytes > limit]
     names = [name.removeprefix("truth/") for name in kept]
     if omitted:
         stored = passed | {name: t for name, t in kept.items() if name not in omitted}
     del kept
     sample = Sample(case, file, {}, none, tuple(n.removeprefix("truth/") for n in omitted))
-    with opened(sample) as truth:
+    with spent.on("baseline"), opened(sample) as truth:
         expected, unstable = _baseline(model, inputs, cotangents, names, truth)
     if omitted:
         file.unlink()

@@ -37,6 +37,7 @@ class _Shape:
     gated: bool = False
     bias: bool = True
     softplus: bool = True
+    before_softplus: float = -1.0
     complex: bool = False
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
@@ -58,7 +59,8 @@ class _Shape:
 
         b, d, l = self.b, self.d, self.l  # noqa: E741
         # Softplus of normal numbers around -1, or uniform ones, are steps as trained models have.
-        delta = normal(b, d, l) - 1 if self.softplus else normal(b, d, l).abs() * 0.3
+        delta = normal(b, d, l)
+        delta = delta + self.before_softplus if self.softplus else delta.abs() * 0.3
         u, A = normal(b, d, l).to(dtype), -normal(d, self.N).mul(0.5).exp().to(wide)
         if self.complex:
             A = torch.complex(A, normal(d, self.N).to(wide))
@@ -84,6 +86,9 @@ _SHAPES = {
     "gated": _Shape(gated=True),
     "bare": _Shape(skip=False, bias=False, softplus=False),
     "gated_without_softplus": _Shape(gated=True, softplus=False),
+    # Steps near 1e-5, of which log(1 + exp(x)) would lose all but a few digits.
+    "small_steps": _Shape(before_softplus=-11.0, skip=False),
+    "small_steps_gated": _Shape(before_softplus=-11.0, skip=False, gated=True),
     "one_of_everything": _Shape(b=1, d=1, l=1, N=1, gated=True),
     "length_1": _Shape(l=1, gated=True),
     "no_steps": _Shape(l=0, gated=True),

@@ -29,6 +29,8 @@ class _Shape:
     g: int = 1
     gated: bool = False
     softplus: bool = True
+    before_softplus: float = -1.0
+    first: bool = False  # the first step, from a state of zeros, without D
     wide_state: bool = True
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
@@ -41,15 +43,17 @@ class _Shape:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
         b, h, d, N = self.b, self.h, self.d, self.N
-        dt = normal(b, h, d) - 1 if self.softplus else normal(b, h, d).abs() * 0.3
+        dt = normal(b, h, d)
+        dt = dt + self.before_softplus if self.softplus else dt.abs() * 0.3
+        known = 0.0 if self.first else 1.0
         values = {
-            "state": normal(b, h, d, N).to(wide if self.wide_state else dtype),
+            "state": (normal(b, h, d, N) * known).to(wide if self.wide_state else dtype),
             "x": normal(b, h, d).to(dtype),
             "dt": dt.to(dtype),
             "A": -normal(h, d, N).mul(0.5).exp().to(wide),
             "B": normal(b, self.g, N).to(dtype),
             "C": normal(b, self.g, N).to(dtype),
-            "D": normal(h, d).to(wide),
+            "D": (normal(h, d) * known).to(wide),
             "z": normal(b, h, d).to(dtype),
             "dt_bias": (normal(h, d) * 0.2).to(wide),
         }
@@ -71,6 +75,9 @@ _SHAPES = {
     "plain": _Shape(),
     "gated": _Shape(gated=True),
     "without_softplus": _Shape(gated=True, softplus=False),
+    # Steps near 1e-5, of which log(1 + exp(x)) would lose all but a few digits.
+    "small_steps": _Shape(before_softplus=-11.0, first=True),
+    "small_steps_gated": _Shape(before_softplus=-11.0, first=True, gated=True),
     "state_of_inputs_dtype": _Shape(gated=True, wide_state=False),
     "one_of_everything": _Shape(b=1, h=1, d=1, N=1, gated=True),
     "empty_batch": _Shape(b=0, gated=True),

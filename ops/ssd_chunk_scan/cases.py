@@ -24,6 +24,8 @@ class _Shape:
     G: int = 1
     gated: bool = False
     softplus: bool = True
+    before_softplus: float = -1.0
+    skip: bool = True
     initial: bool = True
     limit: tuple[float, float] = (0.0, float("inf"))
     packed: tuple[tuple[int, int], ...] = (
@@ -40,7 +42,8 @@ class _Shape:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
         b, l, H, P, N = self.b, self.l, self.H, self.P, self.N  # noqa: E741
-        dt = normal(b, l, H) - 1 if self.softplus else normal(b, l, H).abs() * 0.3
+        dt = normal(b, l, H)
+        dt = dt + self.before_softplus if self.softplus else dt.abs() * 0.3
         initial = normal(b, H, P, N) if self.initial else torch.zeros(b, H, P, N)
         values = {
             "x": normal(b, l, H, P).to(dtype),
@@ -48,7 +51,7 @@ class _Shape:
             "A": -normal(H).mul(0.5).exp().to(wide),
             "B": normal(b, l, self.G, N).to(dtype),
             "C": normal(b, l, self.G, N).to(dtype),
-            "D": normal(H, P).to(wide),
+            "D": (normal(H, P) * self.skip).to(wide),
             "z": normal(b, l, H, P).to(dtype),
             "dt_bias": (normal(H) * 0.2).to(wide),
             "initial_states": initial.to(wide),
@@ -93,6 +96,9 @@ _SHAPES = {
     "plain": _Shape(),
     "gated": _Shape(gated=True),
     "without_softplus": _Shape(gated=True, softplus=False, initial=False),
+    # Steps near 1e-5, of which log(1 + exp(x)) would lose all but a few digits.
+    "small_steps": _Shape(before_softplus=-11.0, skip=False, initial=False),
+    "small_steps_gated": _Shape(before_softplus=-11.0, skip=False, initial=False, gated=True),
     "limited": _Shape(l=40, limit=(0.2, 0.5)),
     "one_of_everything": _Shape(b=1, l=1, H=1, P=1, N=1, gated=True),
     "length_1": _Shape(l=1, gated=True),

@@ -3,7 +3,9 @@
 A candidate writes files, which the runtime that failed runs as it runs any artifact.
 """
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,9 +17,11 @@ from fuseport.exporter import formats, runtimes
 from fuseport.exporter.program import Program, rebuilt
 from fuseport.exporter.verify.localise import parts
 from fuseport.exporter.verify.localise.onnx_file import OnnxFile
+from fuseport.exporter.verify.localise.package_constants import constants
+from fuseport.exporter.verify.localise.script_file import ScriptFile
 from fuseport.exporter.verify.localise.written import Written
 
-__all__ = ["Candidate", "Graph", "model_graph", "of"]
+__all__ = ["Candidate", "Graph", "differentiable", "model_graph", "of"]
 
 Method = Literal["intermediates", "bisection"]
 
@@ -48,8 +52,8 @@ class Candidate(Protocol):
 
 def of(
     runtime: str, artifact: Path, program: Program, facts: Mapping[str, object], weights: Path
-) -> Candidate:
-    """The candidate for an artifact in a runtime.
+) -> Iterator[Candidate]:
+    """The candidates for an artifact in a runtime; where one does not show the fault, the next may.
 
     Args:
         runtime: that failed.
@@ -62,24 +66,49 @@ def of(
     format_name = runtimes.get(runtime).FORMAT
     nodes = {node.name: node for node in program.exported.graph.nodes}
     if format_name is None:
-        return model_graph(program)
-    if artifact.name.endswith(".onnx"):
+        yield model_graph(program)
+    elif artifact.name.endswith(".onnx"):
         opset = facts.get("opset", formats.DEFAULT_OPSET)
         assert isinstance(opset, int)
-        return OnnxFile.of(runtime, str(format_name), artifact, program, opset, weights)
-    if format_name == "exported_program":
+        yield OnnxFile.of(runtime, str(format_name), artifact, program, opset, weights)
+    elif format_name == "exported_program":
         inside = replace(program, exported=torch.export.load(artifact))
         there = {node.name: node for node in inside.exported.graph.nodes}
         same = frozenset(
             n for n in nodes if n in there and parts.called(nodes[n]) == parts.called(there[n])
         )
-        return Graph(runtime, format_name, inside, same)
-    method: Method = "bisection"
-    if format_name == "torchscript":
-        method = "intermediates" if runtime == "torchscript" else "bisection"
+        yield Graph(runtime, format_name, inside, same)
+    elif format_name == "torchscript":
+        with suppress(LookupError):  # written by something else
+            yield ScriptFile.of(runtime, artifact, program)
+        yield _rewritten(runtime, artifact, program, weights)
+    else:
+        # Machine code hands out no value. Its weights may be at fault, which the model's graph
+        # shows; or else the compiler, which shows it again where the cuts leave it what it was.
+        inside = replace(program, exported=_with_state(program.exported, constants(artifact)))
+        yield Graph("exported_program", "exported_program", inside, frozenset(nodes))
+        yield Graph(runtime, format_name, inside, frozenset(nodes), "bisection", weights)
+
+
+def differentiable(
+    runtime: str, artifact: Path, program: Program, facts: Mapping[str, object], weights: Path
+) -> Iterator["Graph"]:
+    """Those of the candidates whose gradients a runtime's autograd can be asked for."""
+    if runtimes.get(runtime).FORMAT == "torchscript":
+        yield _rewritten(runtime, artifact, program, weights)
+    else:
+        every = of(runtime, artifact, program, facts, weights)
+        yield from (candidate for candidate in every if isinstance(candidate, Graph))
+
+
+def _rewritten(runtime: str, artifact: Path, program: Program, weights: Path) -> "Graph":
+    """The captured program over the parameters of a TorchScript file, as such a file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
         state = torch.jit.load(str(artifact), map_location="cpu").state_dict()
-        program = replace(program, exported=_with_state(program.exported, state))
-    return Graph(runtime, format_name, program, frozenset(nodes), method, weights)
+    program = replace(program, exported=_with_state(program.exported, state))
+    nodes = frozenset(node.name for node in program.exported.graph.nodes)
+    return Graph(runtime, "torchscript", program, nodes, "bisection", weights)
 
 
 def model_graph(program: Program) -> "Graph":

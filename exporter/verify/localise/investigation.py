@@ -1,6 +1,6 @@
 """One failure → where it begins and who is at fault."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fuseport.exporter.errors import FuseportError
@@ -8,7 +8,6 @@ from fuseport.exporter.program import one_line
 from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
 from fuseport.exporter.verify.localise import candidates, parts
 from fuseport.exporter.verify.localise.attribution import Fault, attributed, is_onnx
-from fuseport.exporter.verify.localise.candidates import Candidate, Graph
 from fuseport.exporter.verify.localise.look import Alone, Forward, Look
 from fuseport.exporter.verify.localise.look_back import Backward
 from fuseport.exporter.verify.localise.scene import Failure, Scene
@@ -44,9 +43,8 @@ def investigated(
     method = None
     try:
         progress("looking for where it begins")
-        look, candidate, target = _look(failure, scene)
-        method = candidate.method
-        found, alone = _searched(look, target, scene.budget)
+        look, found, alone = _found(failure, scene)
+        method = look.candidate.method
         divergence = replace(
             look.divergence(found), alone="wrong here" if alone.wrong else "carried here"
         )
@@ -73,7 +71,18 @@ def investigated(
     return Finding(diagnosis, shown)
 
 
-def _look(failure: Failure, scene: Scene) -> tuple[Look, Candidate, str]:
+def _found(failure: Failure, scene: Scene) -> tuple[Look, Found, Alone]:
+    """What the first candidate that shows the fault says of it."""
+    reasons: list[str] = []
+    for look, target in _looks(failure, scene):
+        try:
+            return look, *_searched(look, target, scene.budget)
+        except NotRunError as error:
+            reasons.append(one_line(error))
+    raise NotRunError("; ".join(dict.fromkeys(reasons)))
+
+
+def _looks(failure: Failure, scene: Scene) -> Iterator[tuple[Look, str]]:
     """How to look into a failure, and the wrong value to begin with."""
     job = failure.job
     kind = job.program
@@ -84,29 +93,28 @@ def _look(failure: Failure, scene: Scene) -> tuple[Look, Candidate, str]:
     if kind not in scene.programs:
         raise LookupError(f"there is no {kind} program to look into")
     program = scene.programs[kind]
-    candidate = candidates.of(
-        job.runtime, job.artifact, program, scene.facts(job.artifact), scene.bundle.weights
-    )
+    of = job.runtime, job.artifact, program, scene.facts(job.artifact), scene.bundle.weights
     inputs, cotangents = scene.tensors(kind)
     node_of = parts.node_of(program)
     place = {node.name: i for i, node in enumerate(program.exported.graph.nodes)}
     if backwards:
-        if not isinstance(candidate, Graph):
-            raise LookupError(f"{failure.artifact} is not differentiated by its runtime")
-        back = Backward(program, candidate, scene.trials, inputs, cotangents)
         wanted = [name.removeprefix("grad/") for name in failure.tensors]
         targets = [node_of[name] for name in wanted if name in node_of]
-        # The one whose last use comes last: autograd comes to that first.
-        last = {name: max((place[u] for u in back.needs[name]), default=-1) for name in targets}
         if not targets:
             raise LookupError(f"{wanted[0]} is no input and no parameter of the program")
-        return back, candidate, max(targets, key=lambda name: last[name])
+        for candidate in candidates.differentiable(*of):
+            back = Backward(program, candidate, scene.trials, inputs, cotangents)
+            # The one whose last use comes last: autograd comes to that first.
+            last = {n: max((place[u] for u in back.needs[n]), default=-1) for n in targets}
+            yield back, max(targets, key=lambda name: last[name])
+        return
     named = outputs if job.way == "autograd" else list(failure.tensors)
     targets = [node_of[name] for name in named if name in node_of]
     if not targets:
         raise LookupError(f"{named[0]} is no output of the program")
-    forward = Forward(program, candidate, scene.trials, inputs)
-    return forward, candidate, min(targets, key=lambda name: place[name])
+    for each in candidates.of(*of):
+        forward = Forward(program, each, scene.trials, inputs)
+        yield forward, min(targets, key=lambda name: place[name])
 
 
 def _searched(look: Look, target: str, budget: int) -> tuple[Found, Alone]:

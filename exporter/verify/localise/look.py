@@ -37,6 +37,7 @@ class Alone:
         truth: of the value, and what else is known of it.
         name: of the value among what the file gives.
         operators: that are in it.
+        runtime: that ran it.
     """
 
     judgement: Judgement
@@ -47,6 +48,7 @@ class Alone:
     truth: tuple[Tensor, Expected]
     name: str
     operators: frozenset[str]
+    runtime: str
 
     @property
     def wrong(self) -> bool:
@@ -66,6 +68,10 @@ class Look(Protocol):
 
     needs: Mapping[str, Sequence[str]]
     sizes: dict[str, int]
+
+    @property
+    def candidate(self) -> Candidate:
+        """What is looked into."""
 
     def wrong(self, names: Sequence[str]) -> set[str]:
         """The wrong ones of these values."""
@@ -147,7 +153,9 @@ class Forward:
         if judgement.verdict != "fail" and not found.vanished:
             within = self._within(found, entries, program, inputs)
         operators = frozenset(parts.called(self.nodes[name]) for name in found.within)
-        return Alone(judgement, within, written, inputs, None, known, found.value, operators)
+        runtime = self.candidate.runtime
+        value = found.value
+        return Alone(judgement, within, written, inputs, None, known, value, operators, runtime)
 
     def _within(
         self, found: Found, entries: Sequence[str], program: Program, inputs: Tensors

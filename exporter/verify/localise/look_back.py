@@ -92,7 +92,9 @@ class Backward:
         if judgement.verdict != "fail" and not found.vanished:
             within = self._within(found, program, inputs, outputs)
         operators = frozenset(parts.called(self.nodes[name]) for name in compute)
-        return Alone(judgement, within, written, values, cotangents, known, name, operators)
+        return Alone(
+            judgement, within, written, values, cotangents, known, name, operators, runtime
+        )
 
     def _within(
         self, found: Found, program: Program, inputs: Tensors, outputs: Sequence[str]

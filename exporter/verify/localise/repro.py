@@ -62,6 +62,7 @@ class _Content:
         truth: of what is compared.
         operators: that are in it.
         what: it shows, in words.
+        runtime: that shows it.
     """
 
     file: Path
@@ -70,6 +71,7 @@ class _Content:
     truth: Mapping[str, tuple[Tensor, Expected]]
     operators: frozenset[str]
     what: str
+    runtime: str
 
 
 def written(finding: Finding, failure: Failure, scene: Scene, folder: Path) -> str:
@@ -83,7 +85,7 @@ def written(finding: Finding, failure: Failure, scene: Scene, folder: Path) -> s
     reasons: list[str] = []
     for content in _contents(finding, failure, scene):
         try:
-            _write(content, failure.job.runtime, folder)
+            _write(content, folder)
             done = _tried(folder, scene.trials.limits.seconds)
         except (_CannotError, FuseportError, BuildError, OSError) as error:
             reasons.append(one_line(error).removeprefix("_CannotError: "))
@@ -117,6 +119,7 @@ def _of_part(alone: Alone, what: str) -> _Content:
         truth={alone.name if alone.cotangents is not None else _only(alone): alone.truth},
         operators=alone.operators,
         what=what,
+        runtime=alone.runtime,
     )
 
 
@@ -140,10 +143,12 @@ def _of_whole(failure: Failure, scene: Scene) -> _Content:
         truth=known,
         operators=frozenset(scene.bundle.manifest["ops"]),
         what=f"the whole of {job.artifact.name}",
+        runtime=job.runtime,
     )
 
 
-def _write(content: _Content, runtime: str, folder: Path) -> None:
+def _write(content: _Content, folder: Path) -> None:
+    runtime = content.runtime
     if runtime not in _KINDS:
         raise _CannotError(f"no script can run what {runtime} runs")
     if not content.truth:

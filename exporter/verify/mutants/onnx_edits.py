@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -214,17 +214,35 @@ BODIES = tuple(
 )
 
 
-def sites(nodes: Nodes, edit: Edit, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """The nodes that an edit fits, those in bodies of loops and branches too.
+def sites(
+    nodes: Nodes, results: Iterable[str], edit: Edit, path: tuple[int, ...] = ()
+) -> Iterator[tuple[int, ...]]:
+    """The nodes that an edit fits and that results come of, in bodies of loops and branches too.
 
     Each by its numbers: of the node in the outermost list, of the attribute, of the node there.
     """
+    used = _used(nodes, set(results))
     for number, node in enumerate(nodes):
+        if used.isdisjoint(node.output):
+            continue  # a body can have nodes that another one needs, which is made of the same text
         if edit.fits(node):
             yield (*path, number)
         for which, attribute in enumerate(node.attribute):
             if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from sites(attribute.g.node, edit, (*path, number, which))
+                inner = [value.name for value in attribute.g.output]
+                yield from sites(attribute.g.node, inner, edit, (*path, number, which))
+
+
+def _used(nodes: Nodes, results: set[str]) -> set[str]:
+    """The values that results are computed from, and themselves."""
+    used = set(results)
+    for node in reversed(nodes):
+        if not used.isdisjoint(node.output):
+            used.update(node.input)
+            for attribute in node.attribute:
+                inner = {value.name for value in attribute.g.output}
+                used |= _used(attribute.g.node, inner)
+    return used
 
 
 def applied(nodes: Nodes, edit: Edit, site: Sequence[int]) -> str:
@@ -255,7 +273,7 @@ def bodies(spec: OpSpec, opset: int, seed: int, everywhere: bool) -> Iterator[Mu
         found = [
             (function.name, site)
             for function in functions
-            for site in _drawn(list(sites(function.node, edit)), draw)
+            for site in _drawn(list(sites(function.node, function.output, edit)), draw)
         ]
         for name, site in found if everywhere else draw.sample(found, min(1, len(found))):
             function = copy.deepcopy(next(f for f in functions if f.name == name))

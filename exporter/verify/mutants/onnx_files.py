@@ -56,9 +56,10 @@ def made(asked: Asked) -> Iterator[Made]:
     for name in asked.drawn(sized, "size baked in"):
         yield of("size baked in", name, partial(_baked, name, shapes))
     for kind, mistake in EDITS.items():
-        found = [(-1, site) for site in sites(model.graph.node, mistake)]
+        results = [value.name for value in model.graph.output]
+        found = [(-1, site) for site in sites(model.graph.node, results, mistake)]
         for i, function in enumerate(model.functions):
-            found += [(i, site) for site in sites(function.node, mistake)]
+            found += [(i, site) for site in sites(function.node, function.output, mistake)]
         for where, site in asked.drawn(found, kind):
             owner = model.graph if where < 0 else model.functions[where]
             words = applied(copy.deepcopy(owner).node, mistake, site)

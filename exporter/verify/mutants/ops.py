@@ -15,7 +15,7 @@ from fuseport.exporter.verify.mutants.catalogue import CATALOGUE, OWN_FORWARD, O
 from fuseport.exporter.verify.mutants.kinds import Mutant, seen
 from fuseport.exporter.verify.mutants.planting import planted
 from fuseport.exporter.verify.mutants.report import Clean, Planted
-from fuseport.exporter.verify.op_check import first_failure, rows, surroundings
+from fuseport.exporter.verify.op_check import LOWERED, first_failure, rows, surroundings
 from fuseport.exporter.verify.op_check.gradients import Standard, standard
 from fuseport.exporter.verify.op_check.subject import (
     Point,
@@ -71,6 +71,8 @@ def attempt(spec: OpSpec, mutant: Mutant, names: Sequence[str], seed: int = 0) -
         names: of the checks; those that are there to see its kind are made first.
         seed: of values.
     """
+    if mutant.kind.where == "lowering":
+        names = [n for n in names if n in LOWERED]  # the others never meet it
     ordered = [n for n in mutant.kind.checks if n in names]
     ordered += [n for n in names if n not in ordered]
     cases = _cases(spec, mutant)

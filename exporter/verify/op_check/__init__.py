@@ -23,6 +23,7 @@ from fuseport.ops.spec import OpSpec
 
 __all__ = [
     "CHECKS",
+    "LOWERED",
     "SLOW",
     "OpReport",
     "OpRow",
@@ -53,6 +54,9 @@ CHECKS: Mapping[str, Check] = {
     "aot_inductor": programs.aot_inductor,
 }
 """Every check, by name, in the order in which they run."""
+
+LOWERED = ("onnx", "onnx native", "onnxruntime+fused")
+"""Those that run what an op is lowered to."""
 
 SLOW = ("torch.compile", "aot_inductor")
 """Those that compile, which takes a minute each."""

@@ -28,6 +28,7 @@ def to_json(report: Report) -> str:
         "manifest_sha256": report.manifest_sha256,
         "environment": dict(report.environment),
         "seconds": round(report.seconds, 3),
+        "spent": {part: round(seconds, 3) for part, seconds in report.spent.items()},
         "notes": list(report.notes),
         "results": [_finite(asdict(row)) for row in report.results],
         "diagnoses": [_finite(asdict(diagnosis)) for diagnosis in report.diagnoses],
@@ -60,6 +61,8 @@ def from_json(text: str) -> Report:
             raise ValueError("bundle or environment is of another type")
         if not _is_figure(report.seconds):
             raise ValueError("seconds is not a number")
+        if not all(map(_is_figure, report.spent.values())):
+            raise ValueError("what seconds were spent on is no number")
         if summary != report.summary:
             raise ValueError("its summary does not count its rows")
         return report

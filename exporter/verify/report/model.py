@@ -77,6 +77,8 @@ class Report:
         results: the rows.
         notes: what the reader should know, a sentence each.
         diagnoses: of failures: where they begin, and who is at fault.
+        spent: seconds by what they were spent on, see `spent.PARTS`; runtimes compute while others'
+            results are compared, so that the sum may be more than `seconds`.
     """
 
     bundle: str
@@ -86,6 +88,7 @@ class Report:
     results: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
