@@ -52,6 +52,8 @@ __all__ = [
     "look",
     "run_compiler",
     "status",
+    "torch_link",
+    "torch_unit",
 ]
 
 OPS_FOLDER = Path(__file__).parent
@@ -219,25 +221,32 @@ def kernel_units(spec: OpSpec) -> tuple[Unit, ...]:
     )
 
 
-def _for_torch(spec: OpSpec) -> Library:
+def torch_unit(source: Path, flags: tuple[str, ...] = ()) -> Unit:
+    """A binding to torch, with the flags that it is compiled with."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
-    headers, lib = _TORCH / "include", _TORCH / "lib"
+    headers = _TORCH / "include"
     include = (
         f"-I{headers}",
         f"-I{headers / 'torch/csrc/api/include'}",
         f"-ffile-prefix-map={_TORCH}=torch",
     )
-    link: tuple[str, ...] = (f"-L{lib}", "-ltorch_cpu", "-lc10")
+    return Unit(source, (abi, *flags), lambda: include, torch.__version__)
+
+
+def torch_link(*libraries: str) -> tuple[str, ...]:
+    """Flags of the linker for a library of bindings to torch, and torch's `libraries`."""
+    lib = _TORCH / "lib"
+    link = (f"-L{lib}", "-ltorch_cpu", "-lc10", *(f"-l{name}" for name in libraries))
     if sys.platform == "darwin":
         # Symbols of OpenMP come from the runtime that torch has loaded: native/parallel.hpp.
-        link = (*link, f"-Wl,-rpath,{lib}", "-Wl,-undefined,dynamic_lookup")
-    binding = spec.folder / "torch.cpp"
+        return (*link, f"-Wl,-rpath,{lib}", "-Wl,-undefined,dynamic_lookup")
     # Elsewhere no rpath: whoever opens the library has loaded libtorch, wherever that lies.
-    return Library(
-        spec.name,
-        (Unit(binding, (abi,), lambda: include, torch.__version__), *kernel_units(spec)),
-        link,
-    )
+    return link
+
+
+def _for_torch(spec: OpSpec) -> Library:
+    units = (torch_unit(spec.folder / "torch.cpp"), *kernel_units(spec))
+    return Library(spec.name, units, torch_link())
 
 
 def _sources(units: Sequence[Unit]) -> dict[str, bytes]:
