@@ -92,12 +92,15 @@ class Unit:
         flags: beyond those of all sources.
         include: the flags that name folders of other headers; BuildError if those are not here.
         version: of those headers: of torch.
+        command: of another compiler than the one of C++, with its flags; its version is in
+            `version`, and what of its flags matters in `flags`.
     """
 
     source: Path
     flags: tuple[str, ...] = ()
     include: Callable[[], Sequence[str]] = _no_headers
     version: str = ""
+    command: Callable[[], Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -221,16 +224,19 @@ def kernel_units(spec: OpSpec) -> tuple[Unit, ...]:
     )
 
 
-def torch_unit(source: Path, flags: tuple[str, ...] = ()) -> Unit:
-    """A binding to torch, with the flags that it is compiled with."""
+def torch_unit(
+    source: Path,
+    flags: tuple[str, ...] = (),
+    headers: Callable[[], Sequence[str]] = _no_headers,
+) -> Unit:
+    """A binding to torch, with the flags that it is compiled with, and those of other headers."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
-    headers = _TORCH / "include"
     include = (
-        f"-I{headers}",
-        f"-I{headers / 'torch/csrc/api/include'}",
+        f"-I{_TORCH / 'include'}",
+        f"-I{_TORCH / 'include/torch/csrc/api/include'}",
         f"-ffile-prefix-map={_TORCH}=torch",
     )
-    return Unit(source, (abi, *flags), lambda: include, torch.__version__)
+    return Unit(source, (abi, *flags), lambda: (*include, *headers()), torch.__version__)
 
 
 def torch_link(*libraries: str) -> tuple[str, ...]:
@@ -336,8 +342,12 @@ def _object(unit: Unit, library: Library, compiler: list[str]) -> Path:
     private = (f"-ffile-prefix-map={root}=ops" for root in others)
     include = (*(f"-I{root}" for root in others), *unit.include())
     with _staged(target) as compiled:
-        flags = (*_FLAGS, *private, *include, *unit.flags)
-        run_compiler([*compiler, *flags, "-c", str(unit.source), "-o", str(compiled)])
+        command = (
+            [*compiler, *_FLAGS, *private, *include, *unit.flags]
+            if unit.command is None
+            else list(unit.command())
+        )
+        run_compiler([*command, "-c", str(unit.source), "-o", str(compiled)])
     return target
 
 
@@ -350,10 +360,10 @@ def _staged(target: Path) -> Iterator[Path]:
         os.replace(staged, target)
 
 
-def run_compiler(command: list[str]) -> str:
-    """What a compiler prints; BuildError, with the end of its complaint, if it fails."""
+def run_compiler(command: list[str], errors: bool = False) -> str:
+    """What a compiler prints, or prints as errors; BuildError, with their end, if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
         raise BuildError(f"{command[0]} failed (exit {done.returncode}): {reason}")
-    return done.stdout
+    return done.stderr if errors else done.stdout

@@ -18,13 +18,15 @@ from torch import Tensor
 from fuseport.ops import OPS, build
 from fuseport.ops.selective_scan.cases import CASES, _Shape
 from fuseport.ops.selective_scan.shapes import CHUNK
-from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
+from fuseport.ops.spec import Case, Inputs, Operator
 
 ON_CPU = Path(__file__).parent / "cuda_on_cpu"
 NAMESPACE = "fuseport_cuda_on_cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SPEC = OPS["selective_scan"]
 CASE = {case.name: case for case in CASES}
+# Without the largest: what they have, others have in less, and a GPU of one thread is slow.
+QUICK = [case for case in CASES if not case.name.endswith(("many_units", "channels_130"))]
 
 
 class Device:
@@ -143,7 +145,7 @@ def case_of(name: str, **shape: object) -> Case:
     return Case(name, f"selective_scan{'_gated' * made.gated}", made.make)
 
 
-@pytest.mark.in_turn(CASES, DTYPES, ("gated", "complex_gated", "chunk_plus_1"))
+@pytest.mark.in_turn(QUICK, DTYPES, ("gated", "complex_gated", "chunk_plus_1"))
 def test_kernels_are_as_good_as_the_reference(
     device: Device, case: Case, dtype: torch.dtype
 ) -> None:
@@ -220,12 +222,11 @@ def test_inputs_are_checked_as_on_the_cpu(device: Device) -> None:
     operator = SPEC.operator("selective_scan")
     with pytest.raises(ValueError, match=r"fuseport::selective_scan: B must be") as caught:
         device(operator, *inputs.values())
-    with pytest.raises(ValueError) as expected:
+    with pytest.raises(ValueError, match="B must be") as expected:
         operator.reference(*inputs.values())
     assert str(caught.value).splitlines()[0] == str(expected.value)
 
 
 def test_the_operators_are_all_there() -> None:
-    assert isinstance(SPEC, OpSpec)
     binding = (SPEC.folder / "cuda.cpp").read_text()
     assert all(f'm.impl("{operator.name}"' in binding for operator in SPEC.operators)
