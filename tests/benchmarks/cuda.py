@@ -5,8 +5,8 @@
 
 Medians by CUDA events, over inputs that rotate through more than twice the L2. The floor of a pass
 is the larger of two times: the bytes of its inputs and outputs, each moved once, over the bandwidth
-of a copy, and its exponentials, one for each state and step, over their rate; both rates are measured
-in the same run. Without a GPU, or without nvcc, it says so and ends with exit code 5. The peer is
+of a copy, and its exponentials, one for each state and step, over their rate; both rates are
+measured in the same run. Without a GPU, or nvcc, it says so and ends with exit code 5. The peer is
 `selective_scan_cuda`, built from mamba_ssm's source distribution; without it `peer_us` is null.
 """
 
@@ -65,15 +65,12 @@ def bytes_per_second() -> float:
 def exponentials_per_second() -> float:
     flags = cuda.compile_command(cuda.architectures())
     unit = Unit(build.OPS_FOLDER / "native" / "floor.cu", tuple(flags[1:-1]), command=lambda: flags)
-    library = ctypes.CDLL(
-        str(build.built(Library("floor-cuda", (unit,), build.torch_link("c10_cuda"))))
-    )
+    path = build.built(Library("floor-cuda", (unit,), build.torch_link("c10_cuda")))
+    library = ctypes.CDLL(str(path))
     library.exponentials_threads.restype = ctypes.c_int64
     launch = library.exponentials_launch
-    launch.restype, launch.argtypes = (
-        ctypes.c_int64,
-        [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p],
-    )
+    launch.restype = ctypes.c_int64
+    launch.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
     to = torch.empty(library.exponentials_threads(), device="cuda")
     count = 0
 
