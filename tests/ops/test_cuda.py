@@ -112,7 +112,7 @@ def test_a_torch_without_cuda_wants_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_the_benchmark_says_that_there_is_no_gpu() -> None:
-    script = ROOT / "tests" / "benchmarks" / "cuda.py"
+    script = ROOT / "tests" / "benchmarks" / "gpu.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 5
     assert done.stderr.startswith("nothing is measured: ")

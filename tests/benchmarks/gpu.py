@@ -1,13 +1,15 @@
 """The selective scan on a GPU, against mamba_ssm's extension and against the floor.
 
-    python tests/benchmarks/cuda.py                        # all shapes, writes results/cuda.json
-    python tests/benchmarks/cuda.py --shape 8,1536,2048,16 --dtype bfloat16 --json /tmp/one.json
+    python tests/benchmarks/gpu.py                        # all shapes, writes results/cuda.json
+    python tests/benchmarks/gpu.py --shape 8,1536,2048,16 --dtype bfloat16 --json /tmp/one.json
 
 Medians by CUDA events, over inputs that rotate through more than twice the L2. The floor of a pass
 is the larger of two times: the bytes of its inputs and outputs, each moved once, over the bandwidth
 of a copy, and its exponentials, one for each state and step, over their rate; both rates are
 measured in the same run. Without a GPU, or nvcc, it says so and ends with exit code 5. The peer is
 `selective_scan_cuda`, built from mamba_ssm's source distribution; without it `peer_us` is null.
+
+It is not called cuda.py: a script's folder comes first among those that torch imports `cuda` from.
 """
 
 import argparse
@@ -209,7 +211,7 @@ def main() -> None:
             f"{share:.0%} of the floor by {row['floor_is']}"
         )
     content = {
-        "command": "python tests/benchmarks/cuda.py " + " ".join(sys.argv[1:]),
+        "command": "python tests/benchmarks/gpu.py " + " ".join(sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
         "gpu": torch.cuda.get_device_name(),
         "cuda": torch.version.cuda,
