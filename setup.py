@@ -28,7 +28,7 @@ setup(
     package_dir={NAME: ".", **{f"{NAME}.{root}": root for root in ROOTS}},
     # `native`, `host` and `page` are no packages, since there is no Python in them.
     package_data={
-        "": ["*.cpp", "*.hpp", "*.h", "*.cuh"],
+        "": ["*.cpp", "*.hpp", "*.h", "*.cu", "*.cuh"],
         f"{NAME}.exporter.runtimes": ["host/**"],
         f"{NAME}.exporter.verify.report": ["page/**"],
         f"{NAME}.ops": ["native/**"],

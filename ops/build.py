@@ -54,6 +54,8 @@ __all__ = [
     "run_compiler",
     "staged",
     "status",
+    "torch_link",
+    "torch_unit",
 ]
 
 OPS_FOLDER = Path(__file__).parent
@@ -95,12 +97,15 @@ class Unit:
         flags: beyond those of all sources.
         include: the flags that name folders of other headers; BuildError if those are not here.
         version: of those headers: of torch.
+        command: of another compiler than the one of C++, with its flags; its version is in
+            `version`, and what of its flags matters in `flags`.
     """
 
     source: Path
     flags: tuple[str, ...] = ()
     include: Callable[[], Sequence[str]] = _no_headers
     version: str = ""
+    command: Callable[[], Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -226,25 +231,35 @@ def kernel_units(spec: OpSpec) -> tuple[Unit, ...]:
     )
 
 
-def _for_torch(spec: OpSpec) -> Library:
+def torch_unit(
+    source: Path,
+    flags: tuple[str, ...] = (),
+    headers: Callable[[], Sequence[str]] = _no_headers,
+) -> Unit:
+    """A binding to torch, with the flags that it is compiled with, and those of other headers."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
-    headers, lib = _TORCH / "include", _TORCH / "lib"
     include = (
-        f"-I{headers}",
-        f"-I{headers / 'torch/csrc/api/include'}",
+        f"-I{_TORCH / 'include'}",
+        f"-I{_TORCH / 'include/torch/csrc/api/include'}",
         f"-ffile-prefix-map={_TORCH}=torch",
     )
-    link: tuple[str, ...] = (f"-L{lib}", "-ltorch_cpu", "-lc10")
+    return Unit(source, (abi, *flags), lambda: (*include, *headers()), torch.__version__)
+
+
+def torch_link(*libraries: str) -> tuple[str, ...]:
+    """Flags of the linker for a library of bindings to torch, and torch's `libraries`."""
+    lib = _TORCH / "lib"
+    link = (f"-L{lib}", "-ltorch_cpu", "-lc10", *(f"-l{name}" for name in libraries))
     if sys.platform == "darwin":
         # Symbols of OpenMP come from the runtime that torch has loaded: native/parallel.hpp.
-        link = (*link, f"-Wl,-rpath,{lib}", "-Wl,-undefined,dynamic_lookup")
-    binding = spec.folder / "torch.cpp"
+        return (*link, f"-Wl,-rpath,{lib}", "-Wl,-undefined,dynamic_lookup")
     # Elsewhere no rpath: whoever opens the library has loaded libtorch, wherever that lies.
-    return Library(
-        spec.name,
-        (Unit(binding, (abi,), lambda: include, torch.__version__), *kernel_units(spec)),
-        link,
-    )
+    return link
+
+
+def _for_torch(spec: OpSpec) -> Library:
+    units = (torch_unit(spec.folder / "torch.cpp"), *kernel_units(spec))
+    return Library(spec.name, units, torch_link())
 
 
 def _sources(units: Sequence[Unit]) -> dict[str, bytes]:
@@ -334,8 +349,12 @@ def _object(unit: Unit, library: Library, compiler: list[str]) -> Path:
     private = (f"-ffile-prefix-map={root}=ops" for root in others)
     include = (*(f"-I{root}" for root in others), *unit.include())
     with staged(target) as compiled:
-        flags = (*_FLAGS, *private, *include, *unit.flags)
-        run_compiler([*compiler, *flags, "-c", str(unit.source), "-o", str(compiled)])
+        command = (
+            [*compiler, *_FLAGS, *private, *include, *unit.flags]
+            if unit.command is None
+            else list(unit.command())
+        )
+        run_compiler([*command, "-c", str(unit.source), "-o", str(compiled)])
     return target
 
 
@@ -412,10 +431,10 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def run_compiler(command: list[str]) -> str:
-    """What a compiler prints; BuildError, with the end of its complaint, if it fails."""
+def run_compiler(command: list[str], errors: bool = False) -> str:
+    """What a compiler prints, or prints as errors; BuildError, with their end, if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
         raise BuildError(f"{command[0]} failed (exit {done.returncode}): {reason}")
-    return done.stdout
+    return done.stderr if errors else done.stdout

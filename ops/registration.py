@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._library import simple_registry
 from torch._library.custom_ops import OPDEFS
 
-from fuseport.ops import build
+from fuseport.ops import build, cuda
 from fuseport.ops.spec import NAMESPACE, Operator, OpSpec, as_tuple
 
 __all__ = [
@@ -75,7 +75,7 @@ def ensure(spec: OpSpec) -> Implementation:
 
 def ensure_if_cached(spec: OpSpec) -> Implementation | None:
     """Registers the op if that needs no compiler; says what runs it now."""
-    if not _native_wanted(spec) or build.cached(spec) is not None:
+    if not _native_wanted(spec) or (build.cached(spec) is not None and cuda.settled(spec)):
         return ensure(spec)
     return implementation(spec)
 
@@ -116,6 +116,7 @@ def _register(spec: OpSpec) -> None:
             try:
                 build.load(spec)
                 done = "native"
+                _load_cuda(spec)
             except build.BuildError as error:
                 _log.warning("fuseport: %s runs in plain torch, slowly: %s", spec.name, error)
         elif any(map(_known, spec.operators)):
@@ -126,6 +127,15 @@ def _register(spec: OpSpec) -> None:
         completed = [what for operator in spec.operators for what in _complete(operator, spec)]
         _python_only[_key(spec)] = tuple(completed)
         _registered[_key(spec)] = done
+
+
+def _load_cuda(spec: OpSpec) -> None:
+    """Loads the op's kernels for the GPUs that are here; without them the reference runs there."""
+    try:
+        if cuda.wanted(spec):
+            cuda.load(spec)
+    except build.BuildError as error:
+        _log.warning("fuseport: %s runs in plain torch on CUDA, slowly: %s", spec.name, error)
 
 
 def _complete(operator: Operator, spec: OpSpec) -> Iterator[str]:

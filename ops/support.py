@@ -38,7 +38,7 @@ def support(spec: OpSpec) -> dict[str, Support]:
     found = {
         "reference": True,
         "CPU": spec.has("torch.cpp"),
-        "CUDA": spec.has("kernel.cuh") or spec.has("kernel.cu"),
+        "CUDA": spec.has("kernel.cu") and spec.has("cuda.cpp"),
         "fake": True,
         "autograd": any(operator.backward for operator in spec.operators),
         "ONNX portable": lowered,

@@ -23,7 +23,7 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-SOURCES = [path for path in files() if path.suffix in (".py", ".cpp", ".hpp", ".cuh", ".h")]
+SOURCES = [path for path in files() if path.suffix in (".py", ".cpp", ".hpp", ".cu", ".cuh", ".h")]
 PACKAGE = ("__init__.py", "cli.py", "exporter", "ops")
 MODULES = [p for p in SOURCES if p.suffix == ".py" and relative(p).split("/")[0] in PACKAGE]
 

@@ -1,0 +1,169 @@
+"""Compiles and loads the CUDA kernels of ops: a library beside the op's own, where there is a GPU.
+
+An op takes part by `cuda.cpp`, its binding to torch, and `kernel.cu`, which nvcc compiles for the
+GPUs of this machine and, as PTX, for later ones. The library is apart from the op's own, which thus
+stays what it is on machines without CUDA, and links nothing of it. Looking for GPUs starts no CUDA
+context: a process may still fork. CUDA's runtime is the one that torch has loaded.
+"""
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fuseport.ops import build
+from fuseport.ops.build import BuildError, Library, Unit
+from fuseport.ops.spec import OpSpec
+
+__all__ = [
+    "ARCHITECTURES",
+    "architectures",
+    "cached",
+    "compile_command",
+    "load",
+    "nvcc",
+    "settled",
+    "wanted",
+]
+
+ARCHITECTURES = "FUSEPORT_CUDA_ARCHITECTURES"
+"""The environment variable that names what to compile for, `80;90`, instead of this machine's."""
+
+_FLAGS = ("-std=c++20", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden")
+_OLDEST = 80  # bfloat16 conversions
+
+
+def wanted(spec: OpSpec) -> bool:
+    """Whether the op has CUDA kernels, torch has CUDA, and there is a GPU, or one is named."""
+    if spec.library is not None or os.environ.get("FUSEPORT_NATIVE") == "0":
+        return False
+    return torch.version.cuda is not None and spec.has("cuda.cpp") and bool(architectures())
+
+
+def settled(spec: OpSpec) -> bool:
+    """Whether a use of the op would compile nothing for CUDA."""
+    try:
+        return not wanted(spec) or cached(spec) is not None
+    except BuildError:
+        return True  # it cannot be compiled, and says so when it is used
+
+
+def cached(spec: OpSpec) -> Path | None:
+    """The library of the op's CUDA kernels if it need not be built; BuildError without nvcc."""
+    return build.find(_library(spec))
+
+
+def load(spec: OpSpec) -> Path:
+    """Loads the CUDA kernels of the op, compiled now if need be, after the op's own library.
+
+    Raises:
+        BuildError: they cannot be compiled or loaded; the message is one line, and says why.
+    """
+    path = build.built(_library(spec))
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise BuildError(f"cannot load {path}: {error}") from error
+    return path
+
+
+def architectures() -> tuple[int, ...]:
+    """Compute capabilities to compile for, ascending, as 10·major + minor: 90 of an H200.
+
+    They are those that FUSEPORT_CUDA_ARCHITECTURES names, or of this machine's GPUs from 80 on.
+    """
+    if chosen := os.environ.get(ARCHITECTURES):
+        if not re.fullmatch(r"\d+(;\d+)*", chosen):
+            raise BuildError(f"{ARCHITECTURES} is {chosen!r}, and not like 80;90")
+        return tuple(sorted({int(part) for part in chosen.split(";")}))
+    return tuple(sorted({found for found in _present() if found >= _OLDEST}))
+
+
+def nvcc() -> str:
+    """The path of nvcc: that of NVCC, on PATH, or CUDA's usual one; BuildError if there is none."""
+    if chosen := os.environ.get("NVCC"):
+        if found := shutil.which(chosen):
+            return found
+        raise BuildError(f"NVCC names {chosen!r}, which is not a program on PATH")
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    if found := shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin"):
+        return found
+    raise BuildError(
+        "there is no nvcc: install CUDA's compiler (Debian, Ubuntu: apt install cuda-nvcc from "
+        "NVIDIA's repository; pip install nvidia-cuda-nvcc), or set NVCC"
+    )
+
+
+def compile_command(targets: Sequence[int]) -> list[str]:
+    """nvcc and the flags for machine code of `targets`, and PTX of the last of them.
+
+    Each target has code of its own; from PTX the driver makes that of GPUs newer than all of them.
+    """
+    code = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in targets]
+    ptx = f"-gencode=arch=compute_{targets[-1]},code=compute_{targets[-1]}"
+    return [nvcc(), *_FLAGS, *code, ptx, f"-I{build.OPS_FOLDER}"]
+
+
+def _library(spec: OpSpec) -> Library:
+    compiler, version = nvcc(), _version(nvcc())
+    release = re.search(r"release (\d+)", version)
+    ours, theirs = release and release[1], str(torch.version.cuda).split(".")[0]
+    if ours != theirs:
+        raise BuildError(f"{compiler} is of CUDA {ours}, and torch was built with CUDA {theirs}")
+    command = compile_command(architectures())
+    kernels = Unit(
+        spec.folder / "kernel.cu",
+        tuple(flag for flag in command[1:] if not flag.startswith("-I")),
+        version=version,
+        command=lambda: command,
+    )
+    binding = build.torch_unit(spec.folder / "cuda.cpp", headers=lambda: _includes(compiler))
+    return Library(f"{spec.name}-cuda", (binding, kernels), build.torch_link("c10_cuda"))
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    return build.run_compiler([compiler, "--version"])
+
+
+@functools.cache
+def _includes(compiler: str) -> tuple[str, ...]:
+    """The flags for CUDA's headers, as nvcc gives them to a compiler."""
+    said = build.run_compiler([compiler, "--dryrun", "-x", "cu", "-c", os.devnull], errors=True)
+    line = re.search(r"^#\$ INCLUDES=(.*)$", said, re.MULTILINE)
+    found = re.findall(r'-I([^"\s]+)', line[1]) if line else []
+    if not found:
+        raise BuildError(f"{compiler} --dryrun names no folder of CUDA's headers")
+    return tuple(f"-I{Path(folder).resolve()}" for folder in found)
+
+
+@functools.cache
+def _present() -> tuple[int, ...]:
+    """Of this machine's GPUs, by NVML, which needs no CUDA context; none where that is not."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ()
+    if nvml.nvmlInit_v2() != 0:
+        return ()
+    try:
+        count = ctypes.c_uint()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        found = []
+        for index in range(count.value):
+            device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0 and (
+                nvml.nvmlDeviceGetCudaComputeCapability(
+                    device, ctypes.byref(major), ctypes.byref(minor)
+                )
+                == 0
+            ):
+                found.append(10 * major.value + minor.value)
+        return tuple(found)
+    finally:
+        nvml.nvmlShutdown()

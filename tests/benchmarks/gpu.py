@@ -1,0 +1,227 @@
+"""The selective scan on a GPU, against mamba_ssm's extension and against the floor.
+
+    python tests/benchmarks/gpu.py                        # all shapes, writes results/cuda.json
+    python tests/benchmarks/gpu.py --shape 8,1536,2048,16 --dtype bfloat16 --json /tmp/one.json
+
+Medians by CUDA events, over inputs that rotate through more than twice the L2. The floor of a pass
+is the larger of two times: the bytes of its inputs and outputs, each moved once, over the bandwidth
+of a copy, and its exponentials, one for each state and step, over their rate; both rates are
+measured in the same run. Without a GPU, or nvcc, it says so and ends with exit code 5. The peer is
+`selective_scan_cuda`, built from mamba_ssm's source distribution; without it `peer_us` is null.
+
+It is not called cuda.py: a script's folder comes first among those that torch imports `cuda` from.
+"""
+
+import argparse
+import ctypes
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from fuseport.exporter.describe import environment
+from fuseport.ops import OPS, build, cuda, registration
+from fuseport.ops.build import BuildError, Library, Unit
+
+SPEC = OPS["selective_scan"]
+SHAPES = ("8,1536,2048,16", "1,5120,16384,16", "64,768,196,16")
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+MISSING = 5
+RESULTS = Path(__file__).parent / "results" / "cuda.json"
+Run = Callable[[int], Any]
+
+
+def refuse(reason: str) -> NoReturn:
+    print(f"nothing is measured: {reason}", file=sys.stderr)
+    sys.exit(MISSING)
+
+
+def microseconds(run: Run, rounds: int) -> float:
+    """The median time of a call; `run(i)` takes the i-th set of inputs."""
+    for i in range(3):
+        run(i)
+    marks = []
+    for i in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run(i)
+        end.record()
+        marks.append((start, end))
+    torch.cuda.synchronize()
+    return statistics.median(1000 * start.elapsed_time(end) for start, end in marks)
+
+
+def bytes_per_second() -> float:
+    source = torch.randint(0, 256, (2**31,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (1e-6 * microseconds(lambda _: target.copy_(source), 20))
+
+
+def exponentials_per_second() -> float:
+    flags = cuda.compile_command(cuda.architectures())
+    unit = Unit(build.OPS_FOLDER / "native" / "floor.cu", tuple(flags[1:-1]), command=lambda: flags)
+    path = build.built(Library("floor-cuda", (unit,), build.torch_link("c10_cuda")))
+    library = ctypes.CDLL(str(path))
+    library.exponentials_threads.restype = ctypes.c_int64
+    launch = library.exponentials_launch
+    launch.restype = ctypes.c_int64
+    launch.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    to = torch.empty(library.exponentials_threads(), device="cuda")
+    count = 0
+
+    def run(_: int) -> None:
+        nonlocal count
+        stream = torch.cuda.current_stream().cuda_stream
+        count = launch(4096, to.data_ptr(), stream)
+
+    spent = microseconds(run, 20)
+    if count <= 0:
+        raise BuildError("the kernel that measures exponentials did not start")
+    return count / (1e-6 * spent)
+
+
+class Inputs:
+    """One set: as a Mamba block has them, without a gate."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
+        b, d, l, states = shape  # noqa: E741
+        generator = torch.Generator("cuda").manual_seed(seed)
+
+        def normal(*sizes: int) -> Tensor:
+            return torch.randn(*sizes, generator=generator, device="cuda")
+
+        self.u, self.delta = normal(b, d, l).to(dtype), (normal(b, d, l) - 1).to(dtype)
+        self.A = -torch.exp(0.5 * normal(d, states))
+        self.B, self.C = (normal(b, 1, states, l).to(dtype) for _ in range(2))
+        self.D, self.bias = normal(d), 0.2 * normal(d)
+        self.dout = normal(b, d, l).to(dtype)
+        self.dlast = torch.zeros(b, d, states, device="cuda")
+
+    @property
+    def core(self) -> tuple[Tensor, ...]:
+        return self.u, self.delta, self.A, self.B, self.C, self.D
+
+    def bytes(self, direction: str) -> int:
+        sequences = {"forward": 3, "backward": 5}[direction]  # u, δ, out; u, δ, dout, du, dδ
+        others = {"forward": 1, "backward": 2}[direction]  # B and C; and their gradients
+        return sum(
+            count * t.numel() * t.element_size()
+            for count, t in ((sequences, self.u), (others, self.B), (others, self.C))
+        )
+
+
+def peer() -> Any | None:
+    """mamba_ssm's extension; None where it is not, or is a stand-in."""
+    try:
+        found = importlib.import_module("selective_scan_cuda")
+    except ImportError:
+        return None
+    return found if str(getattr(found, "__file__", "")).endswith(".so") else None
+
+
+def measure(text: str, name: str, rates: tuple[float, float], rounds: int) -> list[dict[str, Any]]:
+    shape = tuple(map(int, text.split(",")))
+    first = Inputs(shape, DTYPES[name], 0)
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    count = 2 + int(2 * cache // first.bytes("forward"))
+    sets = [first, *(Inputs(shape, DTYPES[name], seed) for seed in range(1, count))]
+    forward, backward = (
+        SPEC.operator(operator) for operator in ("selective_scan", "selective_scan_backward")
+    )
+    saved = [forward(*x.core, x.bias, True)[2] for x in sets]
+
+    def ours(i: int) -> Any:
+        x = sets[i % count]
+        return forward(*x.core, x.bias, True)
+
+    def ours_back(i: int) -> Any:
+        x, states = sets[i % count], saved[i % count]
+        return backward(x.dout, x.dlast, *x.core, x.bias, states, True)
+
+    runs: dict[str, tuple[Run, Run | None]] = {
+        "forward": (ours, None),
+        "backward": (ours_back, None),
+    }
+    if other := peer():
+        kept = [other.fwd(*x.core, None, x.bias, True) for x in sets]
+
+        def theirs(i: int) -> Any:
+            x = sets[i % count]
+            return other.fwd(*x.core, None, x.bias, True)
+
+        def theirs_back(i: int) -> Any:
+            x, (out, states, *_) = sets[i % count], kept[i % count]
+            return other.bwd(*x.core, None, x.bias, x.dout, states, out, None, True, False)
+
+        runs = {"forward": (ours, theirs), "backward": (ours_back, theirs_back)}
+    b, d, l, states = shape  # noqa: E741
+    rows = []
+    for direction, (our, their) in runs.items():
+        moved, exponentials = first.bytes(direction) / rates[0], b * d * l * states / rates[1]
+        rows.append(
+            {
+                "op": "selective_scan",
+                "shape": list(shape),
+                "dtype": name,
+                "direction": direction,
+                "ours_us": microseconds(our, rounds),
+                "peer_us": None if their is None else microseconds(their, rounds),
+                "floor_us": 1e6 * max(moved, exponentials),
+                "floor_is": "bytes" if moved > exponentials else "exponentials",
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", action="append", help="b,d,l,N; may be given several times")
+    parser.add_argument("--dtype", action="append", choices=DTYPES)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    if torch.version.cuda is None:
+        refuse(f"torch {torch.__version__} is built without CUDA")
+    if not torch.cuda.is_available():
+        refuse("there is no GPU here")
+    registration.ensure(SPEC)
+    try:
+        cuda.load(SPEC)
+        rates = bytes_per_second(), exponentials_per_second()
+    except BuildError as error:
+        refuse(str(error))
+    rows = [
+        row
+        for text in arguments.shape or SHAPES
+        for name in arguments.dtype or DTYPES
+        for row in measure(text, name, rates, arguments.rounds)
+    ]
+    for row in rows:
+        theirs = "no peer" if row["peer_us"] is None else f"peer {row['peer_us']:.0f} µs"
+        share = row["floor_us"] / row["ours_us"]
+        print(
+            f"{row['shape']} {row['dtype']} {row['direction']}: {row['ours_us']:.0f} µs, {theirs}, "
+            f"{share:.0%} of the floor by {row['floor_is']}"
+        )
+    content = {
+        "command": "python tests/benchmarks/gpu.py " + " ".join(sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "gpu": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "bytes_per_second": rates[0],
+        "exponentials_per_second": rates[1],
+        **environment(),
+        "results": rows,
+    }
+    arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

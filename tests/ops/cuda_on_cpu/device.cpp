@@ -1,0 +1,174 @@
+// Runs a launch on the CPU. Between two barriers or shuffles threads run one after the other, in an
+// order that tests choose: what depends on the order lacks a barrier. Shared memory starts as NaN,
+// with guards around it. What a GPU would hang on, or leave undefined, is an error.
+#include "cuda_on_cpu/device.hpp"
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace fuseport::cuda::on_cpu {
+namespace {
+
+constexpr int WARP = 32, MOST_THREADS = 1024;
+constexpr int64_t STACK = 128 * 1024, MOST_SHARED = 99 * 1024, GUARD = 256;
+constexpr unsigned char POISON = 0xff;  // of floats and doubles: NaN
+
+enum class State { ready, barrier, shuffle, done };
+
+struct Fiber {
+  ucontext_t context;
+  jmp_buf place;
+  bool started = false;
+  State state = State::ready;
+  uint64_t value = 0;
+  int mask = 0;
+  std::unique_ptr<char[]> stack{new char[STACK]};
+};
+
+std::vector<Fiber> fibers(MOST_THREADS);
+std::vector<unsigned char> memory;
+const std::function<void()>* body = nullptr;
+jmp_buf scheduler;
+Fiber* current = nullptr;
+std::string error;
+int order = 0, processors = 1;
+std::mt19937 random;
+
+void enter() {
+  (*body)();
+  current->state = State::done;
+  _longjmp(scheduler, 1);
+}
+
+__attribute__((noinline)) void leave(State state) {
+  current->state = state;
+  if (_setjmp(current->place) == 0) _longjmp(scheduler, 1);
+}
+
+__attribute__((noinline)) void resume(Fiber& fiber, int thread) {
+  current = &fiber;
+  threadIdx.x = (unsigned)thread;
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.started) _longjmp(fiber.place, 1);
+  fiber.started = true;
+  setcontext(&fiber.context);
+}
+
+// 0: ascending; 1: descending; else some order, another one each time.
+std::vector<int64_t> in_order(int64_t count) {
+  std::vector<int64_t> all((size_t)count);
+  std::iota(all.begin(), all.end(), 0);
+  if (order == 1) std::reverse(all.begin(), all.end());
+  if (order > 1) std::shuffle(all.begin(), all.end(), random);
+  return all;
+}
+
+// Lets the threads of a warp go on that all wait for each other's numbers.
+bool exchanged(int first) {
+  const auto waits = [&](int i) { return fibers[first + i].state == State::shuffle; };
+  int waiting = 0;
+  for (int i = 0; i < WARP; ++i) waiting += waits(i);
+  if (waiting == 0) return false;
+  if (waiting < WARP) {
+    error = "not all threads of a warp shuffle";
+    return false;
+  }
+  uint64_t values[WARP];
+  for (int i = 0; i < WARP; ++i) {
+    if (fibers[first + i].mask != fibers[first].mask) error = "threads shuffle with other masks";
+    values[i] = fibers[first + i].value;
+  }
+  for (int i = 0; i < WARP; ++i) {
+    fibers[first + i].value = values[i ^ fibers[first].mask];
+    fibers[first + i].state = State::ready;
+  }
+  return true;
+}
+
+void run_block(int threads) {
+  for (int i = 0; i < threads; ++i) {
+    Fiber& fiber = fibers[i];
+    fiber.started = false;
+    fiber.state = State::ready;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = STACK;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
+  }
+  while (error.empty()) {
+    for (const int64_t i : in_order(threads))
+      if (fibers[i].state == State::ready) resume(fibers[i], (int)i);
+    bool going_on = false;
+    for (int first = 0; first < threads; first += WARP) going_on |= exchanged(first);
+    if (going_on) continue;
+    const auto count = [&](State state) {
+      return std::count_if(fibers.begin(), fibers.begin() + threads,
+                           [&](const Fiber& f) { return f.state == state; });
+    };
+    if (count(State::done) == threads) return;
+    if (count(State::barrier) < threads) {
+      if (error.empty()) error = "some threads wait at a barrier, and others have ended";
+      return;
+    }
+    for (int i = 0; i < threads; ++i) fibers[i].state = State::ready;
+  }
+}
+
+}  // namespace
+
+char* shared_memory() { return (char*)memory.data() + GUARD; }
+
+void barrier() { leave(State::barrier); }
+
+uint64_t exchange(uint64_t mine, int mask) {
+  current->value = mine;
+  current->mask = mask;
+  leave(State::shuffle);
+  return current->value;
+}
+
+int multiprocessors() { return processors; }
+
+const char* run(int64_t blocks, int threads, int64_t shared, const std::function<void()>& kernel) {
+  error.clear();
+  if (blocks < 1 || threads < 1 || threads > MOST_THREADS || threads % WARP != 0)
+    return "invalid configuration argument";
+  if (shared > MOST_SHARED) return "more shared memory than some GPUs have";
+  body = &kernel;
+  blockDim.x = (unsigned)threads;
+  // A grid of fewer blocks than asked for is right as well: blocks take turns.
+  gridDim.x = (unsigned)(order > 1 && blocks > 2 ? blocks - 1 : blocks);
+  memory.assign((size_t)(shared + 2 * GUARD), POISON);
+  for (const int64_t block : in_order(gridDim.x)) {
+    std::fill(memory.begin(), memory.end(), POISON);
+    blockIdx.x = (unsigned)block;
+    run_block(threads);
+    const auto poison = [](unsigned char x) { return x == POISON; };
+    if (!std::all_of(memory.begin(), memory.begin() + GUARD, poison) ||
+        !std::all_of(memory.end() - GUARD, memory.end(), poison))
+      error = "a write beyond shared memory";
+    if (!error.empty()) return error.c_str();
+  }
+  return nullptr;
+}
+
+}  // namespace fuseport::cuda::on_cpu
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED void cuda_on_cpu_order(int order) {
+  fuseport::cuda::on_cpu::order = order;
+  fuseport::cuda::on_cpu::random.seed((unsigned)order);
+}
+
+EXPORTED void cuda_on_cpu_multiprocessors(int count) {
+  fuseport::cuda::on_cpu::processors = count;
+}

@@ -1,0 +1,232 @@
+"""The CUDA kernels of the selective scan, run on the CPU: values, gradients, barriers, bounds.
+
+`cuda_on_cpu/` stands in for the GPU: kernels, launches and the binding to torch are those that nvcc
+compiles, registered under another namespace. Only the half a dozen functions of
+`native/cuda_device.cuh` are others, and a GPU's own: what nvcc makes of the rest is not seen here.
+"""
+
+import ctypes
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuseport.ops import OPS, build
+from fuseport.ops.selective_scan.cases import CASES, _Shape
+from fuseport.ops.selective_scan.shapes import CHUNK
+from fuseport.ops.spec import Case, Inputs, Operator
+
+ON_CPU = Path(__file__).parent / "cuda_on_cpu"
+NAMESPACE = "fuseport_cuda_on_cpu"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SPEC = OPS["selective_scan"]
+CASE = {case.name: case for case in CASES}
+# Without the largest: what they have, others have in less, and a GPU of one thread is slow.
+QUICK = [case for case in CASES if not case.name.endswith(("many_units", "channels_130"))]
+
+
+class Device:
+    """The stand-in for a GPU."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+        self.multiprocessors(1)
+        self.order(0)
+
+    def multiprocessors(self, count: int) -> None:
+        """How many it has: with many, time is cut into segments."""
+        self.library.cuda_on_cpu_multiprocessors(ctypes.c_int(count))
+
+    def order(self, order: int) -> None:
+        """In which order threads run between barriers: 0 ascending, 1 descending, else drawn."""
+        self.library.cuda_on_cpu_order(ctypes.c_int(order))
+
+    def __call__(self, operator: Operator, *inputs: object) -> tuple[Tensor, ...]:
+        return getattr(getattr(torch.ops, NAMESPACE), operator.name)(*inputs)
+
+    def forward_and_backward(
+        self, operator: Operator, inputs: Inputs, cotangents: Inputs
+    ) -> dict[str, Tensor]:
+        return forward_and_backward(self, operator, inputs, cotangents)
+
+
+@pytest.fixture(scope="session")
+def built() -> Device:
+    emulation = hashlib.sha256((ON_CPU / "device.hpp").read_bytes()).hexdigest()
+    quick = ("-O1", "-U_FORTIFY_SOURCE", f"-I{ON_CPU.parent}")
+    kernels = build.Unit(SPEC.folder / "kernel.cu", ("-xc++", *quick), version=emulation)
+    binding = build.torch_unit(SPEC.folder / "cuda.cpp", ("-DFUSEPORT_CUDA_ON_CPU", "-O0"))
+    units = (kernels, binding, build.Unit(ON_CPU / "device.cpp", quick))
+    path = build.built(build.Library("cuda_on_cpu", units, build.torch_link()))
+    schemas = torch.library.Library(NAMESPACE, "DEF")
+    for operator in SPEC.operators:
+        schemas.define(operator.name + operator.schema)
+    torch.ops.load_library(path)
+    device = Device(path)
+    device.schemas = schemas  # type: ignore[attr-defined]  # it takes them back when collected
+    return device
+
+
+@pytest.fixture
+def device(built: Device) -> Iterator[Device]:
+    yield built
+    built.multiprocessors(1)
+    built.order(0)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float64)
+
+
+def widened(inputs: Inputs) -> Inputs:
+    return {k: v.to(wide(v.dtype)) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+
+
+def cotangents_of(operator: Operator, inputs: Inputs, seed: int) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    outputs = operator.fake(*inputs.values())[:2]
+    return {
+        "d" + name: torch.randn(y.shape, generator=generator, dtype=wide(y.dtype)).to(y.dtype)
+        for name, y in zip(operator.outputs[:2], outputs, strict=True)
+    }
+
+
+def by_reference(operator: Operator, *inputs: object) -> tuple[Tensor, ...]:
+    return operator.reference(*inputs)
+
+
+def forward_and_backward(
+    run: Callable[..., tuple[Tensor, ...]], operator: Operator, inputs: Inputs, cotangents: Inputs
+) -> dict[str, Tensor]:
+    """All outputs, and all gradients, from the states that the forward saved."""
+    assert operator.backward is not None
+    gradient = SPEC.operator(operator.backward)
+    outputs = dict(zip(operator.outputs, run(operator, *inputs.values()), strict=True))
+    known = {**inputs, **outputs, **cotangents}
+    gradients = run(gradient, *(known[name] for name in gradient.inputs))
+    return outputs | dict(zip(gradient.outputs, gradients, strict=True))
+
+
+def assert_as_good(
+    got: dict[str, Tensor], baseline: dict[str, Tensor], truth: dict[str, Tensor]
+) -> None:
+    """Errors of at most three times the reference's, and a few ulps of the tensor's scale."""
+    assert got.keys() == baseline.keys() == truth.keys()
+    for name, value in got.items():
+        expected, usual = truth[name], baseline[name]
+        assert (value.shape, value.dtype) == (expected.shape, usual.dtype), name
+        assert value.stride() == usual.stride() or value.numel() <= 1, name
+        if value.numel() == 0:
+            continue
+        error = (value.to(expected.dtype) - expected).abs().max()
+        allowed = 3 * (usual.to(expected.dtype) - expected).abs().max()
+        ulps = 64 if value.dtype == expected.dtype else 4
+        allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max()
+        assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
+
+
+def check(device: Device, case: Case, dtype: torch.dtype, seed: int = 1) -> dict[str, Tensor]:
+    operator = SPEC.operator(case.operator)
+    inputs = case.make(dtype, seed)
+    cotangents = cotangents_of(operator, inputs, seed + 1)
+    truth = forward_and_backward(by_reference, operator, widened(inputs), widened(cotangents))
+    baseline = forward_and_backward(by_reference, operator, inputs, cotangents)
+    got = device.forward_and_backward(operator, inputs, cotangents)
+    assert_as_good(got, baseline, truth)
+    return got
+
+
+def case_of(name: str, **shape: object) -> Case:
+    made = _Shape(**shape)  # type: ignore[arg-type]
+    return Case(name, f"selective_scan{'_gated' * made.gated}", made.make)
+
+
+@pytest.mark.in_turn(QUICK, DTYPES, ("gated", "complex_gated", "chunk_plus_1"))
+def test_kernels_are_as_good_as_the_reference(
+    device: Device, case: Case, dtype: torch.dtype
+) -> None:
+    check(device, case, dtype)
+
+
+SEGMENTED = (
+    case_of("real", b=1, d=5, l=9 * CHUNK + 5, N=16, gated=True),
+    case_of("odd", b=2, d=3, l=7 * CHUNK + 1, N=3, B_groups=3),
+    case_of("one_state", b=1, d=4, l=8 * CHUNK, N=1, gated=True),
+    case_of("20_states", b=1, d=2, l=5 * CHUNK - 1, N=20, C_groups=None, gated=True),
+    case_of("complex", b=1, d=3, l=6 * CHUNK + 63, N=5, complex=True, B_groups=None),
+)
+
+
+@pytest.mark.in_turn(SEGMENTED, DTYPES, ("real",))
+def test_time_in_segments(device: Device, case: Case, dtype: torch.dtype) -> None:
+    whole = check(device, case, dtype)
+    device.multiprocessors(100)
+    cut = check(device, case, dtype)
+    if dtype != torch.float16:  # that the plan did cut it shows in what is summed otherwise
+        assert any(not torch.equal(cut[name], whole[name]) for name in cut)
+
+
+@pytest.mark.parametrize("name", ["channels_37", "states_19", "complex_channels_37", "2d_C"])
+def test_bits_do_not_depend_on_the_order_of_threads(device: Device, name: str) -> None:
+    operator = SPEC.operator(CASE[name].operator)
+    inputs = CASE[name].make(torch.float32, 5)
+    cotangents = cotangents_of(operator, inputs, 6)
+    device.multiprocessors(100)
+    runs = []
+    for order in (0, 1, 2, 3):
+        device.order(order)
+        runs.append(device.forward_and_backward(operator, inputs, cotangents))
+    for run in runs[1:]:
+        for tensor, value in run.items():
+            assert torch.equal(value, runs[0][tensor]), tensor
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["u", "delta", "A", "B", "C", "D", "z", "delta_bias"])
+def test_nan_and_inf_spread_as_in_the_reference(device: Device, name: str, value: float) -> None:
+    operator = SPEC.operator("selective_scan_gated")
+    inputs = CASE["channels_37"].make(torch.float32, 10)
+    first_row = inputs[name][(0,) * (inputs[name].dim() - 1)]
+    first_row[len(first_row) // 2] = value
+    cotangents = cotangents_of(operator, inputs, 11)
+    assert operator.backward is not None
+    gradient = SPEC.operator(operator.backward)
+    backward_inputs = SPEC.backward_inputs(operator, inputs, cotangents).values()
+    got = (*device(operator, *inputs.values()), *device(gradient, *backward_inputs))
+    expected = (*operator.reference(*inputs.values()), *gradient.reference(*backward_inputs))
+    for index, (y, z) in enumerate(zip(got, expected, strict=True)):
+        assert torch.equal(y.isnan(), z.isnan()), index
+        assert torch.equal(y.isposinf(), z.isposinf()), index
+        assert torch.equal(y.isneginf(), z.isneginf()), index
+
+
+def test_halves_are_read_and_rounded_as_torch_does(device: Device) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        u = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).reshape(1, 256, 256)
+        zeros, A = torch.zeros(1, 1, 256, dtype=dtype), torch.zeros(256, 1)
+        D = torch.rand(256, generator=torch.Generator().manual_seed(12)) * 3
+        operator = SPEC.operator("selective_scan")
+        inputs = (u, torch.zeros_like(u), A, zeros, zeros, D, torch.zeros(256), False)
+        out = device(operator, *inputs)[0]
+        rows = u.isfinite().all(-1)
+        assert torch.equal(out[rows], (u.float() * D[:, None]).to(dtype)[rows])
+
+
+def test_inputs_are_checked_as_on_the_cpu(device: Device) -> None:
+    inputs = CASE["plain"].make(torch.float32, 1)
+    inputs["B"] = inputs["B"][..., :-1]
+    operator = SPEC.operator("selective_scan")
+    with pytest.raises(ValueError, match=r"fuseport::selective_scan: B must be") as caught:
+        device(operator, *inputs.values())
+    with pytest.raises(ValueError, match="B must be") as expected:
+        operator.reference(*inputs.values())
+    assert str(caught.value).splitlines()[0] == str(expected.value)
+
+
+def test_the_operators_are_all_there() -> None:
+    binding = (SPEC.folder / "cuda.cpp").read_text()
+    assert all(f'm.impl("{operator.name}"' in binding for operator in SPEC.operators)
