@@ -2,9 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,11 +11,9 @@ from safetensors.torch import save_file
 
 from fuseport.exporter import (
     admission,
-    blockers,
     formats,
     libraries,
     models,
-    own_backward,
     shims,
     trust,
 )
@@ -32,28 +29,21 @@ from fuseport.exporter.bundle import (
     open_bundle,
     staged,
 )
+from fuseport.exporter.capture import PROGRAMS, capture, tried
 from fuseport.exporter.describe import describe, environment
 from fuseport.exporter.errors import (
-    ExportFailed,
-    FuseportError,
-    Missing,
     StorageError,
     UsageError,
 )
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.models.given import Dynamic, Given
-from fuseport.exporter.models.model import Model, at, examples
+from fuseport.exporter.models.model import Model, at
 from fuseport.exporter.op_choice import own_ops
 from fuseport.exporter.prepare import prepared
 from fuseport.exporter.program import (
-    Entry,
     Kind,
     Program,
     TensorSpec,
-    count_nodes,
     entry_of,
-    one_line,
 )
 from fuseport.exporter.spent import Spent
 from fuseport.exporter.staging import work_folder
@@ -72,18 +62,8 @@ from fuseport.exporter.verify.untried import untried
 
 __all__ = ["PROGRAMS", "bench", "capture", "export", "self_test", "verify"]
 
-PROGRAMS: tuple[Kind, ...] = ("forward", "gradient")
-"""What is exported unasked."""
-
 # Truth of larger tensors is not stored in a bundle: `verify` computes it again from the model.
 _SAMPLE_LIMIT = 4 * 2**20
-
-# What may stand for one of `Model.scans`.
-_SCANS = tuple(
-    f"{op}{gate}"
-    for op in ("selective_scan", "ssd_chunk_scan", "selective_state_update")
-    for gate in ("", "_gated")
-)
 
 Progress = Callable[[str], None]
 
@@ -161,7 +141,7 @@ def export(
         )
         built, more = prepared(built, given, dynamic, dtype, seed, progress)
         notes += more
-        built, more = _tried(built, seed)
+        built, more = tried(built, seed)
         notes += more
         captured = list(capture(built, programs, seed, progress))
         cases, dropped = _planned(built, captured, seed)
@@ -397,49 +377,6 @@ def bench(
     return Bench(str(bundle), opened.sha256, rounds, tuple(results), environment())
 
 
-def capture(
-    model: Model,
-    wanted: Sequence[Kind] = PROGRAMS,
-    seed: int = 0,
-    progress: Progress = lambda _: None,
-) -> Iterator[Program]:
-    """The forward program of a model and, if wanted, the gradient program and that of a step.
-
-    Raises:
-        UsageError: a step is wanted of a model that has none.
-        ExportFailed: the model cannot be captured.
-        Missing: the captured program has not one scan node for each scan of the model.
-    """
-    entries: dict[Entry, Model] = {
-        entry: at(model, entry) for entry in dict.fromkeys(("forward", *map(entry_of, wanted)))
-    }
-    for entry, called in entries.items():
-        progress(f"capturing the {entry} program")
-        program = _captured(called, entry, seed, progress)
-        yield program
-        if entry == "forward" and "gradient" in wanted:
-            progress("capturing the gradient program")
-            yield capture_gradient(program)
-
-
-def _captured(model: Model, entry: Entry, seed: int, progress: Progress) -> Program:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = examples(model, generator)
-    with model.fused(), own_backward.inlined():
-        try:
-            program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
-        except ExportFailed as error:
-            progress("looking for what blocks the export")
-            raise _explained(error, model, inputs) from error
-    found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)
-    if model.scans is not None and found != model.scans:
-        raise Missing(
-            f"the captured program has {found} scan nodes where the model has {model.scans} scans: "
-            "the fused op did not take their place; report this with the version of the package"
-        )
-    return program
-
-
 def _planned(
     model: Model, captured: Sequence[Program], seed: int
 ) -> tuple[list[plan.Case], list[str]]:
@@ -454,47 +391,6 @@ def _planned(
             cases += kept
             notes += dropped
     return cases, notes
-
-
-def _tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
-    """The user's own model, run once, and what to tell the user.
-
-    Its autograd functions, and the stand-ins for packages that it imports when called, are in its
-    configuration then. What model code makes at its first call and keeps, as grids and tables, must
-    be no tensor of a trace, and the error of a model that does not run should be its own.
-    """
-    if model.architecture != models.user.NAME:
-        return model, ()
-    inputs = examples(model, torch.Generator().manual_seed(seed))
-    try:
-        with (
-            shims.installed(model.stand_ins) as late,
-            torch.no_grad(),
-            own_backward.seen() as functions,
-        ):
-            model.module(*inputs.values())
-    except Exception as error:  # the user's code can raise anything
-        at = ", ".join(f"{name} {tuple(t.shape)}" for name, t in inputs.items())
-        failed = ExportFailed(f"the model itself does not run, at {at}: {one_line(error)}")
-        raise _explained(failed, model, inputs) from error
-    used = sorted({*model.config["shims"], *late})
-    config = {**model.config, "functions": list(functions), "shims": used}
-    names = ", ".join(sorted(late))
-    said = f"stand-ins take the place of {names} where the model is called: see fuseport.shims"
-    return replace(model, config=config), (said,) if late else ()
-
-
-def _explained(
-    error: ExportFailed, model: Model, inputs: Mapping[str, torch.Tensor]
-) -> FuseportError:
-    """The same error, with every call in the model's code that an export cannot follow."""
-    found = blockers.find(lambda: model.module(*inputs.values()))
-    if not found:
-        return error
-    # The reason of torch goes on about symbolic tensors: its first sentence will do.
-    said = f"{str(error).partition('. ')[0]}; what blocks it, in the order of the calls:"
-    kind = Missing if all(blocker.missing for blocker in found) else ExportFailed
-    return kind(said, [str(blocker) for blocker in found])
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:

@@ -235,7 +235,7 @@ def _convolution_dweight(
     if groups > 1:
         seen = seen.unflatten(0, (groups, weight.shape[1])).transpose(0, 1).flatten(1, 2)
     none = [0 for _ in stride]
-    taps = aten.convolution.default(
+    taps: Tensor = aten.convolution.default(
         seen, filters, None, dilation, padding, stride, False, none, groups
     )
     # Strides may have left elements over at the far end, which make taps that there are not.

@@ -1,0 +1,111 @@
+"""A model becomes programs: what it is run and captured as, and what to say where it cannot be."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from fuseport.exporter import blockers, models, own_backward, shims
+from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
+from fuseport.exporter.forward import capture_forward
+from fuseport.exporter.gradient import capture_gradient
+from fuseport.exporter.models.model import Model, at, examples
+from fuseport.exporter.program import Entry, Kind, Program, count_nodes, entry_of, one_line
+
+__all__ = ["PROGRAMS", "capture", "tried"]
+
+PROGRAMS: tuple[Kind, ...] = ("forward", "gradient")
+"""What is exported unasked."""
+
+# What may stand for one of `Model.scans`.
+_SCANS = tuple(
+    f"{op}{gate}"
+    for op in ("selective_scan", "ssd_chunk_scan", "selective_state_update")
+    for gate in ("", "_gated")
+)
+
+Progress = Callable[[str], None]
+
+
+def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
+    """The user's own model, run once, and what to tell the user.
+
+    Its autograd functions, and the stand-ins for packages that it imports when called, are in its
+    configuration then. What model code makes at its first call and keeps, as grids and tables, must
+    be no tensor of a trace, and the error of a model that does not run should be its own.
+    """
+    if model.architecture != models.user.NAME:
+        return model, ()
+    inputs = examples(model, torch.Generator().manual_seed(seed))
+    try:
+        with (
+            shims.installed(model.stand_ins) as late,
+            torch.no_grad(),
+            own_backward.seen() as functions,
+        ):
+            model.module(*inputs.values())
+    except Exception as error:  # the user's code can raise anything
+        at = ", ".join(f"{name} {tuple(t.shape)}" for name, t in inputs.items())
+        failed = ExportFailed(f"the model itself does not run, at {at}: {one_line(error)}")
+        raise _explained(failed, model, inputs) from error
+    used = sorted({*model.config["shims"], *late})
+    config = {**model.config, "functions": list(functions), "shims": used}
+    names = ", ".join(sorted(late))
+    said = f"stand-ins take the place of {names} where the model is called: see fuseport.shims"
+    return replace(model, config=config), (said,) if late else ()
+
+
+def capture(
+    model: Model,
+    wanted: Sequence[Kind] = PROGRAMS,
+    seed: int = 0,
+    progress: Progress = lambda _: None,
+) -> Iterator[Program]:
+    """The forward program of a model and, if wanted, the gradient program and that of a step.
+
+    Raises:
+        UsageError: a step is wanted of a model that has none.
+        ExportFailed: the model cannot be captured.
+        Missing: the captured program has not one scan node for each scan of the model.
+    """
+    entries: dict[Entry, Model] = {
+        entry: at(model, entry) for entry in dict.fromkeys(("forward", *map(entry_of, wanted)))
+    }
+    for entry, called in entries.items():
+        progress(f"capturing the {entry} program")
+        program = _captured(called, entry, seed, progress)
+        yield program
+        if entry == "forward" and "gradient" in wanted:
+            progress("capturing the gradient program")
+            yield capture_gradient(program)
+
+
+def _captured(model: Model, entry: Entry, seed: int, progress: Progress) -> Program:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = examples(model, generator)
+    with model.fused(), own_backward.inlined():
+        try:
+            program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
+        except ExportFailed as error:
+            progress("looking for what blocks the export")
+            raise _explained(error, model, inputs) from error
+    found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)
+    if model.scans is not None and found != model.scans:
+        raise Missing(
+            f"the captured program has {found} scan nodes where the model has {model.scans} scans: "
+            "the fused op did not take their place; report this with the version of the package"
+        )
+    return program
+
+
+def _explained(
+    error: ExportFailed, model: Model, inputs: Mapping[str, torch.Tensor]
+) -> FuseportError:
+    """The same error, with every call in the model's code that an export cannot follow."""
+    found = blockers.find(lambda: model.module(*inputs.values()))
+    if not found:
+        return error
+    # The reason of torch goes on about symbolic tensors: its first sentence will do.
+    said = f"{str(error).partition('. ')[0]}; what blocks it, in the order of the calls:"
+    kind = Missing if all(blocker.missing for blocker in found) else ExportFailed
+    return kind(said, [str(blocker) for blocker in found])
