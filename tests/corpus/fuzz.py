@@ -1,6 +1,6 @@
 """Mutated files: each is refused, or read; nothing dies, hangs or says that it is a bug.
 
-    python -m fuseport.tests.corpus.fuzz --count 100000       # `make fuzz`: of each kind of checkpoint
+    python -m fuseport.tests.corpus.fuzz --count 100000      # `make fuzz`
 
 Mutations are seeded: file N of a kind is the same every time. Files are read in children, some
 hundreds in each, under limits of processor time and memory. Figures go to
@@ -263,7 +263,9 @@ KINDS = {
         "recognised", "w.pt", mutated,
     ),
     "safetensors": Kind(_safetensors, "recognised", "w.safetensors", _header),
-    "config": Kind(_hugging_face_config, "recognised", "config.json", _json, around=_weights_around),
+    "config": Kind(
+        _hugging_face_config, "recognised", "config.json", _json, around=_weights_around
+    ),
     "index": Kind(
         _index, "recognised", "model.safetensors.index.json", _json, around=_shards_around
     ),
