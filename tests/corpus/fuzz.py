@@ -1,6 +1,6 @@
 """Mutated files: each is refused, or read; nothing dies, hangs or says that it is a bug.
 
-    python -m fuseport.tests.corpus.fuzz --count 100000  # `make fuzz`: of each kind of checkpoint
+    python -m fuseport.tests.corpus.fuzz --count 100000      # `make fuzz`
 
 Mutations are seeded: file N of a kind is the same every time. Files are read in children, some
 hundreds in each, under limits of processor time and memory. Figures go to
