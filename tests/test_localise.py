@@ -210,7 +210,7 @@ def test_a_line_of_torchscript_that_is_wrong_is_located_in_libtorch(
     found = diagnosis.divergence
     assert found is not None, diagnosis.reason
     assert (found.tensor, found.op, found.module) == (node.name, "aten::mm", place)
-    assert (found.direction, found.alone) == ("backward", "wrong here")
+    assert (found.direction, found.alone) == ("forward", "wrong here")
     assert diagnosis.cause == "export", diagnosis.reason
     assert diagnosis.method == "intermediates"
 
