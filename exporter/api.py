@@ -221,7 +221,7 @@ def verify(
         Missing: a runtime that was named is not installed, or other seeds are wanted and the model
             cannot be built again.
     """
-    begin, spent = time.monotonic(), Spent()
+    begin, spent, limits = time.monotonic(), Spent(), limits or Limits()
     with spent.on("opening"):
         opened = open_bundle(Path(bundle))
     tolerances = Tolerances.everywhere(tolerance) if isinstance(tolerance, Tolerance) else tolerance
@@ -237,7 +237,7 @@ def verify(
         "artifact": None if file is None else [str(file), file.is_file() and hash_file(file)],
         "program": program,
         "code": [model, sources(model), ops, sources(ops)],
-        "judged": [tolerances, limits or Limits()],
+        "judged": [tolerances, limits],
     }
     rows: list[Row] = []
     if not loads and (file is None or file.is_file()):
@@ -260,11 +260,9 @@ def verify(
                 continue
             folder = work / name
             folder.mkdir()
-            rows += subject.run(
-                jobs[name], folder, limits or Limits(), tolerances, progress, keep, spent
-            )
+            rows += subject.run(jobs[name], folder, limits, tolerances, progress, keep, spent)
             shutil.rmtree(folder)
-        settings = Settings(model, ops, limits or Limits(), repro, localise and not loads)
+        settings = Settings(model, ops, limits, repro, localise and not loads)
         with spent.on("localising"):
             causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
     notes = (*subject.notes, *untried(rows), *([keep.saved.note] if keep.saved else []), *more)

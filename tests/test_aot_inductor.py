@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from fuseport.exporter import api, formats, trust
@@ -92,6 +93,36 @@ def test_python_and_cpp_give_the_same_bits_even_of_nothing(bundle: Path) -> None
         for name, value in one.items():
             assert torch.equal(value, other[name]), (name, batch)
         assert torch.equal(one["x"], x)
+
+
+def test_a_wrong_weight_in_a_package_is_located(bundle: Path, tmp_path: Path) -> None:
+    weight = load_file(bundle / "weights.safetensors")["mix.weight"]
+    changed = weight.clone()
+    changed[5] *= 1.01
+    file = tmp_path / "forward.aoti.pt2"
+    with (
+        zipfile.ZipFile(bundle / "forward.aoti.pt2") as old,
+        zipfile.ZipFile(file, "w") as new,
+    ):
+        for name in old.namelist():
+            content = old.read(name)
+            if name.endswith(".so"):
+                assert content.count(weight.numpy().tobytes()) == 1
+                content = content.replace(weight.numpy().tobytes(), changed.numpy().tobytes())
+            new.writestr(name, content)
+    report = api.verify(
+        bundle,
+        runtime=["aot_inductor"],
+        artifact=file,
+        program="forward",
+        model=f"{bundle.parent / 'net.py'}:Net",
+        trust_native=[hash_file(file)],
+    )
+    (diagnosis,) = report.diagnoses
+    found = diagnosis.divergence
+    assert found is not None, diagnosis.reason
+    assert (found.op, found.module, found.alone) == ("aten::linear", "mix", "wrong here")
+    assert diagnosis.cause == "export", diagnosis.reason
 
 
 def test_the_manifest_says_what_it_is_compiled_for(bundle: Path) -> None:

@@ -1,9 +1,11 @@
 """Failures are located to the op, in real runtimes; their cause is named, and scripts show them."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +84,12 @@ def planted(bundle: Path, op: str, number: int, file: Path) -> Path:
 
 
 def looked_into(
-    bundle: Path, given: dict[str, str], job: Job, tensors: list[str], work: Path
+    bundle: Path,
+    given: dict[str, str],
+    job: Job,
+    tensors: list[str],
+    work: Path,
+    budget: int = 3000,
 ) -> Diagnosis:
     """The diagnosis of a job that is known to fail, on the samples of the export."""
     opened = open_bundle(bundle)
@@ -93,8 +100,8 @@ def looked_into(
         for tensor in tensors
     ]
     with own_ops(given.get("ops")) as own:
-        programs = programs_of(opened.manifest, given["model"], own)
-    settings = Settings(given["model"], given.get("ops"), Limits(300.0), budget=3000)
+        programs = programs_of(opened.manifest, given.get("model"), own)
+    settings = Settings(given.get("model"), given.get("ops"), Limits(300.0), budget=budget)
     subject = Subject(opened, samples, programs, True, (), ())
     found, notes = diagnosed(rows, {job.runtime: [job]}, subject, work, settings)
     assert not notes
@@ -183,6 +190,42 @@ def test_a_changed_weight_of_an_exported_program_is_the_artifact_s_fault(
     assert found is not None, diagnosis.reason
     assert diagnosis.cause == "export", diagnosis.reason
     assert (found.op, found.module) == ("aten::linear", f"layers.{LAYER}.down")
+
+
+def test_a_line_of_torchscript_that_is_wrong_is_located_in_libtorch(
+    state_spaces_bundle: Path, tmp_path: Path
+) -> None:
+    """The bug is in the file's code alone: a program written anew from the model is right."""
+    bundle = open_bundle(state_spaces_bundle)
+    model = models.rebuild(bundle.manifest["architecture"], bundle.weights)
+    gradient = next(p for p in api.capture(model) if p.kind == "gradient")
+    place = "backbone.layers.1.mixer.out_proj"
+    nodes = [n for n in gradient.exported.graph.nodes if layer(n) == place]
+    node = next(n for n in nodes if parts.called(n) == "aten::mm")
+    file = tmp_path / "edited.pt"
+    times_more(bundle.folder / "gradient.pt", f"v_{node.name}", file)
+    job = Job("libtorch", file, "gradient", "run", "odd, transposed")
+    wrong = ["grad/backbone.layers.0.mixer.in_proj.weight", f"grad/{place}.weight"]
+    diagnosis = looked_into(bundle.folder, {}, job, wrong, tmp_path, 2**28)
+    found = diagnosis.divergence
+    assert found is not None, diagnosis.reason
+    assert (found.tensor, found.op, found.module) == (node.name, "aten::mm", place)
+    assert (found.direction, found.alone) == ("forward", "wrong here")
+    assert diagnosis.cause == "export", diagnosis.reason
+    assert diagnosis.method == "intermediates"
+
+
+def times_more(script: Path, name: str, file: Path) -> None:
+    """A copy of a TorchScript file in which one value is 1 % too large."""
+    with zipfile.ZipFile(script) as old, zipfile.ZipFile(file, "w") as new:
+        for member in old.namelist():
+            content = old.read(member)
+            if member.endswith("/torchscript.py"):
+                line = re.compile(rf"^    {name} = (.*)$", re.MULTILINE)
+                text, count = line.subn(rf"    {name} = torch.mul(\1, 1.01)", content.decode())
+                assert count == 1
+                content = text.encode()
+            new.writestr(member, content)
 
 
 QUANTISED = """

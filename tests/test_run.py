@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from fuseport.exporter import checkpoint, models
 from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.spent import OF_CHILD
 from fuseport.exporter.verify import truth
 from fuseport.exporter.verify.plan import Case, Job
 from fuseport.exporter.verify.run import Answer, Limits, execute
@@ -216,6 +217,49 @@ def test_what_is_no_death_is_one_row_of_a_living_child(
     answer, calls = found["6"]
     assert (list(calls), answer.mutated) == ([1], ())
     assert not list(setting.folder.glob("*.safetensors"))
+
+
+def test_an_answer_says_where_the_child_s_time_went(tmp_path: Path) -> None:
+    first, second = Setting(tmp_path, [1, 2]).run()
+    assert first.spent["loading"] > 0.1, "Python, torch and the artifact"
+    assert second.spent["loading"] == 0.0, "is loaded already"
+    for answer in (first, second):
+        assert set(answer.spent) == set(OF_CHILD)
+        assert answer.spent["running"] > 0.0
+        assert answer.spent["comparing"] > 0.0
+
+
+HELD = """
+import resource, sys, tempfile, torch
+from pathlib import Path
+from safetensors.torch import save_file
+from fuseport.exporter.runtimes._worker import _run
+from fuseport.exporter.spent import Spent
+
+class Session:
+    def run(self, inputs):
+        return {str(i): torch.ones(2**20, 16) for i in range(int(sys.argv[1]))}  # 64 MiB each
+
+with tempfile.TemporaryDirectory() as folder:
+    save_file({"input/x": torch.ones(1)}, f"{folder}/x")
+    job = {"id": "0", "way": "run", "tensors": f"{folder}/x", "layout": "contiguous",
+           "inputs": ["x"], "cotangents": [], "repeats": 3}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer = _run(Session(), job, Path(folder), Spent())
+    assert answer["calls"] == [1], answer
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the most memory is told in other units there")
+def test_a_child_holds_what_it_hands_back_twice_at_most() -> None:
+    """What the runtime gave, and the pages of the file that it is held against."""
+    for count in (1, 4):
+        done = subprocess.run(
+            [sys.executable, "-c", HELD, str(count)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout) < (2 * count + 0.5) * 64 * 1024, "KiB"
 
 
 @pytest.mark.parametrize("what", ["third", "nan"])

@@ -28,7 +28,7 @@ _FLOAT64 = 16.0
 # The relative tolerances for which it is noted what absolute one would do beside them. That takes
 # as long as the rest of the comparison, so of tensors of many elements only where they fail.
 _RTOLS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-_MANY = 2**20
+_MANY = 2**18
 # Units in the last place of the tensor's largest value (of its root mean square value) on top: what
 # rounding a result once more may cost when the baseline happens to be exact.
 _FLOOR_ULPS = 4.0

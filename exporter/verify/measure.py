@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 __all__ = ["Norms", "beyond", "errors", "is_zero", "norms", "parts"]
@@ -49,14 +48,21 @@ def beyond(value: Tensor, truth: Tensor, rtols: Sequence[float]) -> list[float]:
     That is max(|error| - rtol·|truth|) over the elements, at least 0. Where NaN and
     infinities are those of the truth they are no error.
     """
-    factors = torch.tensor(rtols, dtype=torch.float64).unsqueeze(1)
-    largest = torch.zeros(len(rtols), dtype=torch.float64)
-    for part, exact in parts(value, truth, _CHUNK // len(rtols)):
-        same = (part == exact) | (part.isnan() & exact.isnan())
-        error = (part - exact).abs_().masked_fill_(same, 0.0)  # in float64, as the truth is
-        size = exact.abs().masked_fill_(same, 0.0)
-        largest = largest.maximum((error - factors * size).amax(1))
-    return largest.tolist()
+    largest = dict.fromkeys(rtols, 0.0)
+    for part, exact in parts(value, truth):
+        error, size = (part - exact).abs_(), exact.abs()  # in float64, as the truth is
+        if not bool(error.max() < math.inf):  # written so that NaN is seen
+            same = (part == exact) | (part.isnan() & exact.isnan())
+            error, size = error.masked_fill_(same, 0.0), size.masked_fill_(same, 0.0)
+        for rtol in sorted(largest):
+            over = error.sub(size, alpha=rtol)
+            # What a tolerance covers every wider one covers too: few elements are left soon.
+            left = (~(over <= 0.0)).nonzero().squeeze(1)
+            if not left.numel():
+                break
+            error, size = error[left], size[left]
+            largest[rtol] = max(float(over.max()), largest[rtol])
+    return [largest[rtol] for rtol in rtols]
 
 
 def norms(tensor: Tensor) -> Norms:
