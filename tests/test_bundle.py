@@ -205,7 +205,7 @@ def writer(target: Path, name: str, times: int) -> Iterator["subprocess.Popen[st
 
 @pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03, 0.07, 0.15])
 def test_kill_at_any_moment_leaves_a_whole_bundle(delay: float, bundle: Path) -> None:
-    """Fault 19, by the clock; test_faults.py has it by the system call."""
+    """Fault 19, by the clock; test_faults_of_writing.py has it by the system call."""
     with writer(bundle, "two", 100_000) as process:
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)

@@ -58,6 +58,8 @@ _FULL = {
     "mkdir",
     "copy_file_range",
 }
+MISSING = 5  # the exit code, as of fuseport, where nothing can be injected
+
 # What each kind of fault is to strace, and which calls it comes from.
 KINDS: dict[str, tuple[str, Callable[[str], bool]]] = {
     "kill": ("signal=KILL:when={n}", lambda call: True),
@@ -93,7 +95,8 @@ def main(names: tuple[str, ...], sample: int | None, keep: bool, listed: bool) -
         click.echo("\n".join(WRITERS))
         return
     if reason := unable():
-        raise click.ClickException(reason)
+        click.echo(reason, err=True)
+        sys.exit(MISSING)
     parts, failures = {}, []
     for name in names or WRITERS:
         parts[name] = found = inject(WRITERS[name], sample)
