@@ -175,6 +175,13 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
     return decomposition_table[aten._weight_norm_interface.default](v, g, dim)[0]
 
 
+def _adaptive_avg_pool2d(x: Tensor, output_size: Sequence[int]) -> Any:
+    if list(output_size) != [1, 1]:
+        return aten.adaptive_avg_pool2d.default(x, output_size)
+    # As torch does, but for the strides that it gives the mean of a channels-last input in place.
+    return aten.mean.dim(x, [-1, -2], True)
+
+
 # What the gradient program computes instead of an operator of the forward program: the same, in
 # operators whose derivatives run outside of torch too.
 _PORTABLE: dict[Any, Callable[..., Any]] = {
@@ -182,6 +189,7 @@ _PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.pad.default: _pad,
     aten.grid_sampler.default: _grid_sampler,
     aten._weight_norm.default: _weight_norm,
+    aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
 }
 
 
