@@ -228,6 +228,9 @@ def _convolution_dweight(
     is a tap, and its sum over filter positions is that over the batch and output positions. What
     was the stride is now the dilation, and the reverse.
     """
+    batch = x.shape[0]
+    if isinstance(batch, int) and batch == 0:
+        return torch.zeros_like(weight)  # ONNX knows of no convolution of no channels
     if max(stride) > 2 and max(dilation) == 1:
         # Evaluators that know of no dilation fill the filter up with zeros: stride² times the work.
         return _strided_dweight(cotangent, x, weight, stride, padding, groups)
