@@ -172,7 +172,7 @@ class TestArchives:
         content = exported.read_bytes()
         bad = tmp_path / "forward.pt2"
         bad.write_bytes(content[: int(part * len(content))])
-        with pytest.raises(CorruptInput, match=r"forward\.pt2: damaged"):
+        with pytest.raises(CorruptInput, match=r"forward\.pt2: .*damaged"):
             packages.check(bad)
 
 

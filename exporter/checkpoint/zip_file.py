@@ -70,6 +70,8 @@ def _check_end(path: Path) -> None:
     """
     size = path.stat().st_size
     position = size - _END.size
+    if position < 0:
+        raise zipfile.BadZipFile("it is shorter than the end of an archive")
     with path.open("rb") as file:
         signature, *_, count, length, offset, comment = _record(file, _END, position)
         if signature != b"PK\x05\x06" or comment:
