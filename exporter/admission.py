@@ -7,8 +7,8 @@ operators to run; it is held against what it may name before a runtime sees it.
 
 from pathlib import Path
 
-from fuseport.exporter import runtimes, trust
-from fuseport.exporter.bundle import Bundle, hash_file
+from fuseport.exporter import runtimes
+from fuseport.exporter.bundle import Bundle, hash_file, trust
 from fuseport.exporter.inspect import packages
 from fuseport.exporter.inspect.isolated import ask
 

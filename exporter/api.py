@@ -9,14 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from fuseport.exporter import (
-    admission,
-    formats,
-    libraries,
-    models,
-    shims,
-    trust,
-)
+from fuseport.exporter import admission, formats, models, shims
 from fuseport.exporter import bench as timing
 from fuseport.exporter import checkpoint as checkpoints
 from fuseport.exporter.availability import chosen_runtimes, unavailable
@@ -26,10 +19,14 @@ from fuseport.exporter.bundle import (
     Bundle,
     check_target,
     hash_file,
+    libraries,
     open_bundle,
     staged,
+    trust,
 )
+from fuseport.exporter.bundle.staging import work_folder
 from fuseport.exporter.capture import PROGRAMS, capture, tried
+from fuseport.exporter.capture.prepare import prepared
 from fuseport.exporter.describe import describe, environment
 from fuseport.exporter.errors import (
     StorageError,
@@ -37,16 +34,13 @@ from fuseport.exporter.errors import (
 )
 from fuseport.exporter.models.given import Dynamic, Given
 from fuseport.exporter.models.model import Model, at
-from fuseport.exporter.op_choice import own_ops
-from fuseport.exporter.prepare import prepared
 from fuseport.exporter.program import (
     Kind,
     Program,
     TensorSpec,
     entry_of,
 )
-from fuseport.exporter.spent import Spent
-from fuseport.exporter.staging import work_folder
+from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement, Tolerance
 from fuseport.exporter.verify.keeping import kept
@@ -56,6 +50,7 @@ from fuseport.exporter.verify.mutants.self_test import SelfTest, preferred
 from fuseport.exporter.verify.report import Report, Row
 from fuseport.exporter.verify.resume import sources
 from fuseport.exporter.verify.run import Limits
+from fuseport.exporter.verify.spent import Spent
 from fuseport.exporter.verify.subject import prepare, programs_of, whole
 from fuseport.exporter.verify.tolerances import Tolerances
 from fuseport.exporter.verify.untried import untried

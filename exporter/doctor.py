@@ -306,7 +306,7 @@ def _fused() -> _Finding:
 
 
 def _confined() -> _Finding:
-    from fuseport.exporter.confined import available
+    from fuseport.exporter.child.confined import available
 
     parts = available()
     if not all(parts.values()):

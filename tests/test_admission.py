@@ -12,8 +12,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from fuseport.exporter import api, trust
-from fuseport.exporter.bundle import hash_file, open_bundle
+from fuseport.exporter import api
+from fuseport.exporter.bundle import hash_file, open_bundle, trust
 from fuseport.exporter.errors import CorruptInput, Missing, UnsafeInput
 from fuseport.exporter.inspect.admissible import found
 from fuseport.exporter.inspect.isolated import ask

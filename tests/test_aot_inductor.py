@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fuseport.exporter import api, formats, trust
-from fuseport.exporter.bundle import MANIFEST, hash_file, open_bundle
+from fuseport.exporter import api, formats
+from fuseport.exporter.bundle import MANIFEST, hash_file, open_bundle, trust
 from fuseport.exporter.errors import ExportFailed, Missing, UnsafeInput, UsageError
-from fuseport.exporter.forward import capture_forward
 from fuseport.exporter.program import Program, TensorSpec
+from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.runtimes import Unsupported, aot_inductor, aot_inductor_cpp
 from fuseport.ops import build
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter import api
-from fuseport.exporter.backward_forms import AT_ONCE, FORMS, Asked, agree, plain
+from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS, Asked, agree, plain
 from fuseport.exporter.runtimes._forms import run_forms
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.verify.op_check import check

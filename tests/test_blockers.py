@@ -12,8 +12,8 @@ import torch
 from click.testing import CliRunner
 
 from fuseport.cli import main
-from fuseport.exporter import blockers
-from fuseport.exporter.known_calls import advice
+from fuseport.exporter.capture import blockers
+from fuseport.exporter.user_code.known_calls import advice
 from fuseport.ops import OPS, build
 
 # A real extension module: it computes on the memory of tensors, as CUDA extensions do.

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fuseport.exporter import staging
-from fuseport.exporter.bundle import MANIFEST, SCHEMA, check_target, open_bundle, staged
+from fuseport.exporter.bundle import MANIFEST, SCHEMA, check_target, open_bundle, staged, staging
 from fuseport.exporter.errors import CorruptInput, Missing, StorageError, UsageError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fuseport.exporter.confined import available
+from fuseport.exporter.child.confined import available
 
 TRY = """
 import ctypes, os, socket, sys
@@ -63,7 +63,7 @@ def test_what_a_confined_process_can_do(tmp_path: Path) -> None:
         folder.mkdir()
     (outside / "file").write_text("kept")
     (tmp_path / "attempts.py").write_text(TRY)
-    command = [sys.executable, "-m", "fuseport.exporter.confined", json.dumps([str(inside)])]
+    command = [sys.executable, "-m", "fuseport.exporter.child.confined", json.dumps([str(inside)])]
     done = subprocess.run(
         [*command, "attempts", str(inside), str(outside)],
         capture_output=True,
@@ -81,5 +81,5 @@ def test_what_a_confined_process_can_do(tmp_path: Path) -> None:
 
 def test_a_module_that_fails_fails(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("import sys; sys.exit(7)")
-    command = [sys.executable, "-m", "fuseport.exporter.confined", "[]", "fails"]
+    command = [sys.executable, "-m", "fuseport.exporter.child.confined", "[]", "fails"]
     assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 7

@@ -19,10 +19,10 @@ from fuseport import ops
 from fuseport.exporter import formats
 from fuseport.exporter.errors import ExportFailed, UsageError
 from fuseport.exporter.formats import torchscript
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.models.model import example
 from fuseport.exporter.program import Program, TensorSpec, named_outputs
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.ops.selective_scan import selective_scan
 
 SIZES = {"batch": 2, "length": 16, "height": 12, "width": 18}

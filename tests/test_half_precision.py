@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fuseport.exporter import api, checkpoint, models
+from fuseport.exporter.capture.prepare import prepared
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models import Model
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.prepare import prepared
 
 HEAD = """
 import torch

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.bundle import open_bundle
-from fuseport.exporter.dynamic import found_dynamic
+from fuseport.exporter.capture.dynamic import found_dynamic
+from fuseport.exporter.capture.prepare import prepared
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models.given import Dynamic, Given, parse_dynamic, specs_of
-from fuseport.exporter.prepare import prepared
 from fuseport.exporter.verify.sample import read_all
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from fuseport.exporter.bundle import hash_file, open_bundle
-from fuseport.exporter.trust import is_trusted
+from fuseport.exporter.bundle.trust import is_trusted
 
 MOMENTS = int(os.environ.get("FUSEPORT_MOMENTS", "4"))
 MARK = "FUSEPORT_TEST_MARK"

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter import api, libraries, runtimes, trust
-from fuseport.exporter.bundle import MANIFEST, hash_file, open_bundle
+from fuseport.exporter import api, runtimes
+from fuseport.exporter.bundle import MANIFEST, hash_file, libraries, open_bundle, trust
 from fuseport.exporter.runtimes import Unsupported, _host, libtorch, torchscript
 from fuseport.exporter.runtimes._layouts import LAYOUTS, lay_out
 from fuseport.ops import OPS, build

@@ -22,9 +22,9 @@ from fuseport.exporter import api, formats, models
 from fuseport.exporter.bundle import open_bundle
 from fuseport.exporter.child import Limits
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.op_choice import own_ops
-from fuseport.exporter.provenance import layer
+from fuseport.exporter.program.provenance import layer
 from fuseport.exporter.runtimes._numpy import to_array, to_tensor
+from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify.diagnosis import Diagnosis
 from fuseport.exporter.verify.localise import Settings, diagnosed, parts
 from fuseport.exporter.verify.localise.look import judged

@@ -15,11 +15,11 @@ from fuseport import ops
 from fuseport.exporter import models
 from fuseport.exporter.checkpoint import Checkpoint, load
 from fuseport.exporter.errors import CorruptInput, FuseportError, Missing, UsageError
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.models import user
 from fuseport.exporter.models.model import Model, example
 from fuseport.exporter.program import TensorSpec, named_outputs
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 NET = """

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from fuseport.cli import main
-from fuseport.exporter.op_choice import own_ops
+from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify import compare
 from fuseport.exporter.verify.mutants.catalogue import CATALOGUE
 from fuseport.exporter.verify.mutants.kinds import Kind, Mutant

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter.formats import Options, get
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.runtimes.onnxruntime import load
 
 

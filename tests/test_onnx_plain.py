@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseport.exporter import formats
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.program import Program, TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.runtimes import get
 
 IMAGE = TensorSpec("input", "float32", ("batch", 3, "height", "width"))

@@ -16,7 +16,7 @@ from fuseport.cli import main
 from fuseport.exporter import api
 from fuseport.exporter.bundle import open_bundle
 from fuseport.exporter.errors import Missing, UsageError
-from fuseport.exporter.op_choice import OwnOps, needed, own_ops
+from fuseport.exporter.user_code.op_choice import OwnOps, needed, own_ops
 from fuseport.exporter.verify.report import Report
 from fuseport.ops import OPS, added, build, registration
 from fuseport.ops.lowering import Bodies

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fuseport import ops
 from fuseport.exporter import api, formats
 from fuseport.exporter.errors import ExportFailed, Missing
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.models import mamba
 from fuseport.exporter.models.model import Model, example
 from fuseport.exporter.program import Program, TensorSpec, count_nodes, named_outputs
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 
 SEQUENCE = (TensorSpec("x", "float32", ("batch", "length", 8)),)
 SIZES = {"batch": 2, "length": 16}

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuseport.exporter import api, libraries, machine, trust
-from fuseport.exporter.bundle import MANIFEST, hash_file
+from fuseport.exporter import api
+from fuseport.exporter.bundle import MANIFEST, hash_file, libraries, machine, trust
 from fuseport.exporter.errors import CorruptInput, UnsafeInput
 from fuseport.exporter.inspect import packages
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 from fuseport.cli import main
+from fuseport.exporter.bundle.staging import write_whole
 from fuseport.exporter.errors import StorageError
-from fuseport.exporter.staging import write_whole
 from fuseport.exporter.verify.report import Report, Row
 
 ROW = Row(

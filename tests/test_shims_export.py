@@ -7,11 +7,11 @@ import torch
 from click.testing import CliRunner
 
 from fuseport.cli import main
-from fuseport.exporter import api, own_backward, shims
+from fuseport.exporter import api, shims
 from fuseport.exporter.bundle import open_bundle
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.user_code import imported
+from fuseport.exporter.user_code import imported, own_backward
 from fuseport.exporter.verify.report import OWN_BACKWARD, Report
 
 # Written as Vim's and VFIMamba's files are: imports at the top, an autograd function over the raw

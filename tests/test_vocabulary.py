@@ -17,12 +17,12 @@ import torch
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
-from fuseport.exporter.case_files import INDEX, SCHEMA, dump
 from fuseport.exporter.commands.cases import cases as command
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.verify import vocabulary
 from fuseport.exporter.verify.vocabulary import PlainRow
 from fuseport.exporter.verify.vocabulary.exceptions import EXCEPTIONS, applied
+from fuseport.exporter.verify.vocabulary.files import INDEX, SCHEMA, dump
 from fuseport.exporter.verify.vocabulary.subject import name_of
 from fuseport.ops.vocabulary import CASES, OPERATORS
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fuseport.exporter import interrupts, staging, trust
-from fuseport.exporter.bundle import open_bundle, staged
+from fuseport.exporter.bundle import interrupts, open_bundle, staged, staging, trust
 from fuseport.exporter.errors import StorageError, UsageError
 from fuseport.exporter.formats._sink import sink
 
@@ -180,7 +179,8 @@ class TestAbandoned:
     def test_a_file_that_was_half_written_is_removed_by_the_next(self, tmp_path: Path) -> None:
         """Fault 19."""
         self.leave(
-            "import os, sys; from pathlib import Path; from fuseport.exporter import staging\n"
+            "import os, sys\nfrom pathlib import Path\n"
+            "from fuseport.exporter.bundle import staging\n"
             "staging._confirm = os.fsync = lambda *_: os.kill(os.getpid(), 9)\n"
             "if True:\n    staging.write_whole(Path(sys.argv[1]), b'half')",
             tmp_path / "r.json",
@@ -198,7 +198,7 @@ class TestAbandoned:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         self.leave(
             "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-            "from fuseport.exporter.staging import work_folder\n"
+            "from fuseport.exporter.bundle.staging import work_folder\n"
             "with work_folder() as work:\n    (work / 'large').touch()",
             tmp_path,
         )

@@ -7,7 +7,7 @@ on as long as the file does.
 import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BytesIO
+from io import SEEK_END, BytesIO
 from typing import BinaryIO
 
 __all__ = ["LongText", "MalformedPickleError", "operations"]
@@ -82,10 +82,11 @@ def _counted(kind: str, width: int, stream: BinaryIO) -> object:
             raise MalformedPickleError(f"an integer of {count} bytes")
         return int.from_bytes(_exactly(stream, count), "little", signed=True)
     if count > _LONG:
-        if count >= 2**62:
-            raise MalformedPickleError(f"a text of {count} bytes")
-        stream.seek(count - 1, 1)
-        _exactly(stream, 1)
+        begin = stream.tell()
+        # Held against the file's end first: no file system seeks as far as a length can say.
+        if count > stream.seek(0, SEEK_END) - begin:
+            raise MalformedPickleError(f"malformed pickle (a text of {count} bytes ends early)")
+        stream.seek(begin + count)
         return LongText(count)
     data = _exactly(stream, count)
     if kind.startswith("bytes") or kind.startswith("bytearray"):

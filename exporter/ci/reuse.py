@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.bundle import Bundle, hash_file, open_bundle
+from fuseport.exporter.bundle.staging import write_whole
 from fuseport.exporter.ci.config import Checkpoint
 from fuseport.exporter.describe import own_sources, versions
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
-from fuseport.exporter.staging import write_whole
 from fuseport.ops import build
 from fuseport.ops.build import cache_folder
 

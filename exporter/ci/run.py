@@ -9,6 +9,7 @@ from filelock import FileLock
 
 from fuseport.exporter import api
 from fuseport.exporter.bundle import Bundle
+from fuseport.exporter.bundle.staging import write_whole
 from fuseport.exporter.ci import expected, reuse
 from fuseport.exporter.ci.config import Checkpoint, Config
 from fuseport.exporter.ci.report import CiReport, Outcome
@@ -17,7 +18,6 @@ from fuseport.exporter.errors import FuseportError, StorageError, UsageError
 from fuseport.exporter.models.given import parse_dynamic, read_given
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import KINDS
-from fuseport.exporter.staging import write_whole
 from fuseport.exporter.verify.run import Limits
 from fuseport.ops.build import cache_folder
 

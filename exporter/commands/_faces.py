@@ -59,7 +59,7 @@ class Faces:
         Raises:
             StorageError: a face could not be written; the others were.
         """
-        from fuseport.exporter.staging import write_whole
+        from fuseport.exporter.bundle.staging import write_whole
 
         printed = self.json is not None and str(self.json) == "-"
         summary = os.environ.get(_SUMMARY)

@@ -73,7 +73,7 @@ def write(result: Any, file: Path | None, lines: list[str]) -> None:
         click.echo(result.to_json())
         return
     if file is not None:
-        from fuseport.exporter.staging import write_whole
+        from fuseport.exporter.bundle.staging import write_whole
 
         write_whole(file, f"{result.to_json()}\n".encode())
     out = console()

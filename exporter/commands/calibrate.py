@@ -49,7 +49,7 @@ def calibrate(
     """Propose tolerances for BUNDLES, as a section of fuseport.toml."""
     with progress() as tell:
         tell("loading torch")
-        from fuseport.exporter.staging import write_whole
+        from fuseport.exporter.bundle.staging import write_whole
         from fuseport.exporter.verify.calibrate import calibrate as calibrated
 
         result = calibrated(

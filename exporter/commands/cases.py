@@ -33,7 +33,7 @@ _ONLY = click.option("--only", multiple=True, metavar="NAME", help="An operator;
 @_ONLY
 def cases_list(only: tuple[str, ...]) -> None:
     """List the operators, and their cases where operators are named."""
-    from fuseport.exporter.case_files import entries
+    from fuseport.exporter.verify.vocabulary.files import entries
 
     found = entries(only)
     if only:
@@ -55,7 +55,7 @@ def cases_dump(folder: Path, only: tuple[str, ...], dtype: str, seed: int, force
     """Write inputs, cotangents, float64 outputs and gradients to FOLDER, for any engine to read."""
     with progress() as tell:
         tell("loading torch")
-        from fuseport.exporter.case_files import dump
+        from fuseport.exporter.verify.vocabulary.files import dump
 
         count = dump(folder, only=only, dtype=dtype, seed=seed, force=force, progress=tell)
     click.echo(f"{folder}: {count} cases")

@@ -48,9 +48,9 @@ def ci(config: Path, only: tuple[str, ...], report: Path | None, begin: bool) ->
         return
     with progress() as tell:
         tell("loading torch")
+        from fuseport.exporter.bundle.staging import write_whole
         from fuseport.exporter.ci import run as running
         from fuseport.exporter.ci.config import read
-        from fuseport.exporter.staging import write_whole
 
         read_config = read(config)
         folder = report or config.parent / read_config.report

@@ -65,7 +65,7 @@ def ops_check(
         raise UsageError("--mutants makes all checks on all cases: leave out --only and --cases")
     with progress() as tell:
         tell("loading torch")
-        from fuseport.exporter.op_choice import chosen
+        from fuseport.exporter.user_code.op_choice import chosen
         from fuseport.exporter.verify.op_check import isolated
 
         if mutants:
@@ -116,7 +116,7 @@ def ops_build(names: tuple[str, ...], own: str | None) -> None:
     try:
         with progress() as tell:
             tell("loading torch")
-            from fuseport.exporter.op_choice import built, chosen
+            from fuseport.exporter.user_code.op_choice import built, chosen
 
             lines.extend(built(chosen(names, own), tell))
     finally:  # one that cannot be built does not undo the others
@@ -149,8 +149,8 @@ def ops_bench(
         tell("loading torch")
         import torch
 
-        from fuseport.exporter.op_bench import bench as timed
-        from fuseport.exporter.op_choice import chosen
+        from fuseport.exporter.bench.ops import bench as timed
+        from fuseport.exporter.user_code.op_choice import chosen
 
         result = timed(
             chosen(names, own),

@@ -21,7 +21,7 @@ import torch
 from filelock import FileLock
 from torch import fx
 
-from fuseport.exporter import machine
+from fuseport.exporter.bundle import machine
 from fuseport.exporter.errors import ExportFailed, Missing
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._sink import sink

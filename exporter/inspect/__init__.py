@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.bundle import MANIFEST, hash_file, read_manifest
+from fuseport.exporter.bundle.trust import is_trusted
 from fuseport.exporter.checkpoint import zip_file
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.checkpoint.sniff import require_regular
 from fuseport.exporter.errors import CorruptInput, FuseportError, StorageError, UsageError
 from fuseport.exporter.inspect import bundle, checkpoint, text
 from fuseport.exporter.inspect.isolated import ask
-from fuseport.exporter.trust import is_trusted
 
 __all__ = ["SCHEMA", "Inspection", "inspect"]
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fuseport.exporter.confined import work_in
+from fuseport.exporter.child.confined import work_in
 from fuseport.exporter.errors import FuseportError
 
 # Each has `found`, of the question's arguments.

@@ -4,10 +4,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fuseport.exporter import machine
-from fuseport.exporter.bundle import WEIGHTS, differences, read_manifest
+from fuseport.exporter.bundle import WEIGHTS, differences, machine, read_manifest
+from fuseport.exporter.bundle.trust import is_trusted
 from fuseport.exporter.inspect import known
-from fuseport.exporter.trust import is_trusted
 
 __all__ = ["found"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fuseport.exporter import machine
+from fuseport.exporter.bundle import machine
 from fuseport.exporter.formats.aot_inductor import BOUND
 from fuseport.exporter.runtimes import Unsupported
 

@@ -21,8 +21,8 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from fuseport.exporter.bundle.libraries import find
 from fuseport.exporter.child import ending
-from fuseport.exporter.libraries import find
 from fuseport.exporter.runtimes import Unsupported, _ops
 from fuseport.exporter.runtimes._reason import telling_line
 from fuseport.ops import build

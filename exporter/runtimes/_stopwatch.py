@@ -17,10 +17,10 @@ import psutil
 from safetensors import safe_open
 
 from fuseport.exporter import runtimes
-from fuseport.exporter.confined import work_in
-from fuseport.exporter.op_choice import own_ops
+from fuseport.exporter.child.confined import work_in
 from fuseport.exporter.runtimes import Session
 from fuseport.exporter.runtimes._worker import die_with, failure, standard_input, write
+from fuseport.exporter.user_code.op_choice import own_ops
 
 __all__ = ["main"]
 

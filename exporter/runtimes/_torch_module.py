@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from fuseport.exporter.backward_forms import Asked
+from fuseport.exporter.program.backward_forms import Asked
 
 __all__ = ["ModuleSession"]
 

@@ -19,9 +19,9 @@ from safetensors import safe_open
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.bundle import Bundle, hash_file
+from fuseport.exporter.bundle.staging import replaced
 from fuseport.exporter.describe import environment
 from fuseport.exporter.errors import CorruptInput, Missing, StorageError, UsageError
-from fuseport.exporter.staging import replaced
 from fuseport.exporter.verify.plan import Job
 from fuseport.exporter.verify.run import Answer
 from fuseport.exporter.verify.sample import Sample

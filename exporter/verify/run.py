@@ -22,9 +22,9 @@ from fuseport.exporter import runtimes
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.child import Child, Limits
 from fuseport.exporter.program import one_line
-from fuseport.exporter.spent import OF_CHILD
 from fuseport.exporter.verify.plan import REPEATS, Job
 from fuseport.exporter.verify.sample import Sample
+from fuseport.exporter.verify.spent import OF_CHILD
 
 __all__ = ["WORKER", "Answer", "Limits", "execute"]
 

@@ -16,20 +16,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fuseport.exporter import own_backward
 from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
 from fuseport.exporter.models.model import at, example
 from fuseport.exporter.program import Entry, named_outputs, one_line
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
-from fuseport.exporter.spent import Spent
+from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import baseline
 from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
 from fuseport.exporter.verify.modes import Float64, References
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
+from fuseport.exporter.verify.spent import Spent
 
 __all__ = ["compute"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fuseport.exporter.backward_forms import AT_ONCE, FORMS
+from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS
 from fuseport.exporter.verify.report import Row
 
 __all__ = ["untried"]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.bundle import Bundle, open_bundle, staged
+from fuseport.exporter.bundle.staging import work_folder, write_whole
 from fuseport.exporter.errors import FuseportError, Missing, StorageError, UsageError
-from fuseport.exporter.staging import work_folder, write_whole
 
 __all__ = ["WRITERS", "Writer"]
 
@@ -94,7 +94,7 @@ _KNOWN = {"old": "a" * 64, "new": "b" * 64}
 
 
 def _trust(folder: Path, which: str) -> None:
-    from fuseport.exporter import trust
+    from fuseport.exporter.bundle import trust
 
     with _cache(folder):
         trust.add(_KNOWN[which])
@@ -216,7 +216,7 @@ def _library_state(folder: Path) -> str:
 def _cases(folder: Path, seed: int) -> None:
     import torch
 
-    from fuseport.exporter.case_files import dump
+    from fuseport.exporter.verify.vocabulary.files import dump
 
     torch.set_num_threads(1)
     dump(folder / "cases", only=["pixel_shuffle"], seed=seed, force=True)

@@ -207,7 +207,9 @@ def _damage() -> Iterable[Hostile]:
         ("a line without end", b"cos", "without its end"),
         ("a text beyond the end", b"X\xff\xff\xff\x7fabc", "ends early"),
         ("an integer of a gigabyte", b"\x8b\x00\x00\x00\x40abc", "an integer of"),
-        ("a text of 2**63", b"\x8d" + b"\xff" * 8, "a text of"),
+        ("a text of 2**64", b"\x8d" + b"\xff" * 8, "a text of"),
+        # Further than a file system seeks.
+        ("a text of 2**45", b"\x8d" + (2**45).to_bytes(8, "little"), "ends early"),
     ):
         yield Hostile(name, 2, 4, lambda f, v=value: archive(f / "w", v), says)  # type: ignore[misc]
     for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT):

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseport.exporter.formats import Options, get
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.runtimes.onnxruntime import load
 from fuseport.ops import register
 from fuseport.ops.compositions.mamba_inner import mamba_inner_fn, mamba_inner_fn_no_out_proj

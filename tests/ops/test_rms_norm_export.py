@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter import formats
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.ops import onnxruntime_library, register
 from fuseport.ops.rms_norm import rms_norm
 from fuseport.ops.rms_norm_gated import rms_norm_gated

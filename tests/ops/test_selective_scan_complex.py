@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fuseport.exporter import formats
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.ops.selective_scan import reference, selective_scan
 from fuseport.ops.selective_scan.cases import CASES
 from fuseport.ops.spec import Case, Inputs, OpSpec

@@ -12,9 +12,9 @@ from typing import Any
 
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.child import Limits
-from fuseport.exporter.op_choice import own_ops
 from fuseport.exporter.runtimes._ops import register
 from fuseport.exporter.runtimes._worker import die_with, write
+from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify.localise.investigation import investigated
 from fuseport.exporter.verify.localise.repro import written
 from fuseport.exporter.verify.localise.scene import Failure, Scene, captured

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from fuseport.exporter.program import Program
-from fuseport.exporter.provenance import layer
+from fuseport.exporter.program.provenance import layer
 from fuseport.exporter.verify.compare import Expected, Judgement, judge
 from fuseport.exporter.verify.diagnosis import Divergence
 from fuseport.exporter.verify.localise import parts

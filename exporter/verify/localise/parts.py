@@ -9,8 +9,8 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
-from fuseport.exporter.forward import output_specs
 from fuseport.exporter.program import Program, TensorSpec, rebuilt
+from fuseport.exporter.program.forward import output_specs
 
 __all__ = [
     "ENTRY",

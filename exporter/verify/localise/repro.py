@@ -12,8 +12,7 @@ import onnx
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fuseport.exporter import libraries
-from fuseport.exporter.bundle import WEIGHTS
+from fuseport.exporter.bundle import WEIGHTS, libraries
 from fuseport.exporter.errors import FuseportError
 from fuseport.exporter.program import one_line
 from fuseport.exporter.runtimes._layouts import apart

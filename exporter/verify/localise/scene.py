@@ -9,14 +9,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from fuseport.exporter import models, own_backward, runtimes, trust
-from fuseport.exporter.bundle import Bundle
+from fuseport.exporter import models, runtimes
+from fuseport.exporter.bundle import Bundle, trust
 from fuseport.exporter.errors import Missing
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.models.model import at, examples
 from fuseport.exporter.program import Kind, Program, TensorSpec, entry_of
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.runtimes._ops import register
+from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify.compare import Judgement, judge
 from fuseport.exporter.verify.localise.trial import Trials
 from fuseport.exporter.verify.plan import Job

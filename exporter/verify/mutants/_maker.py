@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fuseport.exporter.op_choice import own_ops
 from fuseport.exporter.program import one_line
+from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify.mutants.files import AHEAD, Asked, maker
 
 _POLL_SECONDS = 0.1

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fuseport.exporter.op_choice import chosen
+from fuseport.exporter.user_code.op_choice import chosen
 from fuseport.exporter.verify.mutants.ops import attempt, clean, mutants
 from fuseport.exporter.verify.op_check import wanted_checks
 from fuseport.ops import added, registration

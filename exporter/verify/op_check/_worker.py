@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fuseport.exporter.op_choice import chosen
+from fuseport.exporter.user_code.op_choice import chosen
 from fuseport.exporter.verify import op_check
 from fuseport.ops import added
 

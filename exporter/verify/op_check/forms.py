@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fuseport.exporter.backward_forms import FORMS, Asked, agree, plain
+from fuseport.exporter.program.backward_forms import FORMS, Asked, agree, plain
 from fuseport.exporter.verify.op_check.gradients import standard
 from fuseport.exporter.verify.op_check.subject import (
     Point,
@@ -28,7 +28,7 @@ __all__ = ["backward_forms"]
 def backward_forms(subject: Subject) -> Iterator[Trial]:
     """Every form of backward gives the plain one's gradient; of each operator in half, too.
 
-    See `exporter.backward_forms`; and where two inputs are alike, one tensor passed for both has
+    See `program/backward_forms.py`; and where two inputs are alike, one tensor passed for both has
     the sum of their gradients. A form that differs in its bits is held against float64.
     """
     if not subject.with_gradient:

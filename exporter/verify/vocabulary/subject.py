@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fuseport.exporter import formats
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.models import user
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import Program, TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.sample import Sample
 from fuseport.ops.vocabulary import CASES, OPERATORS

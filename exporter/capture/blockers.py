@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuseport.exporter.known_calls import advice
 from fuseport.exporter.program import one_line
 from fuseport.exporter.user_code import hint
+from fuseport.exporter.user_code.known_calls import advice
 from fuseport.ops import registration
 
 __all__ = ["Blocker", "find"]
@@ -262,7 +262,7 @@ def _holds_tensors(frame: FrameType) -> bool:
     return any(isinstance(v, Tensor) for v in pytree.tree_leaves(list(frame.f_locals.values())))
 
 
-_FUSEPORT = str(Path(__file__).parent.parent)
+_FUSEPORT = str(Path(__file__).parents[2])
 _STDLIB = sysconfig.get_path("stdlib")
 _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from fuseport.exporter import own_backward, shims
+from fuseport.exporter import shims
+from fuseport.exporter.bundle.interrupts import Interrupted
 from fuseport.exporter.errors import Missing, UsageError
-from fuseport.exporter.interrupts import Interrupted
-from fuseport.exporter.known_calls import advice
 from fuseport.exporter.program import one_line
+from fuseport.exporter.user_code import own_backward
+from fuseport.exporter.user_code.known_calls import advice
 
 __all__ = ["digest", "hint", "imported", "imported_once"]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 
 from fuseport.exporter import models
-from fuseport.exporter.dynamic import found_dynamic
+from fuseport.exporter.capture.dynamic import found_dynamic
+from fuseport.exporter.capture.float32 import kept
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.float32 import kept
 from fuseport.exporter.models import Model, user
 from fuseport.exporter.models.given import Dynamic, Given, fitted, named
 

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fuseport.exporter.bundle.staging import replaced
 from fuseport.exporter.errors import CorruptInput, UsageError
 from fuseport.exporter.runtimes._layouts import apart
-from fuseport.exporter.staging import replaced
 from fuseport.exporter.verify.modes import Float64, References
 from fuseport.ops import OPS
 from fuseport.ops.spec import FLOATING, Case, OpSpec, as_tuple

@@ -63,7 +63,7 @@ class Child:
         self._descendants: set[psutil.Process] = set()
         if writable is not None:
             places = json.dumps([str(path) for path in writable])
-            arguments = ["fuseport.exporter.confined", places, *arguments]
+            arguments = ["fuseport.exporter.child.confined", places, *arguments]
         # What it starts inherits this, and so is known as its own after it has left its group and,
         # its parent being dead, its family. A child may have children of this class itself.
         self._mark = secrets.token_hex(16)

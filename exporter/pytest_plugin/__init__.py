@@ -37,12 +37,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     if _FIXTURE not in metafunc.fixturenames:
         pytest.fail(f"{metafunc.definition.nodeid}: marked parity, and it does not take {_FIXTURE}")
-    from fuseport.exporter import pytest_cases
     from fuseport.exporter.errors import FuseportError
+    from fuseport.exporter.pytest_plugin import cases
 
     try:
-        wanted = pytest_cases.wanted(*marker.args, **marker.kwargs)
-        jobs = pytest_cases.jobs(wanted, metafunc.config.rootpath)
+        wanted = cases.wanted(*marker.args, **marker.kwargs)
+        jobs = cases.jobs(wanted, metafunc.config.rootpath)
     except (FuseportError, TypeError) as error:
         pytest.fail(f"{metafunc.definition.nodeid}: parity: {error}", pytrace=False)
     marks = []
@@ -51,7 +51,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks = [pytest.mark.xdist_group(f"fuseport {wanted.bundle}")]
     metafunc.parametrize(
         _FIXTURE,
-        [pytest.param((wanted, job), id=pytest_cases.name(job), marks=marks) for job in jobs],
+        [pytest.param((wanted, job), id=cases.name(job), marks=marks) for job in jobs],
         indirect=True,
     )
 
@@ -60,19 +60,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def fuseport_case(request: pytest.FixtureRequest) -> Any:
     """What the item is of: `inputs`, `cotangents`, `truth`, `run()` and `check()`.
 
-    See `fuseport.exporter.pytest_cases.ParityCase`. An item that is unsupported is skipped, with
+    See `ParityCase` of `cases.py`. An item that is unsupported is skipped, with
     the reason, unless the marker says `strict`.
     """
     if not hasattr(request, "param"):
         pytest.fail(f"{_FIXTURE} is for tests marked @pytest.mark.parity(bundle)", pytrace=False)
-    from fuseport.exporter import pytest_cases
     from fuseport.exporter.errors import FuseportError
+    from fuseport.exporter.pytest_plugin import cases
 
     wanted, job = request.param
     stash = request.config.stash
     if _SESSIONS not in stash:
         factory = request.getfixturevalue("tmp_path_factory")
-        stash[_SESSIONS] = pytest_cases.Verified(lambda: factory.mktemp("fuseport"))
+        stash[_SESSIONS] = cases.Verified(lambda: factory.mktemp("fuseport"))
     try:
         case = stash[_SESSIONS].case(wanted, job, request.config.rootpath)
     except FuseportError as error:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fuseport.exporter import machine, trust
-from fuseport.exporter.bundle import MANIFEST
+from fuseport.exporter.bundle import MANIFEST, machine, trust
 from fuseport.ops import OPS, build, registration
 from fuseport.ops.spec import OpSpec
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fuseport.exporter.bundle.staging import replaced
 from fuseport.exporter.errors import CorruptInput, Missing, StorageError, UsageError
-from fuseport.exporter.staging import replaced
 
 __all__ = [
     "MANIFEST",

@@ -1,8 +1,8 @@
 """Runs a Python module in this process, without network and without writing outside some folders.
 
-`python -m fuseport.exporter.confined WRITABLE MODULE ARGUMENT...`, WRITABLE being a JSON list of
-paths. What confines is the Linux kernel: Landlock for files, abstract sockets and signals, a
-seccomp filter for sockets. It lasts for this process and all that it starts, and cannot be taken
+`python -m fuseport.exporter.child.confined WRITABLE MODULE ARGUMENT...`, WRITABLE being a JSON
+list of paths. What confines is the Linux kernel: Landlock for files, abstract sockets and signals,
+a seccomp filter for sockets. It lasts for this process and all that it starts, and cannot be taken
 back. Where the kernel lacks a part, that part is not confined: `available` says so. It contains
 faults and careless code; it is no promise that hostile native code finds no way out.
 

@@ -19,9 +19,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program import Program, TensorSpec, rebuilt, shape_env
-from fuseport.exporter.provenance import Provenance
+from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
+from fuseport.exporter.program.provenance import Provenance
 
 __all__ = ["capture_gradient"]
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from fuseport.exporter.forward import any_sizes, entry, failing_as
 from fuseport.exporter.program import TensorSpec, named_outputs
+from fuseport.exporter.program.forward import any_sizes, entry, failing_as
 
 __all__ = ["found_dynamic"]
 

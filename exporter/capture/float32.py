@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fuseport.exporter import models
-from fuseport.exporter.called import ops_called
+from fuseport.exporter.capture.called import ops_called
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models import Model
 from fuseport.exporter.models.model import examples

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from fuseport.exporter.bundle.staging import write_whole
 from fuseport.exporter.errors import StorageError
-from fuseport.exporter.staging import write_whole
 from fuseport.ops.build import cache_folder
 
 __all__ = ["add", "is_trusted"]

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import torch
 
-from fuseport.exporter import blockers, models, own_backward, shims
+from fuseport.exporter import models, shims
+from fuseport.exporter.capture import blockers
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
-from fuseport.exporter.forward import capture_forward
-from fuseport.exporter.gradient import capture_gradient
 from fuseport.exporter.models.model import Model, at, examples
 from fuseport.exporter.program import Entry, Kind, Program, count_nodes, entry_of, one_line
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter.user_code import own_backward
 
 __all__ = ["PROGRAMS", "capture", "tried"]
 
