@@ -54,8 +54,7 @@ def _check(path: Path) -> None:
         header = parsed(text)
     except (ValueError, RecursionError) as error:
         raise _corrupt(path, "header", f"no valid JSON ({show(error, 100)})") from error
-    if not isinstance(header, dict):
-        raise _corrupt(path, "header", "not a JSON object")
+    # It is an object: a file is taken for safetensors by the brace that begins it.
     header.pop("__metadata__", None)
     spans = sorted((*_span(path, name, entry), name) for name, entry in header.items())
     position = 0

@@ -15,7 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.tests.corpus.hostile import weights
-from fuseport.tests.corpus.pickled import archive, call, entries, legacy, number, storage, tensor
+from fuseport.tests.corpus.pickled import (
+    archive,
+    call,
+    entries,
+    legacy,
+    number,
+    storage,
+    tensor,
+    text,
+)
 
 __all__ = ["BENIGN", "Benign"]
 
@@ -130,12 +139,16 @@ def _settings() -> Iterable[Benign]:
         "seen": collections.Counter("aab"),
         "large": 2**2000,
         "meta": torch.ones(2, device="meta"),
+        "day": np.datetime64("2025-01-01"),
+        "nested": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+        "places": collections.defaultdict(list, a=[1]),
         "half a character": "\ud800",
     }
     said = {
         **{"best": 1.5, "steps": 7, "array": "<numpy array (2, 3)>", "raw": "ab"},
         **{"seen": {"a": 2, "b": 1}, "large": "<int of 2001 bits>"},
         **{"meta": "tensor (2,) of torch.float32", "half a character": "\\ud800"},
+        **{"day": "<numpy M8>", "nested": "nested tensor of torch.float32", "places": {"a": [1]}},
     }
     yield Benign("numbers of every kind", _lightning(numbers), said)
     names = argparse.Namespace(lr=0.1, path=Path("/data"), dtype=torch.float16, size=(1, 2))
@@ -167,6 +180,9 @@ def _written() -> Iterable[Benign]:
         ("an OrderedDict with items of its own", entries({"w": tensor([4], [1]), "x": armed})),
         ("a tensor with a number for numel", entries({"w": _dressed()})),
         ("a size by torch.Size", entries({"w": _sized()})),
+        ("a text of 2 MiB beside", entries({"w": tensor([4], [1]), "x": text("x" * 2**21)})),
+        ("a text of Python 2", entries({"w": tensor([4], [1]), "x": b"U\x02ab"})),
+        ("an empty bytearray", entries({"w": tensor([4], [1]), "x": call("builtins.bytearray")})),
     ):
         yield Benign(name, lambda f, v=value: (archive(f / "w", v), ZEROS))  # type: ignore[misc]
     record = {"0": bytes(64)}

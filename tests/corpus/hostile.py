@@ -206,6 +206,8 @@ def _damage() -> Iterable[Hostile]:
         ("nothing remembered", b"h\x05", "KeyError"),
         ("a line without end", b"cos", "without its end"),
         ("a text beyond the end", b"X\xff\xff\xff\x7fabc", "ends early"),
+        ("bytes", b"\x8e" + (2).to_bytes(8, "little") + b"ab", "torch cannot read"),
+        ("a value twice", b"N2\x86", "torch cannot read"),
         ("an integer of a gigabyte", b"\x8b\x00\x00\x00\x40abc", "an integer of"),
         ("a text of 2**64", b"\x8d" + b"\xff" * 8, "a text of"),
         # Further than a file system seeks.
@@ -327,6 +329,25 @@ def _sizes() -> Iterable[Hostile]:
         yield Hostile(name, 7, 4, make, says)
 
 
+def _malformed() -> Iterable[Hostile]:
+    """Calls and storages whose parts are not what torch writes."""
+    wrapped = "torch._tensor._rebuild_from_type_v2"
+    plain, third = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"
+    sizes = (number(0), tupled(number(4)), tupled(number(1)), b"\x89", b"N")
+    kinds = tensor([4], [1]) + text("x") + tensor([4], [1], of=storage(4, kind="IntStorage"))
+    for name, value, says in (
+        ("a call of a number", number(1) + tupled() + b"R", "no function"),
+        ("a tensor of unknown parts", call(wrapped, b"N"), "parts are not known"),
+        ("a tensor of unknown sizes", call(plain, storage(4), number(0), b"N"), "sizes are not"),
+        ("a tensor of unknown dtype", call(third, storage(4), *sizes, text("x")), "unknown dtype"),
+        ("a text in three parts", call("_codecs.encode", text("a"), b"N", b"N"), "Latin-1"),
+        ("one storage in two types", kinds, "two types"),
+    ):
+        yield Hostile(name, 7, 4, _beside(value) if value is not kinds else _with(value), says)
+    view = storage(4).replace(b"tQ", tupled(text("0"), number(0), number(4)) + b"tQ")
+    yield Hostile("a view of a storage", 7, 4, _with(tensor([4], [1], of=view)), "torch < 0.4")
+
+
 def _doubling(times: int = 60) -> bytes:
     """A list of lists, each of two references to the one before."""
     return listed(b"]q\x00", *(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(times)))
@@ -398,4 +419,4 @@ def _bombs() -> Iterable[Hostile]:
     yield Hostile("100,001 members", 8, 4, _many_members, "members")
 
 
-HOSTILE = (*_code(), *_damage(), *_sizes(), *_bombs())
+HOSTILE = (*_code(), *_damage(), *_sizes(), *_malformed(), *_bombs())

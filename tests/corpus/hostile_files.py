@@ -43,6 +43,12 @@ def _folder(folder: Path, config: bytes | None = None, index: bytes | None = Non
     return made
 
 
+def _large_config(folder: Path) -> Path:
+    made = _folder(folder)
+    os.truncate(made / "config.json", 2**26 + 1)
+    return made
+
+
 def _shard(folder: Path, content: str) -> Path:
     made = _folder(
         folder, index=b'{"weight_map": {"a.weight": "model-00001-of-00001.safetensors"}}'
@@ -50,6 +56,8 @@ def _shard(folder: Path, content: str) -> Path:
     shard = made / "model-00001-of-00001.safetensors"
     if content == "code":
         torch.save({"x": Touch(folder)}, shard)
+    elif content == "list":
+        torch.save([torch.ones(1)], shard)
     else:
         shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     return made
@@ -75,6 +83,9 @@ def _folders() -> Iterable[Hostile]:
         yield Hostile(f"a shard called {shown}", 5, code, make, says)
     yield Hostile("a shard with code", 5, 3, functools.partial(_shard, content="code"), "system")
     yield Hostile("a shard of git-lfs", 5, 4, functools.partial(_shard, content="lfs"), "git-lfs")
+    listed = functools.partial(_shard, content="list")
+    yield Hostile("a shard that is a list", 5, 4, listed, "no state dict")
+    yield Hostile("a config of 64 MiB", 8, 4, _large_config, "no config is that large")
     for name, content, says in (
         (
             "git-lfs pointer",
@@ -130,6 +141,7 @@ def _tensors() -> Iterable[Hostile]:
         ("wide text", _header('{"' + "a" * 2**24 + '😀":1}'), "ASCII"),
         ("lists without end", _header('{"a":' + "[" * 200_000), "JSON"),
         ("no object", _header('{"__metadata__":1}', 0), ""),
+        ("a list", _header("[]", 0), "not recognised"),
     ):
         yield Hostile(f"safetensors: {name}", 9, 4, make, says)
 
