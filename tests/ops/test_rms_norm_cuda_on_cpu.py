@@ -70,7 +70,7 @@ def test_kernels_are_as_good_as_the_reference(
     devices: dict[str, Device], case: Case, dtype: torch.dtype
 ) -> None:
     if dtype == torch.float64 and case.make(dtype, 1)["group_size"] == 1:
-        # The gradient is a difference of what is all but equal, and no truth is better than float64.
+        # The gradient is a difference of what is all but equal: float64 is no truth of itself.
         dtype = torch.float32
     check(devices[case.operator], case, dtype)
 
