@@ -1,0 +1,160 @@
+"""The CUDA kernels of an op on the CPU, and what tests hold them against.
+
+`device.hpp` stands in for the GPU: kernels, launches and the binding to torch are those that nvcc
+compiles, registered under another namespace. Only the half a dozen functions of
+`native/cuda_device.cuh` are others, and a GPU's own: what nvcc makes of the rest is not seen here.
+"""
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseport.ops import build
+from fuseport.ops.spec import Case, Inputs, Operator, OpSpec, as_tuple
+
+__all__ = [
+    "DTYPES",
+    "Device",
+    "assert_as_good",
+    "by_reference",
+    "check",
+    "cotangents_of",
+    "device",
+    "forward_and_backward",
+    "widened",
+]
+
+FOLDER = Path(__file__).parent
+NAMESPACE = "fuseport_cuda_on_cpu"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Device:
+    """The stand-in for a GPU, with the kernels of one op."""
+
+    def __init__(self, spec: OpSpec, library: Path) -> None:
+        self.spec = spec
+        self.library = ctypes.CDLL(str(library))
+
+    def multiprocessors(self, count: int) -> None:
+        """How many it has: plans depend on it."""
+        self.library.cuda_on_cpu_multiprocessors(ctypes.c_int(count))
+
+    def order(self, order: int) -> None:
+        """In which order threads run between barriers: 0 ascending, 1 descending, else drawn."""
+        self.library.cuda_on_cpu_order(ctypes.c_int(order))
+
+    def __call__(self, operator: Operator, *inputs: Any) -> tuple[Tensor, ...]:
+        return as_tuple(getattr(getattr(torch.ops, NAMESPACE), operator.name)(*inputs))
+
+    def forward_and_backward(
+        self, operator: Operator, inputs: Inputs, cotangents: Inputs
+    ) -> dict[str, Tensor]:
+        return forward_and_backward(self.spec, self, operator, inputs, cotangents)
+
+
+@contextmanager
+def device(spec: OpSpec) -> Iterator[Device]:
+    """The device of an op, compiled on first use, with one multiprocessor, threads ascending."""
+    found, _ = _built(spec.name)
+    found.multiprocessors(1)
+    found.order(0)
+    yield found
+
+
+@functools.cache
+def _built(name: str) -> tuple[Device, torch.library.Library]:
+    from fuseport.ops import OPS
+
+    spec = OPS[name]
+    emulation = hashlib.sha256((FOLDER / "device.hpp").read_bytes()).hexdigest()
+    quick = ("-O1", "-U_FORTIFY_SOURCE", f"-I{FOLDER.parent}")
+    kernels = build.Unit(spec.folder / "kernel.cu", ("-xc++", *quick), version=emulation)
+    binding = build.torch_unit(spec.folder / "cuda.cpp", ("-DFUSEPORT_CUDA_ON_CPU", "-O0"))
+    units = (kernels, binding, build.Unit(FOLDER / "device.cpp", quick))
+    path = build.built(build.Library(f"{name}-cuda_on_cpu", units, build.torch_link()))
+    schemas = torch.library.Library(NAMESPACE, "FRAGMENT")  # which it takes back when collected
+    for operator in spec.operators:
+        schemas.define(operator.name + operator.schema)
+    torch.ops.load_library(path)
+    return Device(spec, path), schemas
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    floating = dtype.is_floating_point or dtype.is_complex
+    return torch.promote_types(dtype, torch.float64) if floating else dtype
+
+
+def widened(inputs: Inputs) -> Inputs:
+    return {k: v.to(wide(v.dtype)) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+
+
+def cotangents_of(spec: OpSpec, operator: Operator, inputs: Inputs, seed: int) -> Inputs:
+    """Of each differentiable output; drawn in float64, so that all dtypes see the same values."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = dict(zip(operator.outputs, as_tuple(operator.fake(*inputs.values())), strict=True))
+    drawn = {}
+    for name in spec.differentiable(operator)[1]:
+        y = outputs[name]
+        drawn["d" + name] = torch.randn(y.shape, generator=generator, dtype=wide(y.dtype)).to(
+            y.dtype
+        )
+    return drawn
+
+
+def by_reference(operator: Operator, *inputs: Any) -> tuple[Tensor, ...]:
+    return as_tuple(operator.reference(*inputs))
+
+
+def forward_and_backward(
+    spec: OpSpec,
+    run: Callable[..., tuple[Tensor, ...]],
+    operator: Operator,
+    inputs: Inputs,
+    cotangents: Inputs,
+) -> dict[str, Tensor]:
+    """All outputs, and all gradients if it has any, from what the forward saved."""
+    outputs = dict(zip(operator.outputs, run(operator, *inputs.values()), strict=True))
+    if operator.backward is None:
+        return outputs
+    gradient = spec.operator(operator.backward)
+    known = {**inputs, **outputs, **cotangents}
+    gradients = run(gradient, *(known[name] for name in gradient.inputs))
+    return outputs | dict(zip(gradient.outputs, gradients, strict=True))
+
+
+def assert_as_good(
+    got: dict[str, Tensor], baseline: dict[str, Tensor], truth: dict[str, Tensor]
+) -> None:
+    """Errors of at most three times the reference's, and a few ulps of the tensor's scale."""
+    assert got.keys() == baseline.keys() == truth.keys()
+    for name, value in got.items():
+        expected, usual = truth[name], baseline[name]
+        assert (value.shape, value.dtype) == (expected.shape, usual.dtype), name
+        assert value.stride() == usual.stride() or value.numel() <= 1, name
+        if value.numel() == 0:
+            continue
+        error = (value.to(expected.dtype) - expected).abs().max()
+        allowed = 3 * (usual.to(expected.dtype) - expected).abs().max()
+        ulps = 64 if value.dtype == expected.dtype else 4
+        allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max()
+        assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
+
+
+def check(device: Device, case: Case, dtype: torch.dtype, seed: int = 1) -> dict[str, Tensor]:
+    """Outputs and gradients of a case, which are as good as the reference's."""
+    spec, operator = device.spec, device.spec.operator(case.operator)
+    inputs = case.make(dtype, seed)
+    cotangents = cotangents_of(spec, operator, inputs, seed + 1)
+    truth = forward_and_backward(spec, by_reference, operator, widened(inputs), widened(cotangents))
+    baseline = forward_and_backward(spec, by_reference, operator, inputs, cotangents)
+    got = device.forward_and_backward(operator, inputs, cotangents)
+    assert_as_good(got, baseline, truth)
+    return got
