@@ -1,27 +1,37 @@
 """CUDA kernels of ops: what is built where, and, where there is a GPU, what they compute there.
 
 What nvcc makes of the kernels is compiled by `.ci/nvcc`; their arithmetic without a GPU is in
-`test_selective_scan_cuda_on_cpu.py`.
+`test_cuda_on_cpu.py` and `test_<op>_cuda_on_cpu.py`.
 """
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from fuseport.ops import OPS, build, cuda
-from fuseport.ops.selective_scan.cases import CASES
-from fuseport.ops.spec import FLOATING, Case, Inputs, Operator
+from fuseport.ops import OPS, build, cuda, registration
+from fuseport.ops.spec import FLOATING, Case, Inputs, Operator, OpSpec, as_tuple
 
 SPEC = OPS["selective_scan"]
+SPECS = [spec for spec in OPS.values() if spec.has("kernel.cu")]
+OF_OPERATOR = {operator.name: spec for spec in SPECS for operator in spec.operators}
 ROOT = Path(__file__).parent.parent.parent
 DEVICE = torch.device("cuda")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-CASE = {case.name: case for case in CASES}
+# Of each operator the case with most units of work, and the first of each.
+BUSY = [
+    next((c for c in reversed(cases) if c.name.endswith("many_units")), cases[0])
+    for spec in SPECS
+    for operator in spec.operators
+    if (cases := [c for c in spec.cases if c.operator == operator.name])
+]
+# Torch's own products of matrices are deterministic with it; torch reads it at the first of them.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @pytest.fixture
@@ -124,17 +134,23 @@ def on_gpu(inputs: Inputs) -> Inputs:
 
 def widened(inputs: Inputs) -> Inputs:
     return {
-        k: v.to(torch.promote_types(v.dtype, torch.float64)) if isinstance(v, Tensor) else v
+        k: v.to(torch.promote_types(v.dtype, torch.float64))
+        if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())
+        else v
         for k, v in inputs.items()
     }
 
 
-def both(operator: Operator, inputs: Inputs, reference: bool) -> dict[str, Tensor]:
+def both(spec: OpSpec, operator: Operator, inputs: Inputs, reference: bool) -> dict[str, Tensor]:
     """Outputs and gradients, by operators or their references, for cotangents of a fixed seed."""
-    assert operator.backward is not None
-    gradient = SPEC.operator(operator.backward)
-    run, back = (x.reference if reference else x for x in (operator, gradient))
-    outputs = dict(zip(operator.outputs, run(*inputs.values()), strict=True))
+
+    def run(operator: Operator, *given: object) -> tuple[Tensor, ...]:
+        return as_tuple((operator.reference if reference else operator)(*given))
+
+    outputs = dict(zip(operator.outputs, run(operator, *inputs.values()), strict=True))
+    if operator.backward is None:
+        return outputs
+    gradient = spec.operator(operator.backward)
     generator = torch.Generator().manual_seed(2)
     cotangents = {
         "d" + name: torch.randn(
@@ -142,21 +158,29 @@ def both(operator: Operator, inputs: Inputs, reference: bool) -> dict[str, Tenso
             generator=generator,
             dtype=torch.promote_types(outputs[name].dtype, torch.float64),
         ).to(outputs[name])
-        for name in operator.outputs[:2]
+        for name in spec.differentiable(operator)[1]
     }
     known = {**inputs, **outputs, **cotangents}
-    gradients = back(*(known[name] for name in gradient.inputs))
+    gradients = run(gradient, *(known[name] for name in gradient.inputs))
     return outputs | dict(zip(gradient.outputs, gradients, strict=True))
 
 
+def registered(case: Case) -> tuple[OpSpec, Operator]:
+    spec = OF_OPERATOR[case.operator]
+    registration.ensure(spec)
+    return spec, spec.operator(case.operator)
+
+
 @needs_gpu
-@pytest.mark.in_turn(CASES, FLOATING, ("gated", "complex_gated", "many_units"))
+@pytest.mark.in_turn(
+    [case for spec in SPECS for case in spec.cases], FLOATING, [case.name for case in BUSY]
+)
 def test_a_gpu_is_as_good_as_the_reference(case: Case, dtype: torch.dtype) -> None:
-    operator = SPEC.operator(case.operator)
+    spec, operator = registered(case)
     inputs = case.make(dtype, 1)
-    truth = both(operator, widened(inputs), reference=True)
-    baseline = both(operator, inputs, reference=True)
-    found = both(operator, on_gpu(inputs), reference=False)
+    truth = both(spec, operator, widened(inputs), reference=True)
+    baseline = both(spec, operator, inputs, reference=True)
+    found = both(spec, operator, on_gpu(inputs), reference=False)
     assert found.keys() == truth.keys()
     for name, value in found.items():
         if value.numel() == 0:
@@ -164,40 +188,54 @@ def test_a_gpu_is_as_good_as_the_reference(case: Case, dtype: torch.dtype) -> No
         expected = truth[name]
         error = (value.cpu().to(expected.dtype) - expected).abs().max()
         allowed = 3 * (baseline[name].to(expected.dtype) - expected).abs().max()
-        ulps = 64 if value.dtype == expected.dtype else 8
+        ulps = 256 if value.dtype == expected.dtype else 8  # the truth is no better in float64
         allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max()
         assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
 
 
+def busy_ids(case: Case) -> str:
+    return f"{case.operator}-{case.name}"
+
+
 @needs_gpu
-@pytest.mark.parametrize("name", ["many_units", "complex_many_units"])
-def test_a_gpu_repeats_itself_and_makes_nobody_wait(name: str) -> None:
-    operator = SPEC.operator(CASE[name].operator)
-    inputs = on_gpu(CASE[name].make(torch.float32, 3))
-    first = both(operator, inputs, reference=False)
+@pytest.mark.parametrize("case", BUSY, ids=busy_ids)
+def test_a_gpu_repeats_itself_and_makes_nobody_wait(case: Case) -> None:
+    spec, operator = registered(case)
+    inputs = on_gpu(case.make(torch.float32, 3))
+    first = both(spec, operator, inputs, reference=False)
     for _ in range(3):
-        again = both(operator, inputs, reference=False)
+        again = both(spec, operator, inputs, reference=False)
         assert all(torch.equal(again[key], first[key]) for key in first)
+    run = passes(spec, operator, inputs)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        operator(*inputs.values())
+        run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@needs_gpu
-def test_a_cuda_graph_holds_both_passes() -> None:
-    operator = SPEC.operator("selective_scan_gated")
-    gradient = SPEC.operator("selective_scan_gated_backward")
-    inputs = on_gpu(CASE["many_units"].make(torch.float32, 4))
-    dout = torch.ones_like(inputs["u"])
+def passes(spec: OpSpec, operator: Operator, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
+    """Runs forward and backward, with cotangents of ones that lie on the device already."""
+    outputs = dict(zip(operator.outputs, operator(*inputs.values()), strict=True))
+    cotangents = {"d" + n: torch.ones_like(outputs[n]) for n in spec.differentiable(operator)[1]}
 
     def run() -> tuple[Tensor, ...]:
-        out, last, saved = operator(*inputs.values())
-        known = {**inputs, "dout": dout, "dlast_state": last, "chunk_states": saved}
-        return out, *gradient(*(known[name] for name in gradient.inputs))
+        found = operator(*inputs.values())
+        if operator.backward is None:
+            return found
+        gradient = spec.operator(operator.backward)
+        known = {**inputs, **dict(zip(operator.outputs, found, strict=True)), **cotangents}
+        return (*found, *gradient(*(known[name] for name in gradient.inputs)))
 
+    return run
+
+
+@needs_gpu
+@pytest.mark.parametrize("case", BUSY, ids=busy_ids)
+def test_a_cuda_graph_holds_both_passes(case: Case) -> None:
+    spec, operator = registered(case)
+    run = passes(spec, operator, on_gpu(case.make(torch.float32, 4)))
     expected = run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
