@@ -10,51 +10,20 @@
 
 #include "ms_deform_attn/checks.hpp"
 #include "ms_deform_attn/kernel.hpp"
-#include "native/torch.hpp"
+#include "ms_deform_attn/torch.hpp"
 
 namespace fuseport::ms_deform_attn {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Gradients = std::tuple<Tensor, Tensor, Tensor>;
-
-// Inputs that passed the checks. It holds tensors, since some are made contiguous.
-struct Inputs {
-  Tensor value, shapes, starts, locations, weights;
-  Problem problem;
-
-  Inputs(const Check& check, const Tensor& shapes_, const Tensor& starts_,
-         const Tensor& locations_, const Tensor& weights_)
-      : value(check.value.contiguous()),
-        shapes(shapes_.contiguous()),
-        starts(starts_.contiguous()),
-        locations(locations_.contiguous()),
-        weights(weights_.contiguous()) {
-    check.levels(shapes, starts);
-    Problem& p = problem;
-    p.dtype = dtype_of(value);
-    p.wide_points = locations.scalar_type() != value.scalar_type();
-    p.batches = value.size(0);
-    p.positions = value.size(1);
-    p.heads = value.size(2);
-    p.channels = value.size(3);
-    p.queries = locations.size(1);
-    p.levels = locations.size(3);
-    p.points = locations.size(4);
-    p.value = value.const_data_ptr();
-    p.shapes = shapes.const_data_ptr<int64_t>();
-    p.starts = starts.const_data_ptr<int64_t>();
-    p.locations = locations.const_data_ptr();
-    p.weights = weights.const_data_ptr();
-  }
-};
 
 Tensor attention(const Tensor& value, const Tensor& shapes, const Tensor& starts,
                  const Tensor& locations, const Tensor& weights) {
   const Check check("ms_deform_attn", value);
   check.inputs(shapes, starts, locations, weights);
-  const Inputs inputs(check, shapes, starts, locations, weights);
+  const Inputs inputs(value, shapes, starts, locations, weights);
+  check.levels(inputs.shapes, inputs.starts);
   const Problem& p = inputs.problem;
   const Tensor out = at::empty({p.batches, p.queries, p.heads * p.channels}, value.options());
   run(Host{}, p, Forward{out.mutable_data_ptr()});
@@ -67,7 +36,8 @@ Gradients attention_backward(const Tensor& dout, const Tensor& value, const Tens
   const Check check("ms_deform_attn_backward", value);
   check.inputs(shapes, starts, locations, weights);
   check.cotangent(dout, locations);
-  const Inputs inputs(check, shapes, starts, locations, weights);
+  const Inputs inputs(value, shapes, starts, locations, weights);
+  check.levels(inputs.shapes, inputs.starts);
   const Tensor given = dout.contiguous();
   const Tensor dvalue = at::empty(value.sizes(), value.options());
   const Tensor dlocations = at::empty(locations.sizes(), locations.options());

@@ -71,6 +71,9 @@ __device__ __forceinline__ float fma_of(float x, float y, float z) { return __fm
 __device__ __forceinline__ double fma_of(double x, double y, double z) {
   return __fma_rn(x, y, z);
 }
+// x·y, rounded: what is added to it later is not fused with it.
+__device__ __forceinline__ float rounded_product(float x, float y) { return __fmul_rn(x, y); }
+__device__ __forceinline__ double rounded_product(double x, double y) { return __dmul_rn(x, y); }
 __device__ __forceinline__ float nearest(float x) { return ::rintf(x); }
 __device__ __forceinline__ double nearest(double x) { return ::rint(x); }
 __device__ __forceinline__ float quotient(float x, float y) { return __fdividef(x, y); }

@@ -2,30 +2,14 @@
 #pragma once
 
 #include "native/vector.hpp"
+#include "nf4_linear/code.hpp"
 #include "nf4_linear/kernel.hpp"
 
 namespace fuseport::nf4_linear::FUSEPORT_ISA {
 
 using namespace fuseport::FUSEPORT_ISA;
 
-// NormalFloat4: as storage.py has it.
-alignas(64) constexpr float CODE[16] = {
-    -1.0f,
-    -0.6961928009986877f,
-    -0.5250730514526367f,
-    -0.39491748809814453f,
-    -0.28444138169288635f,
-    -0.18477343022823334f,
-    -0.09105003625154495f,
-    0.0f,
-    0.07958029955625534f,
-    0.16093020141124725f,
-    0.24611230194568634f,
-    0.33791524171829224f,
-    0.44070982933044434f,
-    0.5626170039176941f,
-    0.7229568362236023f,
-    1.0f};
+alignas(64) constexpr float CODE[16] = {FUSEPORT_NF4_CODE};
 
 // The value at a place in the flattened weight.
 template <class Real>

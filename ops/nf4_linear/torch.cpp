@@ -7,47 +7,16 @@
 #include <torch/library.h>
 
 #include <tuple>
-#include <vector>
 
-#include "native/torch.hpp"
 #include "nf4_linear/binding.hpp"
 #include "nf4_linear/checks.hpp"
+#include "nf4_linear/torch.hpp"
 
 namespace fuseport::nf4_linear {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Inputs that passed the checks. It holds tensors, since some are copied.
-struct Inputs {
-  Tensor packed, absmax, flat;
-  Problem problem;
-  Rows rows;
-
-  Inputs(const Tensor& first, const Tensor& packed_, const Tensor& absmax_, int64_t in_features,
-         int64_t out_features, int64_t block_size)
-      : packed(packed_.contiguous()), absmax(absmax_.contiguous()) {
-    Problem& p = problem;
-    p.dtype = dtype_of(first);
-    p.rows = 1;
-    for (int64_t i = 0; i < first.dim() - 1; ++i) p.rows *= first.size(i);
-    p.in = in_features;
-    p.out = out_features;
-    p.block_shift = shift_of(block_size);
-    p.packed = packed.const_data_ptr<uint8_t>();
-    p.absmax = absmax.const_data_ptr();
-    flat = first.reshape({p.rows, first.size(-1)});
-    rows = {flat.const_data_ptr(), flat.stride(0), flat.stride(1)};
-  }
-};
-
-// Of `t`'s leading sizes, and so many columns.
-Tensor empty_rows(const Tensor& t, int64_t columns) {
-  std::vector<int64_t> sizes = t.sizes().vec();
-  sizes.back() = columns;
-  return at::empty(sizes, t.options());
-}
 
 Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const Tensor& bias,
               int64_t in_features, int64_t block_size) {

@@ -1,8 +1,6 @@
 // The chunked scan as operators of torch: schemas, CPU kernels, gradients. No Python in here, so
 // that a C++ program can open the library and run artifacts that use the operators.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -11,62 +9,16 @@
 #include <optional>
 #include <tuple>
 
-#include "native/torch.hpp"
 #include "ssd_chunk_scan/binding.hpp"
 #include "ssd_chunk_scan/checks.hpp"
 #include "ssd_chunk_scan/kernel.hpp"
+#include "ssd_chunk_scan/torch.hpp"
 
 namespace fuseport::ssd_chunk_scan {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-Strided strided(const Tensor& t) {
-  return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2),
-          t.dim() == 4 ? t.stride(3) : 0};
-}
-
-// Inputs that passed the checks. It holds tensors, since some are made contiguous.
-struct Inputs {
-  Tensor A, D, dt_bias, initial_states, seq_idx, dt_limit;
-  Problem problem;
-
-  Inputs(const Tensor& x, const Tensor& dt, const Tensor& A_, const Tensor& B, const Tensor& C,
-         const Tensor& D_, const std::optional<Tensor>& z, const Tensor& dt_bias_,
-         const Tensor& initial, const Tensor& seq_idx_, const Tensor& limit, bool softplus)
-      : A(A_.contiguous()),
-        D(D_.contiguous()),
-        dt_bias(dt_bias_.contiguous()),
-        initial_states(initial.contiguous()),
-        seq_idx(seq_idx_.contiguous()),
-        dt_limit(limit.contiguous()) {
-    Problem& p = problem;
-    p.dtype = dtype_of(x);
-    p.batches = x.size(0);
-    p.length = x.size(1);
-    p.heads = x.size(2);
-    p.width = x.size(3);
-    p.groups = B.size(2);
-    p.states = B.size(3);
-    p.softplus = softplus;
-    p.x = strided(x);
-    p.dt = strided(dt);
-    p.B = strided(B);
-    p.C = strided(C);
-    if (z) p.z = strided(*z);
-    p.A = A.const_data_ptr();
-    p.D = D.const_data_ptr();
-    p.dt_bias = dt_bias.const_data_ptr();
-    p.initial_states = initial_states.const_data_ptr();
-    p.seq_idx = seq_idx.const_data_ptr<int32_t>();
-    p.dt_limit = dt_limit.const_data_ptr();
-  }
-};
-
-Tensor flat(const Tensor& t) { return at::empty(t.sizes(), t.options()); }
-
-using Outputs = std::tuple<Tensor, Tensor>;
 
 Outputs forward_cpu(const char* op, const Tensor& x, const Tensor& dt, const Tensor& A,
                     const Tensor& B, const Tensor& C, const Tensor& D,
@@ -120,16 +72,6 @@ std::array<Tensor, 9> backward_cpu(const char* op, const Tensor& dout, const Ten
 }
 
 // The four operators, on the CPU.
-
-#define FUSEPORT_INPUTS \
-  const Tensor &x, const Tensor &dt, const Tensor &A, const Tensor &B, const Tensor &C, const Tensor &D
-#define FUSEPORT_REST                                                         \
-  const Tensor &dt_bias, const Tensor &initial_states, const Tensor &seq_idx, \
-      const Tensor &dt_limit, bool softplus
-
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-using GatedGradients =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Outputs scan(FUSEPORT_INPUTS, FUSEPORT_REST) {
   return forward_cpu("ssd_chunk_scan", x, dt, A, B, C, D, {}, dt_bias, initial_states, seq_idx,

@@ -4,6 +4,7 @@ What nvcc makes of the kernels is compiled by `.ci/nvcc`; their arithmetic witho
 `test_…cuda_on_cpu.py`. On a GPU, all ops that have kernels for it are tested.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ ROOT = Path(__file__).parent.parent.parent
 DEVICE = torch.device("cuda")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
+# Torch's own products of matrices are deterministic with it; torch reads it at the first of them.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 SPECS = [spec for spec in OPS.values() if spec.has("kernel.cu")]
 # Each case in one of its dtypes, which take turns.
 PAIRS = [
@@ -184,7 +187,7 @@ def test_a_gpu_is_as_good_as_the_reference(spec: OpSpec, case: Case, dtype: torc
         assert value.stride() == usual.stride() or value.numel() == 1, name
         error = (value.cpu().to(expected.dtype) - expected).abs().max()
         allowed = 3 * (usual.to(expected.dtype) - expected).abs().max()
-        ulps = 64 if value.dtype == expected.dtype else 8
+        ulps = 256 if value.dtype == expected.dtype else 8  # the truth is no better in float64
         allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max()
         assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
 

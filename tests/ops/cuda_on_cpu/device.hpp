@@ -77,6 +77,14 @@ inline float expm1_of(float x) { return std::expm1(x); }
 inline double expm1_of(double x) { return std::expm1(x); }
 inline float fma_of(float x, float y, float z) { return std::fma(x, y, z); }
 inline double fma_of(double x, double y, double z) { return std::fma(x, y, z); }
+inline float rounded_product(float x, float y) {
+  volatile const float product = x * y;
+  return product;
+}
+inline double rounded_product(double x, double y) {
+  volatile const double product = x * y;
+  return product;
+}
 inline float nearest(float x) { return std::rint(x); }
 inline double nearest(double x) { return std::rint(x); }
 inline float quotient(float x, float y) { return x / y; }

@@ -1,0 +1,214 @@
+// The operators of the chunked scan on CUDA: the same schemas as in torch.cpp, another dispatch key.
+// Products of matrices are torch's own; cuda.hpp says what the kernels between them do.
+#include "ssd_chunk_scan/cuda.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <array>
+#include <optional>
+
+#include "native/cuda_torch.hpp"
+#include "ssd_chunk_scan/checks.hpp"
+#include "ssd_chunk_scan/torch.hpp"
+
+namespace fuseport::ssd_chunk_scan {
+namespace {
+
+// What a pass needs besides, as matrices in batches: of each chunk and head, or chunk and group.
+struct Work {
+  const char* op;
+  const Problem& p;
+  void* stream;
+  at::TensorOptions real;
+  int64_t chunks = p.batches * p.chunks();
+  Tensor step, total, begin;
+  Tensor x, weighted, B, C, CB, M, states, within, across;
+  cuda::Steps steps;
+  cuda::Forward forward;
+
+  Work(const char* op, const Problem& p, void* stream, at::TensorOptions real)
+      : op(op), p(p), stream(stream), real(real) {
+    step = at::empty({chunks, CHUNK, p.heads}, real);
+    total = at::empty_like(step);
+    begin = at::empty({chunks, CHUNK}, real.dtype(at::kInt));
+    steps = {step.mutable_data_ptr(), total.mutable_data_ptr(), begin.mutable_data_ptr<int32_t>()};
+    check(cuda::find_steps(p, steps, stream));
+    x = heads(p.width);
+    weighted = groups(p.heads_per_group() * p.width);
+    B = groups(p.states);
+    C = groups(p.states);
+    forward.x = x.mutable_data_ptr();
+    forward.weighted = weighted.mutable_data_ptr();
+    forward.B = B.mutable_data_ptr();
+    forward.C = C.mutable_data_ptr();
+    check(cuda::spread(p, steps, forward, stream));
+  }
+
+  void check(const char* error) const { check_cuda(op, error); }
+  Tensor heads(int64_t width) const { return at::empty({chunks * p.heads, CHUNK, width}, real); }
+  Tensor groups(int64_t width) const { return at::empty({chunks * p.groups, CHUNK, width}, real); }
+
+  // (b, c, H, P, N), as one matrix for each group.
+  Tensor of_groups(const Tensor& states) const {
+    return states.view({chunks * p.groups, p.heads_per_group() * p.width, p.states});
+  }
+
+  // The states before the chunks, and after the last.
+  void carry(void* final_states) {
+    states = at::bmm(weighted.mT(), B);
+    forward.states = states.mutable_data_ptr();
+    forward.final_states = final_states;
+    check(cuda::carry(p, steps, forward, stream));
+    across = at::bmm(C, of_groups(states).mT());
+    forward.across = across.mutable_data_ptr();
+    CB = at::bmm(C, B.mT());
+    forward.CB = CB.mutable_data_ptr();
+  }
+
+  // What the steps of a chunk read of each other.
+  void mix() {
+    M = heads(CHUNK);
+    forward.M = M.mutable_data_ptr();
+    check(cuda::mix(p, steps, forward, stream));
+    within = at::bmm(M, x);
+    forward.within = within.mutable_data_ptr();
+  }
+};
+
+Outputs forward_cuda(const char* op, FUSEPORT_INPUTS, const std::optional<Tensor>& z,
+                     FUSEPORT_REST) {
+  Check{op, x}.inputs(dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit);
+  const OnDevice device(x);
+  Tensor out = flat(x), final_states = flat(initial_states);
+  if (x.numel() == 0) {
+    final_states.copy_(initial_states);  // of no steps
+    return {out, final_states};
+  }
+  const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit, softplus);
+  Work work(op, inputs.problem, device.stream(), A.options());
+  work.forward.out = out.mutable_data_ptr();
+  work.carry(final_states.mutable_data_ptr());
+  work.mix();
+  work.check(cuda::finish(work.p, work.steps, work.forward, work.stream));
+  return {out, final_states};
+}
+
+// Of (b·c·G, T, N), as B and C are.
+void join(const Tensor& chunks, const Problem& p, const Tensor& to) {
+  const Tensor whole = chunks.view({p.batches, p.chunks(), p.groups, CHUNK, p.states});
+  to.copy_(whole.transpose(2, 3).flatten(1, 2).narrow(1, 0, p.length));
+}
+
+Tensor sum_of_chunks(const Tensor& parts, const Tensor& like) {
+  return parts.sum(0).to(like.scalar_type()).view(like.sizes());
+}
+
+// Of x, dt, A, B, C, D, z, dt_bias, initial_states; z's is undefined where there is none.
+std::array<Tensor, 9> backward_cuda(const char* op, const Tensor& dout, const Tensor& dfinal,
+                                    FUSEPORT_INPUTS, const std::optional<Tensor>& z,
+                                    FUSEPORT_REST) {
+  const Check check{op, x};
+  check.inputs(dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit);
+  check.backward(dout, dfinal, B);
+  const OnDevice device(x);
+  Tensor dx = flat(x), ddt = flat(dt), dB = flat(B), dC = flat(C), dz = z ? flat(*z) : Tensor();
+  Tensor dinitial = flat(initial_states);
+  if (x.numel() == 0) {
+    dinitial.copy_(dfinal);
+    for (const Tensor& t : {dx, ddt, dB, dC}) t.zero_();
+    if (z) dz.zero_();
+    return {dx,        ddt, at::zeros_like(A),       dB, dC, at::zeros_like(D),
+            dz, at::zeros_like(dt_bias), dinitial};
+  }
+  const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit, softplus);
+  const Tensor dfinal_states = dfinal.contiguous();
+  Work work(op, inputs.problem, device.stream(), A.options());
+  const Problem& p = work.p;
+  work.carry(nullptr);
+  if (z) work.mix();
+
+  const auto parts = [&](int64_t count) {
+    return at::empty({work.chunks, count}, work.real.dtype(at::kDouble));
+  };
+  const Tensor dA = parts(p.heads), dbias = parts(p.heads), dD = parts(p.heads * p.width);
+  const Tensor dy = work.heads(p.width), outer = at::empty_like(work.weighted);
+  cuda::Backward b;
+  b.forward = work.forward;
+  b.dout = strided(dout);
+  b.dfinal_states = dfinal_states.const_data_ptr();
+  b.dy = dy.mutable_data_ptr();
+  b.dy_outer = outer.mutable_data_ptr();
+  b.dA = dA.mutable_data_ptr<double>();
+  b.ddt_bias = dbias.mutable_data_ptr<double>();
+  b.dD = dD.mutable_data_ptr<double>();
+  b.dx = dx.mutable_data_ptr();
+  b.ddt = ddt.mutable_data_ptr();
+  if (z) b.dz = dz.mutable_data_ptr();
+  b.dinitial_states = dinitial.mutable_data_ptr();
+  work.check(cuda::spread_back(p, work.steps, b, work.stream));
+
+  const Tensor dstates = at::bmm(outer.mT(), work.C);
+  b.dstates = dstates.mutable_data_ptr();
+  work.check(cuda::carry_back(p, work.steps, b, work.stream));
+
+  const Tensor dM = at::bmm(dy, work.x.mT());
+  Tensor Q = at::empty({work.chunks * p.groups, cuda::parts(p), CHUNK, CHUNK}, work.real);
+  const Tensor rows = at::empty({work.chunks, p.heads, CHUNK}, work.real);
+  const Tensor columns = at::empty_like(rows);
+  b.dM = dM.mutable_data_ptr();
+  b.Q = Q.mutable_data_ptr();
+  b.row_sums = rows.mutable_data_ptr();
+  b.column_sums = columns.mutable_data_ptr();
+  work.check(cuda::mix_back(p, work.steps, b, work.stream));
+
+  const Tensor of_groups = work.of_groups(dstates), gB = at::bmm(work.B, of_groups.mT());
+  const Tensor dx_within = at::bmm(dM.mT(), dy);  // where M is now
+  b.gB = gB.mutable_data_ptr();
+  b.dx_within = dx_within.mutable_data_ptr();
+  work.check(cuda::finish_back(p, work.steps, b, work.stream));
+
+  Q = Q.sum(1);
+  join(at::baddbmm(at::bmm(outer, work.of_groups(work.states)), Q, work.B), p, dC);
+  join(at::baddbmm(at::bmm(work.weighted, of_groups), Q.mT(), work.C), p, dB);
+  return {dx,        ddt, sum_of_chunks(dA, A),          dB, dC, sum_of_chunks(dD, D),
+          dz, sum_of_chunks(dbias, dt_bias), dinitial};
+}
+
+Outputs scan(FUSEPORT_INPUTS, FUSEPORT_REST) {
+  return forward_cuda("ssd_chunk_scan", x, dt, A, B, C, D, {}, dt_bias, initial_states, seq_idx,
+                      dt_limit, softplus);
+}
+
+Outputs scan_gated(FUSEPORT_INPUTS, const Tensor& z, FUSEPORT_REST) {
+  return forward_cuda("ssd_chunk_scan_gated", x, dt, A, B, C, D, z, dt_bias, initial_states,
+                      seq_idx, dt_limit, softplus);
+}
+
+Gradients scan_backward(const Tensor& dout, const Tensor& dfinal, FUSEPORT_INPUTS, FUSEPORT_REST) {
+  auto g = backward_cuda("ssd_chunk_scan_backward", dout, dfinal, x, dt, A, B, C, D, {}, dt_bias,
+                         initial_states, seq_idx, dt_limit, softplus);
+  return {g[0], g[1], g[2], g[3], g[4], g[5], g[7], g[8]};
+}
+
+GatedGradients scan_gated_backward(const Tensor& dout, const Tensor& dfinal, FUSEPORT_INPUTS,
+                                   const Tensor& z, FUSEPORT_REST) {
+  auto g = backward_cuda("ssd_chunk_scan_gated_backward", dout, dfinal, x, dt, A, B, C, D, z,
+                         dt_bias, initial_states, seq_idx, dt_limit, softplus);
+  return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8]};
+}
+
+TORCH_LIBRARY_IMPL(FUSEPORT_CUDA_NAMESPACE, FUSEPORT_CUDA_KEY, m) {
+  m.impl("ssd_chunk_scan", scan);
+  m.impl("ssd_chunk_scan_gated", scan_gated);
+  m.impl("ssd_chunk_scan_backward", scan_backward);
+  m.impl("ssd_chunk_scan_gated_backward", scan_gated_backward);
+}
+
+}  // namespace
+}  // namespace fuseport::ssd_chunk_scan

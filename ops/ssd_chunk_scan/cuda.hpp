@@ -1,0 +1,65 @@
+// The CUDA kernels of the chunked scan as their bindings see them; no header of CUDA, none of torch.
+//
+// The scan is products of matrices, which the host's own library makes, and what lies between them,
+// which is here: it names the products as reference.py does. Everything is computed in float32 or
+// float64. A chunk has 64 steps, T, those beyond the end being zeros. "By heads" is (b, c, H, T, P),
+// "by groups" (b, c, G, T, H/G, P): there all heads of a group are one matrix.
+#pragma once
+
+#include "ssd_chunk_scan/kernel.hpp"
+
+namespace fuseport::ssd_chunk_scan::cuda {
+
+// What all kernels read of the steps; contiguous.
+struct Steps {
+  void* step = nullptr;      // δ, (b, c, T, H), real
+  void* total = nullptr;     // the sum of δ·A from the chunk's first step on, (b, c, T, H), real
+  int32_t* begin = nullptr;  // the step at which its sequence began, -1 if before the chunk, (b, c, T)
+};
+
+// Products and what they are made of; all real, contiguous.
+struct Forward {
+  void *x = nullptr, *weighted = nullptr;  // by heads, and by groups: x and w·x
+  void *B = nullptr, *C = nullptr;         // (b, c, G, T, N)
+  void* CB = nullptr;                      // C·Bᵀ, (b, c, G, T, T)
+  void* M = nullptr;                       // (b, c, H, T, T)
+  // What each chunk adds to the state, then the state before it, (b, c, H, P, N).
+  void* states = nullptr;
+  void *within = nullptr, *across = nullptr;  // M·x, by heads, and C·states, by groups
+  void *out = nullptr, *final_states = nullptr;
+};
+
+struct Backward {
+  Forward forward;  // without out and final_states
+  Strided dout;
+  const void* dfinal_states = nullptr;
+  void *dy = nullptr, *dy_outer = nullptr;  // by heads, and by groups: dy and exp(c_t)·dy
+  // What each chunk adds to the cotangent of the state before it, then that after it; like states.
+  void* dstates = nullptr;
+  void* dM = nullptr;      // dy·xᵀ, then M, (b, c, H, T, T)
+  void* Q = nullptr;       // of some heads of a group each, (b, c, G, parts, T, T)
+  void* row_sums = nullptr;     // of K·δ, (b, c, H, T)
+  void* column_sums = nullptr;  // of K
+  void* gB = nullptr;      // B·dstates, by groups
+  void* dx_within = nullptr;  // Mᵀ·dy, by heads
+  double *dA = nullptr, *ddt_bias = nullptr, *dD = nullptr;  // of each chunk, (b·c, H), and (b·c, H·P)
+  void *dx = nullptr, *ddt = nullptr, *dz = nullptr, *dinitial_states = nullptr;
+};
+
+constexpr int HEADS = 4;  // whose Q are added up in one block
+inline int64_t parts(const Problem& p) { return (p.heads_per_group() + HEADS - 1) / HEADS; }
+
+// Start on a stream, a cudaStream_t, of the current device, and do not wait for it. They return
+// null, or what CUDA says is wrong. Each writes what it is named for, from what those before it,
+// and products in between, have written.
+const char* find_steps(const Problem&, const Steps&, void* stream);
+const char* spread(const Problem&, const Steps&, const Forward&, void* stream);   // x, weighted, B, C
+const char* carry(const Problem&, const Steps&, const Forward&, void* stream);    // states
+const char* mix(const Problem&, const Steps&, const Forward&, void* stream);      // M
+const char* finish(const Problem&, const Steps&, const Forward&, void* stream);   // out
+const char* spread_back(const Problem&, const Steps&, const Backward&, void* stream);  // dy, dz, dD
+const char* carry_back(const Problem&, const Steps&, const Backward&, void* stream);   // dstates
+const char* mix_back(const Problem&, const Steps&, const Backward&, void* stream);     // M, Q, sums
+const char* finish_back(const Problem&, const Steps&, const Backward&, void* stream);  // the rest
+
+}  // namespace fuseport::ssd_chunk_scan::cuda

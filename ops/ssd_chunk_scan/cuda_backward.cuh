@@ -1,0 +1,224 @@
+// The backward pass of the chunked scan on CUDA, between its products; names are those of reference.py.
+#pragma once
+
+#include "ssd_chunk_scan/cuda_forward.cuh"
+
+namespace fuseport::ssd_chunk_scan::cuda {
+
+template <class Stored, int V>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
+    spread_back_kernel(Problem p, Steps s, Backward b) {
+  using Real = cuda::Real<Stored>;
+  for_each(p.batches * chunks_of(p) * T * p.heads * (p.width / V), [&](int64_t i) {
+    const Place<V> at(p, i);
+    Real dy[V] = {}, dy_outer[V];
+    if (at.there(p)) at.template load<Stored>(b.dout, dy);
+    if (at.there(p) && p.z.data) {
+      Real y[V], z[V], dz[V];
+      outputs<Stored>(p, s, b.forward, at, y);
+      at.template load<Stored>(p.z, z);
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        const Real share = logistic(z[k]);
+        dz[k] = dy[k] * y[k] * share * (1 + z[k] * (1 - share));
+        dy[k] *= z[k] * share;
+      }
+      store_pack<V>(dz, (Stored*)b.dz + at.flat(p), 1, V, true);
+    }
+    const Real outer = Decays<Real>(p, s, at.chunk, at.h).outer(at.t);
+#pragma unroll
+    for (int k = 0; k < V; ++k) dy_outer[k] = outer * dy[k];
+    put<V>(dy, b.dy, at.by_heads(p));
+    put<V>(dy_outer, b.dy_outer, at.by_groups(p));
+  });
+}
+
+// dD of each chunk.
+template <class Real>
+__global__ void __launch_bounds__(THREADS, BLOCKS) skip_kernel(Problem p, Backward b) {
+  for_each(p.batches * chunks_of(p) * p.heads * p.width, [&](int64_t i) {
+    const int64_t first = i / p.width * T * p.width + i % p.width;
+    double sum = 0;
+    for (int t = 0; t < T; ++t) {
+      const int64_t at = first + t * p.width;
+      sum += (double)((const Real*)b.dy)[at] * (double)((const Real*)b.forward.x)[at];
+    }
+    b.dD[i] = sum;
+  });
+}
+
+// From what each chunk adds to the cotangent of the state before it, that of the state after each.
+template <class Real>
+__global__ void __launch_bounds__(THREADS, BLOCKS) carry_back_kernel(Problem p, Steps s, Backward b) {
+  const int64_t size = p.width * p.states, chunks = chunks_of(p);
+  for_each(p.batches * p.heads * size, [&](int64_t i) {
+    const int64_t batch = i / size / p.heads, h = i / size % p.heads;
+    Real g = ((const Real*)b.dfinal_states)[i];
+    for (int64_t c = chunks - 1; c >= 0; --c) {
+      const int64_t chunk = batch * chunks + c;
+      Real* const at = (Real*)b.dstates + (chunk * p.heads + h) * size + i % size;
+      const Real added = *at;
+      *at = g;
+      g = Decays<Real>(p, s, chunk, h).outer(T - 1) * g + added;
+    }
+    ((Real*)b.dinitial_states)[i] = g;
+  });
+}
+
+constexpr int ROW = T + 1;  // of a tile in shared memory: rows and columns meet each bank once
+
+// A block has some heads of a group of one chunk. It writes M over dM, the sum of their Q, and sums
+// over rows and columns of each K.
+template <class Real>
+__global__ void __launch_bounds__(THREADS, BLOCKS) mix_back_kernel(Problem p, Steps s, Backward b) {
+  FUSEPORT_SHARED(memory);
+  Real* const K = (Real*)memory;
+  Real* const delta = K + T * ROW;
+  constexpr int EACH = T * T / THREADS;
+  const int64_t heads = p.heads / p.groups, parts = (heads + HEADS - 1) / HEADS;
+  const int64_t units = p.batches * chunks_of(p) * p.groups * parts;
+  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    const int64_t of_group = unit / parts, first = unit % parts * HEADS;
+    const int64_t chunk = of_group / p.groups, group = of_group % p.groups;
+    const Real* const CB = (const Real*)b.forward.CB + of_group * T * T;
+    Real Q[EACH] = {};
+    for (int64_t in_group = first; in_group < first + HEADS && in_group < heads; ++in_group) {
+      const int64_t h = group * heads + in_group, head = chunk * p.heads + h;
+      const Decays<Real> d(p, s, chunk, h);
+      __syncthreads();
+      if (threadIdx.x < T) delta[threadIdx.x] = d.delta((int)threadIdx.x);
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < EACH; ++j) {
+        const int at = (int)threadIdx.x + j * THREADS, t = at / T, from = at % T;
+        Real* const dM = (Real*)b.dM + head * T * T + at;
+        Real product = 0, mixed = 0;
+        if (from <= t) {
+          const Real L = d.between(from, t);
+          product = *dM * CB[at] * L;
+          mixed = CB[at] * L * delta[from];
+          Q[j] += *dM * L * delta[from];
+        }
+        K[t * ROW + from] = product;
+        *dM = mixed;
+      }
+      __syncthreads();
+      if (threadIdx.x < 2 * T) {
+        const int of = (int)threadIdx.x % T;
+        const bool column = threadIdx.x >= T;
+        Real sum = 0;
+        for (int k = 0; k < T; ++k)
+          sum += column ? K[k * ROW + of] : K[of * ROW + k] * delta[k];
+        ((Real*)(column ? b.column_sums : b.row_sums))[head * T + of] = sum;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; ++j)
+      ((Real*)b.Q)[unit * T * T + (int)threadIdx.x + j * THREADS] = Q[j];
+  }
+}
+
+template <class Real>
+FUSEPORT_DEVICE Real over_warp(Real x) {
+  sum_over_lanes<WARP, 1, 1>(&x);
+  return x;
+}
+
+// A block has one head of one chunk: gradients of δ, A and the bias.
+template <class Stored>
+__global__ void __launch_bounds__(THREADS, BLOCKS) steps_back_kernel(Problem p, Steps s, Backward b) {
+  using Real = cuda::Real<Stored>;
+  constexpr int WARPS = THREADS / WARP;
+  FUSEPORT_SHARED(memory);
+  double* const parts = (double*)memory;              // of g·h, by warps
+  double *const dc = parts + WARPS, *const draw = dc + T, *const dA = draw + T;
+  Real *const read = (Real*)(dA + T), *const dw = read + T;
+  const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+  const int64_t chunks = chunks_of(p), size = p.width * p.states;
+  for (int64_t head = blockIdx.x; head < p.batches * chunks * p.heads; head += gridDim.x) {
+    const int64_t chunk = head / p.heads, h = head % p.heads, batch = chunk / chunks;
+    const Decays<Real> d(p, s, chunk, h);
+    __syncthreads();
+    for (int t = warp; t < T; t += WARPS) {
+      Real of_read = 0, of_x = 0;
+      for (int64_t q = lane; q < p.width; q += WARP) {
+        const Place<1> at(p, ((chunk * T + t) * p.heads + h) * p.width + q);
+        const int64_t by_groups = at.by_groups(p);
+        of_read += ((const Real*)b.dy_outer)[by_groups] *
+                   ((const Real*)b.forward.across)[by_groups];
+        of_x += ((const Real*)b.forward.x)[at.by_heads(p)] * ((const Real*)b.gB)[by_groups];
+      }
+      of_read = over_warp(of_read);
+      of_x = over_warp(of_x);
+      if (lane == 0) read[t] = of_read;
+      if (lane == 0) dw[t] = of_x;
+    }
+    double dot = 0;
+    for (int64_t i = threadIdx.x; i < size; i += THREADS)
+      dot += (double)(((const Real*)b.dstates)[head * size + i] *
+                      ((const Real*)b.forward.states)[head * size + i]);
+    dot = over_warp(dot);
+    if (lane == 0) parts[warp] = dot;
+    __syncthreads();
+    const int t = (int)threadIdx.x;
+    if (t < T) {
+      const Real w = d.remaining(t) * d.delta(t);
+      dc[t] = (double)((const Real*)b.row_sums)[head * T + t] -
+              (double)(d.delta(t) * ((const Real*)b.column_sums)[head * T + t]) + (double)read[t] -
+              (double)(w * dw[t]);
+      draw[t] = (double)(w * dw[t]);
+    }
+    __syncthreads();
+    if (t == 0) {
+      double last = 0;  // of c_T, beside dc
+      for (int i = 0; i < WARPS; ++i) last += parts[i];
+      last *= (double)d.outer(T - 1);
+      for (int i = 0; i < T; ++i) last += draw[i];
+      for (int i = T - 1; i >= 0; --i) dc[i] = last += dc[i];
+    }
+    __syncthreads();
+    if (t < T) {
+      const int64_t step = chunk % chunks * T + t;
+      Real gradient = 0;
+      dA[t] = dc[t] * (double)d.delta(t);
+      if (step < p.length) {
+        gradient = ((const Real*)b.column_sums)[head * T + t] + d.remaining(t) * dw[t] +
+                   ((const Real*)p.A)[h] * (Real)dc[t];
+        const Real raw = raw_step<Stored>(p, batch, step, h), delta = smooth(p, raw);
+        const Real low = ((const Real*)p.dt_limit)[0], high = ((const Real*)p.dt_limit)[1];
+        if (!(delta >= low && delta <= high)) gradient = 0;
+        if (p.softplus && !(raw > 20)) gradient *= logistic(raw);
+        from_real(gradient, (Stored*)b.ddt + (batch * p.length + step) * p.heads + h);
+      }
+      draw[t] = (double)gradient;
+    }
+    __syncthreads();
+    if (t < 2) {
+      double sum = 0;
+      for (int i = 0; i < T; ++i) sum += t ? draw[i] : dA[i];
+      (t ? b.ddt_bias : b.dA)[head] = sum;
+    }
+  }
+}
+
+template <class Stored, int V>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
+    finish_back_kernel(Problem p, Steps s, Backward b) {
+  using Real = cuda::Real<Stored>;
+  for_each(p.batches * chunks_of(p) * T * p.heads * (p.width / V), [&](int64_t i) {
+    const Place<V> at(p, i);
+    if (!at.there(p)) return;
+    const Decays<Real> d(p, s, at.chunk, at.h);
+    const auto within = reals<V, Real>(b.dx_within, at.by_heads(p));
+    const auto dy = reals<V, Real>(b.dy, at.by_heads(p));
+    const auto gB = reals<V, Real>(b.gB, at.by_groups(p));
+    const Real w = d.remaining(at.t) * d.delta(at.t);
+    const Real* const D = (const Real*)p.D + at.h * p.width + at.q;
+    Real dx[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) dx[k] = within.at[k] + w * gB.at[k] + D[k] * dy.at[k];
+    store_pack<V>(dx, (Stored*)b.dx + at.flat(p), 1, V, true);
+  });
+}
+
+}  // namespace fuseport::ssd_chunk_scan::cuda

@@ -1,0 +1,89 @@
+// The passes of the chunked scan on CUDA: which kernels, over how many numbers.
+#pragma once
+
+#include <type_traits>
+
+#include "ssd_chunk_scan/cuda_backward.cuh"
+
+namespace fuseport::ssd_chunk_scan::cuda {
+
+// A kernel over `count` numbers, which may be none.
+template <class Kernel, class... Arguments>
+const char* over(int64_t count, Kernel kernel, void* stream, const Arguments&... arguments) {
+  if (count == 0) return nullptr;
+  const int64_t blocks = (count + THREADS - 1) / THREADS, most = 32 * (int64_t)multiprocessors();
+  return launch(kernel, blocks < most ? blocks : most, THREADS, 0, stream, arguments...);
+}
+
+inline int64_t heads_of(const Problem& p) { return p.batches * p.chunks() * p.heads; }
+
+constexpr int TOGETHER = 4;  // numbers of a thread, where they can be moved at once
+
+template <class Stored>
+bool movable(const Strided& s) {
+  return !s.data || (s.column == 1 && aligned<TOGETHER, Stored>(s.data, s.batch, s.step, s.head));
+}
+
+// Calls call(Stored{}, V, count of packs of V numbers) with V as an integral constant.
+template <class Call>
+const char* with_packs(const Problem& p, const Strided& dout, const Call& call) {
+  return with_dtype(p.dtype, [&](auto stored) -> const char* {
+    using Stored = decltype(stored);
+    const int64_t rows = heads_of(p) * T;
+    if (p.width % TOGETHER == 0 && movable<Stored>(p.x) && movable<Stored>(p.z) &&
+        movable<Stored>(dout))
+      return call(stored, std::integral_constant<int, TOGETHER>{}, rows * (p.width / TOGETHER));
+    return call(stored, std::integral_constant<int, 1>{}, rows * p.width);
+  });
+}
+
+inline const char* run_spread(const Problem& p, const Steps& s, const Forward& f, void* stream) {
+  return with_packs(p, {}, [&](auto stored, auto v, int64_t packs) -> const char* {
+    using Stored = decltype(stored);
+    const int64_t count = p.batches * p.chunks() * p.groups * T * p.states;
+    if (auto e = over(packs, spread_kernel<Stored, decltype(v)::value>, stream, p, s, f)) return e;
+    if (auto e = over(count, spread_groups_kernel<Stored>, stream, p, p.B, f.B)) return e;
+    return over(count, spread_groups_kernel<Stored>, stream, p, p.C, f.C);
+  });
+}
+
+inline const char* run_finish(const Problem& p, const Steps& s, const Forward& f, void* stream) {
+  return with_packs(p, {}, [&](auto stored, auto v, int64_t packs) {
+    return over(packs, finish_kernel<decltype(stored), decltype(v)::value>, stream, p, s, f);
+  });
+}
+
+inline const char* run_spread_back(const Problem& p, const Steps& s, const Backward& b,
+                                   void* stream) {
+  return with_packs(p, b.dout, [&](auto stored, auto v, int64_t packs) -> const char* {
+    using Stored = decltype(stored);
+    constexpr int V = decltype(v)::value;
+    if (auto e = over(packs, spread_back_kernel<Stored, V>, stream, p, s, b)) return e;
+    return over(heads_of(p) * p.width, skip_kernel<Real<Stored>>, stream, p, b);
+  });
+}
+
+inline const char* run_mix_back(const Problem& p, const Steps& s, const Backward& b, void* stream) {
+  const int64_t units = p.batches * p.chunks() * p.groups * parts(p);
+  const auto run = [&](auto real) {
+    using Real = decltype(real);
+    return launch(mix_back_kernel<Real>, units, THREADS, (T * ROW + T) * sizeof(Real), stream, p, s,
+                  b);
+  };
+  return p.dtype == Dtype::float64 ? run(double{}) : run(float{});
+}
+
+inline const char* run_finish_back(const Problem& p, const Steps& s, const Backward& b,
+                                   void* stream) {
+  return with_packs(p, {}, [&](auto stored, auto v, int64_t packs) -> const char* {
+    using Stored = decltype(stored);
+    constexpr int V = decltype(v)::value;
+    const int64_t shared =
+        (THREADS / WARP + 3 * T) * sizeof(double) + 2 * T * sizeof(Real<Stored>);
+    if (auto e = launch(steps_back_kernel<Stored>, heads_of(p), THREADS, shared, stream, p, s, b))
+      return e;
+    return over(packs, finish_back_kernel<Stored, V>, stream, p, s, b);
+  });
+}
+
+}  // namespace fuseport::ssd_chunk_scan::cuda

@@ -1,0 +1,220 @@
+"""Ops on a GPU, each at its own sizes, beside its peers: what `gpu.py` measures but for the scan.
+
+The floor is the larger of two times: the bytes of inputs and outputs, each moved once, over the
+bandwidth of a copy, and, where the op is a product of matrices, its sums over the rate of torch's
+own product in that dtype. Peers are measured where they are installed: mamba_ssm's Triton kernels, the
+extension `MultiScaleDeformableAttention`, bitsandbytes.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseport.ops import OPS, cuda, registration
+from fuseport.ops.cross_scan.cases import ImageShape
+from fuseport.ops.ms_deform_attn.cases import _MAPS
+from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
+from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
+from fuseport.ops.spec import Inputs
+from fuseport.ops.ssd_chunk_scan.cases import _Shape as ChunkShape
+
+__all__ = ["OPERATIONS", "measure_op", "products_per_second"]
+
+Run = Callable[[int], Any]
+Timer = Callable[[Run, int], float]
+Peer = Callable[[Inputs, Inputs], tuple[Callable[[], Any], Callable[[], Any]]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Inputs of an operator at a size, and twice how many products a pass of it sums up."""
+
+    op: str
+    shape: str
+    make: Callable[[torch.dtype, int], Inputs]
+    flops: float = 0
+
+
+def _linear(rows: int, out: int, inner: int) -> Operation:
+    shape = LinearShape((rows,), inner, out, 64)
+    return Operation("nf4_linear", f"{rows},{out},{inner}", shape.make, 2.0 * rows * out * inner)
+
+
+_IMAGE = ImageShape(32, 192, 56, 56)
+_WALKS = ImageShape(32, 192, 56, 56, walks=True)
+OPERATIONS = (
+    Operation("cross_scan", "32,192,56,56", _IMAGE.make),
+    Operation("cross_merge", "32,192,56,56", _WALKS.make),
+    *(
+        Operation(
+            "ms_deform_attn",
+            f"{b},8500,8,32; {q} queries, 4 levels, 4 points",
+            DeformShape(b, 8, 32, q, 4, _MAPS, reach=1.1).make,
+        )
+        for b, q in ((4, 300), (4, 8500))
+    ),
+    *(_linear(rows, *sizes) for sizes in ((4096, 4096), (11008, 4096)) for rows in (1, 16, 2048)),
+    *(
+        Operation("ssd_chunk_scan", f"{b},{n},24,64,128", ChunkShape(b, n, 24, 64, 128).make)
+        for b, n in ((1, 4096), (8, 2048))
+    ),
+)
+
+
+def _module(name: str) -> Any | None:
+    """A peer's; None where it is not, or is a stand-in of fuseport's."""
+    try:
+        found = importlib.import_module(name)
+    except ImportError:
+        return None
+    return None if "fuseport" in str(getattr(found, "__file__", "")) else found
+
+
+def _differentiated(forward: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Any:
+    out = forward()
+    return lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+
+def _chunk_peer() -> Peer | None:
+    module = _module("mamba_ssm.ops.triton.ssd_combined")
+    if module is None:
+        return None
+
+    def peer(inputs: Inputs, cotangents: Inputs) -> Any:
+        x, dt, A, B, C, D, bias = (
+            inputs[n].detach().requires_grad_() for n in ("x", "dt", "A", "B", "C", "D", "dt_bias")
+        )
+
+        def forward() -> Tensor:
+            out: Tensor = module.mamba_chunk_scan_combined(
+                x, dt, A, B, C, 256, D=D, dt_bias=bias, dt_softplus=True
+            )
+            return out
+
+        leaves = [x, dt, A, B, C, D, bias]
+        return forward, _differentiated(forward, leaves, cotangents["dout"])
+
+    return peer
+
+
+def _deform_peer() -> Peer | None:
+    module = _module("MultiScaleDeformableAttention")
+    if module is None:
+        return None
+
+    def peer(inputs: Inputs, cotangents: Inputs) -> Any:
+        given = tuple(inputs.values())
+        return (
+            lambda: module.ms_deform_attn_forward(*given, 64),
+            lambda: module.ms_deform_attn_backward(*given, cotangents["dout"], 64),
+        )
+
+    return peer
+
+
+def _linear_peer() -> Peer | None:
+    module, functional = _module("bitsandbytes"), _module("bitsandbytes.functional")
+    if module is None or functional is None:
+        return None
+
+    def peer(inputs: Inputs, cotangents: Inputs) -> Any:
+        x, bias = (inputs[name].detach().requires_grad_() for name in ("x", "bias"))
+        state = functional.QuantState(
+            absmax=inputs["absmax"],
+            shape=torch.Size((len(bias), x.shape[-1])),
+            code=functional.get_4bit_type("nf4", device="cuda"),
+            blocksize=inputs["block_size"],
+            quant_type="nf4",
+            dtype=x.dtype,
+        )
+
+        def forward() -> Tensor:
+            packed = inputs["packed"].unsqueeze(1)
+            out: Tensor = module.matmul_4bit(x, packed.t(), state, bias=bias)
+            return out
+
+        return forward, _differentiated(forward, [x, bias], cotangents["dout"])
+
+    return peer
+
+
+_PEERS: Mapping[str, Callable[[], Peer | None]] = {
+    "ssd_chunk_scan": _chunk_peer,
+    "ms_deform_attn": _deform_peer,
+    "nf4_linear": _linear_peer,
+}
+
+
+def products_per_second(dtype: torch.dtype, timer: Timer) -> float:
+    """Twice the products that torch's own product of matrices sums up in a second."""
+    side = 8192
+    a, b = (torch.randn(side, side, device="cuda").to(dtype) for _ in range(2))
+    return 2 * side**3 / (1e-6 * timer(lambda _: a @ b, 20))
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def measure_op(
+    operation: Operation,
+    name: str,
+    dtype: torch.dtype,
+    rates: tuple[float, float],
+    timer: Timer,
+    rounds: int,
+) -> Iterator[dict[str, Any]]:
+    """Rows of forward and backward; `rates` are bytes and products in a second."""
+    spec = OPS[operation.op]
+    registration.ensure(spec)
+    cuda.load(spec)
+    forward = spec.operators[0]
+    backward = spec.operator(forward.backward or "")
+
+    def on_gpu(seed: int) -> Inputs:
+        made = operation.make(dtype, seed)
+        return {k: v.cuda() if isinstance(v, Tensor) else v for k, v in made.items()}
+
+    first = on_gpu(0)
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    count = 2 + int(2 * cache // _bytes(first.values()))
+    sets = [first, *(on_gpu(seed) for seed in range(1, min(count, 16)))]
+    known, cotangents = [], []
+    for inputs in sets:
+        outputs = dict(zip(forward.outputs, forward(*inputs.values()), strict=True))
+        given = {"d" + n: torch.randn_like(outputs[n]) for n in spec.differentiable(forward)[1]}
+        cotangents.append(given)
+        known.append({**inputs, **outputs, **given})
+    gradients = backward(*(known[0][n] for n in backward.inputs))
+    moved = {
+        "forward": _bytes(first.values()) + _bytes(known[0][n] for n in forward.outputs),
+        "backward": _bytes(known[0][n] for n in backward.inputs) + _bytes(gradients),
+    }
+    ours: dict[str, Run] = {
+        "forward": lambda i: forward(*sets[i % len(sets)].values()),
+        "backward": lambda i: backward(*(known[i % len(sets)][n] for n in backward.inputs)),
+    }
+    theirs: dict[str, Run] = {}
+    make_peer = _PEERS.get(operation.op, lambda: None)()
+    if make_peer is not None:
+        pairs = [make_peer(*pair) for pair in zip(sets, cotangents, strict=True)]
+        theirs = {
+            "forward": lambda i: pairs[i % len(pairs)][0](),
+            "backward": lambda i: pairs[i % len(pairs)][1](),
+        }
+    for direction, run in ours.items():
+        bytes_us, flops_us = 1e6 * moved[direction] / rates[0], 1e6 * operation.flops / rates[1]
+        yield {
+            "op": operation.op,
+            "shape": operation.shape,
+            "dtype": name,
+            "direction": direction,
+            "ours_us": timer(run, rounds),
+            "peer_us": timer(theirs[direction], rounds) if theirs else None,
+            "floor_us": max(bytes_us, flops_us),
+            "floor_is": "bytes" if bytes_us > flops_us else "products",
+        }

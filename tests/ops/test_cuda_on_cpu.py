@@ -1,0 +1,145 @@
+"""The CUDA kernels of ops, run on the CPU: values, gradients, barriers, bounds.
+
+`cuda_on_cpu/` stands in for the GPU; what is its own is not seen here. Ops with a test file of
+their own, `test_<op>_cuda_on_cpu.py`, are left to that.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuseport.ops import OPS
+from fuseport.ops.spec import Case, OpSpec
+from fuseport.ops.ssd_chunk_scan.cases import _Shape
+from fuseport.tests.ops.cuda_on_cpu import stand_in
+from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES, Device, check
+
+HERE = Path(__file__).parent
+SPECS = [
+    spec
+    for spec in OPS.values()
+    if spec.has("kernel.cu") and not (HERE / f"test_{spec.name}_cuda_on_cpu.py").exists()
+]
+OF_OPERATOR = {operator.name: spec for spec in SPECS for operator in spec.operators}
+CASE = {spec.name: {case.name: case for case in spec.cases} for spec in SPECS}
+
+# A GPU of one thread is slow: what the largest have, others have in less; and each of the chunked
+# scan's takes a second, most for the same paths.
+LARGE = ("many_units", "mamba_2")
+OF_CHUNKED_SCAN = (
+    *("plain", "gated", "without_softplus", "small_steps", "limited", "one_of_everything"),
+    *("no_steps", "empty_batch", "chunk", "chunk_plus_1", "width_17", "groups", "heads_7"),
+    *("layout_transposed", "layout_sliced", "packed", "packed_last_step", "packed_limited"),
+)
+QUICK = [
+    case
+    for spec in SPECS
+    for case in spec.cases
+    if not case.name.endswith(LARGE)
+    and (spec.name != "ssd_chunk_scan" or case.name in OF_CHUNKED_SCAN)
+] + [
+    # Four numbers at a time, and two blocks of heads in a group.
+    Case("packs", "ssd_chunk_scan_gated", _Shape(b=1, l=66, H=10, P=8, N=4, G=2, gated=True).make)
+]
+Devices = Callable[[OpSpec], Device]
+
+
+@pytest.fixture
+def device_of() -> Iterator[Devices]:
+    with ExitStack() as stack:
+        yield lambda spec: stack.enter_context(stand_in.device(spec))
+
+
+@pytest.mark.in_turn(QUICK, DTYPES, ("plain", "packs"))
+def test_kernels_are_as_good_as_the_reference(
+    device_of: Devices, case: Case, dtype: torch.dtype
+) -> None:
+    check(device_of(OF_OPERATOR[case.operator]), case, dtype)
+
+
+IN_ANY_ORDER = {
+    "cross_scan": "height_17_width_33",
+    "cross_merge": "height_17_width_33",
+    "ms_deform_attn": "query_blocks",
+    "nf4_linear": "outputs_130",
+    "ssd_chunk_scan": "heads_7",
+}
+
+
+@pytest.mark.parametrize("name", IN_ANY_ORDER)
+def test_bits_do_not_depend_on_the_order_of_threads(device_of: Devices, name: str) -> None:
+    spec, case = OPS[name], CASE[name][IN_ANY_ORDER[name]]
+    device, operator = device_of(spec), spec.operator(case.operator)
+    inputs = case.make(torch.float32, 5)
+    cotangents = stand_in.cotangents_of(spec, operator, inputs, 6)
+    runs = []
+    for order in (0, 1, 2):
+        device.order(order)
+        runs.append(device.forward_and_backward(operator, inputs, cotangents))
+    for run in runs[1:]:
+        for tensor, value in run.items():
+            assert torch.equal(value, runs[0][tensor]), tensor
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("cross_scan", "x"),
+        ("cross_merge", "ys"),
+        *(("ms_deform_attn", t) for t in ("value", "sampling_locations", "attention_weights")),
+        *(("nf4_linear", tensor) for tensor in ("x", "bias")),
+    ],
+)
+def test_nan_and_inf_spread_as_in_the_reference(
+    device_of: Devices, name: str, tensor: str, value: float
+) -> None:
+    spec, case = OPS[name], CASE[name]["plain"]
+    operator = spec.operator(case.operator)
+    inputs = case.make(torch.float32, 10)
+    flat = inputs[tensor].view(-1)
+    flat[len(flat) // 2] = value
+    cotangents = stand_in.cotangents_of(spec, operator, inputs, 11)
+    got = device_of(spec).forward_and_backward(operator, inputs, cotangents)
+    expected = stand_in.forward_and_backward(
+        spec, stand_in.by_reference, operator, inputs, cotangents
+    )
+    for key, y in got.items():
+        assert torch.equal(y.isnan(), expected[key].isnan()), key
+        assert torch.equal(y.isposinf(), expected[key].isposinf()), key
+        assert torch.equal(y.isneginf(), expected[key].isneginf()), key
+
+
+@pytest.mark.parametrize(
+    ("tensor", "wrong"),
+    [
+        ("value_spatial_shapes", -1),
+        ("value_spatial_shapes", 2**62),
+        ("value_level_start_index", -1),
+        ("value_level_start_index", 9),
+    ],
+)
+def test_a_level_that_is_not_there_makes_nan(device_of: Devices, tensor: str, wrong: int) -> None:
+    """A GPU's data are read by nobody before the kernels, which must not read beyond value."""
+    spec = OPS["ms_deform_attn"]
+    operator = spec.operator("ms_deform_attn")
+    inputs = CASE["ms_deform_attn"]["plain"].make(torch.float32, 3)
+    inputs[tensor][0] = wrong
+    with pytest.raises(ValueError, match=tensor):
+        operator.reference(*inputs.values())
+    cotangents = {"dout": torch.ones(2, 5, 16)}
+    got = device_of(spec).forward_and_backward(operator, inputs, cotangents)
+    assert got["out"].isnan().all()
+    assert got["dattention_weights"][..., 0, :].isnan().all()
+    assert got["dattention_weights"][..., 1, :].isfinite().all()
+    assert got["dvalue"].isfinite().all()
+
+
+def test_the_operators_are_all_there() -> None:
+    for spec in SPECS:
+        binding = (spec.folder / "cuda.cpp").read_text()
+        assert all(f'm.impl("{operator.name}"' in binding for operator in spec.operators), spec.name
