@@ -50,7 +50,8 @@ def ms_deform_attn(
 
     Raises:
         ValueError: a shape, dtype or device does not fit, or a level is not within value; the
-            message names the argument.
+            message names the argument. The kernels for CUDA, which wait for nobody to read sizes
+            of levels, make NaN of the outputs and gradients that such a level has a part in.
     """
     del im2col_step
     registration.ensure(SPEC)

@@ -46,7 +46,9 @@ def nf4_linear(
     """x·Wᵀ + bias + scaling·(x·Aᵀ)·Bᵀ, with W in NF4, as `quantize_nf4` stores it.
 
     The first product is computed in float32, or float64 for a float64 `x`, and rounded once, bias
-    included; W is never whole in memory. That of LoRA is two products of torch's.
+    included; W is never whole in memory. That of LoRA is two products of torch's. On CUDA, for more
+    than 16 rows and in the backward, torch multiplies tiles of W, of 32 MiB or one of 64 rows or
+    columns, whose values are rounded to x's dtype, as bitsandbytes rounds them.
 
     Args:
         x: (…, in), float16, bfloat16, float32 or float64, in any memory layout.

@@ -2,8 +2,8 @@
 
 The floor is the larger of two times: the bytes of inputs and outputs, each moved once, over the
 bandwidth of a copy, and, where the op is a product of matrices, its sums over the rate of torch's
-own product in that dtype. Peers are measured where they are installed: mamba_ssm's Triton kernels, the
-extension `MultiScaleDeformableAttention`, bitsandbytes.
+own product in that dtype. Peers are measured where they are installed: mamba_ssm's Triton kernels,
+the extension `MultiScaleDeformableAttention`, bitsandbytes.
 """
 
 import importlib
