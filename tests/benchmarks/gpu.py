@@ -1,13 +1,15 @@
-"""The selective scan on a GPU, against mamba_ssm's extension and against the floor.
+"""Ops on a GPU, against their peers and against the floor; first of all the selective scan.
 
-    python tests/benchmarks/gpu.py                        # all shapes, writes results/cuda.json
+    python tests/benchmarks/gpu.py                        # everything; writes results/cuda.json
     python tests/benchmarks/gpu.py --shape 8,1536,2048,16 --dtype bfloat16 --json /tmp/one.json
+    python tests/benchmarks/gpu.py --op causal_conv1d --op rms_norm
 
 Medians by CUDA events, over inputs that rotate through more than twice the L2. The floor of a pass
 is the larger of two times: the bytes of its inputs and outputs, each moved once, over the bandwidth
 of a copy, and its exponentials, one for each state and step, over their rate; both rates are
 measured in the same run. Without a GPU, or nvcc, it says so and ends with exit code 5. The peer is
 `selective_scan_cuda`, built from mamba_ssm's source distribution; without it `peer_us` is null.
+`gpu_memory.py` has ops that memory bounds.
 
 It is not called cuda.py: a script's folder comes first among those that torch imports `cuda` from.
 """
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from gpu_memory import BENCHES, measure_bench
 from torch import Tensor
 
 from fuseport.exporter.describe import environment
@@ -184,6 +187,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", action="append", help="b,d,l,N; may be given several times")
     parser.add_argument("--dtype", action="append", choices=DTYPES)
+    known = sorted({SPEC.name, *(bench.op for bench in BENCHES)})
+    parser.add_argument("--op", action="append", choices=known)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", type=Path, default=RESULTS)
     arguments = parser.parse_args()
@@ -192,23 +197,28 @@ def main() -> None:
     if not torch.cuda.is_available():
         refuse("there is no GPU here")
     registration.ensure(SPEC)
+    rows = []
+    ops = arguments.op or ([SPEC.name] if arguments.shape else known)
     try:
         cuda.load(SPEC)
         rates = bytes_per_second(), exponentials_per_second()
+        for name in arguments.dtype or DTYPES:
+            if SPEC.name in ops:
+                for text in arguments.shape or SHAPES:
+                    rows += measure(text, name, rates, arguments.rounds)
+            for bench in BENCHES:
+                if bench.op in ops:
+                    rows += measure_bench(
+                        bench, DTYPES[name], microseconds, rates[0], arguments.rounds
+                    )
     except BuildError as error:
         refuse(str(error))
-    rows = [
-        row
-        for text in arguments.shape or SHAPES
-        for name in arguments.dtype or DTYPES
-        for row in measure(text, name, rates, arguments.rounds)
-    ]
     for row in rows:
-        theirs = "no peer" if row["peer_us"] is None else f"peer {row['peer_us']:.0f} µs"
+        theirs = "no peer" if row["peer_us"] is None else f"peer {row['peer_us']:.1f} µs"
         share = row["floor_us"] / row["ours_us"]
         print(
-            f"{row['shape']} {row['dtype']} {row['direction']}: {row['ours_us']:.0f} µs, {theirs}, "
-            f"{share:.0%} of the floor by {row['floor_is']}"
+            f"{row['op']} {row['shape']} {row['dtype']} {row['direction']}: "
+            f"{row['ours_us']:.1f} µs, {theirs}, {share:.0%} of the floor by {row['floor_is']}"
         )
     content = {
         "command": "python tests/benchmarks/gpu.py " + " ".join(sys.argv[1:]),
