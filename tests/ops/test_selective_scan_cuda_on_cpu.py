@@ -1,143 +1,31 @@
 """The CUDA kernels of the selective scan, run on the CPU: values, gradients, barriers, bounds.
 
-`cuda_on_cpu/` stands in for the GPU: kernels, launches and the binding to torch are those that nvcc
-compiles, registered under another namespace. Only the half a dozen functions of
-`native/cuda_device.cuh` are others, and a GPU's own: what nvcc makes of the rest is not seen here.
+`cuda_on_cpu/` stands in for the GPU; what is its own is not seen here.
 """
 
-import ctypes
-import hashlib
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
-from fuseport.ops import OPS, build
+from fuseport.ops import OPS
 from fuseport.ops.selective_scan.cases import CASES, _Shape
 from fuseport.ops.selective_scan.shapes import CHUNK
-from fuseport.ops.spec import Case, Inputs, Operator
+from fuseport.ops.spec import Case
+from fuseport.tests.ops.cuda_on_cpu import stand_in
+from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES, Device, check
 
-ON_CPU = Path(__file__).parent / "cuda_on_cpu"
-NAMESPACE = "fuseport_cuda_on_cpu"
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SPEC = OPS["selective_scan"]
 CASE = {case.name: case for case in CASES}
 # Without the largest: what they have, others have in less, and a GPU of one thread is slow.
 QUICK = [case for case in CASES if not case.name.endswith(("many_units", "channels_130"))]
 
 
-class Device:
-    """The stand-in for a GPU."""
-
-    def __init__(self, library: Path) -> None:
-        self.library = ctypes.CDLL(str(library))
-        self.multiprocessors(1)
-        self.order(0)
-
-    def multiprocessors(self, count: int) -> None:
-        """How many it has: with many, time is cut into segments."""
-        self.library.cuda_on_cpu_multiprocessors(ctypes.c_int(count))
-
-    def order(self, order: int) -> None:
-        """In which order threads run between barriers: 0 ascending, 1 descending, else drawn."""
-        self.library.cuda_on_cpu_order(ctypes.c_int(order))
-
-    def __call__(self, operator: Operator, *inputs: object) -> tuple[Tensor, ...]:
-        return getattr(getattr(torch.ops, NAMESPACE), operator.name)(*inputs)
-
-    def forward_and_backward(
-        self, operator: Operator, inputs: Inputs, cotangents: Inputs
-    ) -> dict[str, Tensor]:
-        return forward_and_backward(self, operator, inputs, cotangents)
-
-
-@pytest.fixture(scope="session")
-def built() -> Device:
-    emulation = hashlib.sha256((ON_CPU / "device.hpp").read_bytes()).hexdigest()
-    quick = ("-O1", "-U_FORTIFY_SOURCE", f"-I{ON_CPU.parent}")
-    kernels = build.Unit(SPEC.folder / "kernel.cu", ("-xc++", *quick), version=emulation)
-    binding = build.torch_unit(SPEC.folder / "cuda.cpp", ("-DFUSEPORT_CUDA_ON_CPU", "-O0"))
-    units = (kernels, binding, build.Unit(ON_CPU / "device.cpp", quick))
-    path = build.built(build.Library("cuda_on_cpu", units, build.torch_link()))
-    schemas = torch.library.Library(NAMESPACE, "DEF")
-    for operator in SPEC.operators:
-        schemas.define(operator.name + operator.schema)
-    torch.ops.load_library(path)
-    device = Device(path)
-    device.schemas = schemas  # type: ignore[attr-defined]  # it takes them back when collected
-    return device
-
-
 @pytest.fixture
-def device(built: Device) -> Iterator[Device]:
-    yield built
-    built.multiprocessors(1)
-    built.order(0)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float64)
-
-
-def widened(inputs: Inputs) -> Inputs:
-    return {k: v.to(wide(v.dtype)) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-
-
-def cotangents_of(operator: Operator, inputs: Inputs, seed: int) -> Inputs:
-    generator = torch.Generator().manual_seed(seed)
-    outputs = operator.fake(*inputs.values())[:2]
-    return {
-        "d" + name: torch.randn(y.shape, generator=generator, dtype=wide(y.dtype)).to(y.dtype)
-        for name, y in zip(operator.outputs[:2], outputs, strict=True)
-    }
-
-
-def by_reference(operator: Operator, *inputs: object) -> tuple[Tensor, ...]:
-    return operator.reference(*inputs)
-
-
-def forward_and_backward(
-    run: Callable[..., tuple[Tensor, ...]], operator: Operator, inputs: Inputs, cotangents: Inputs
-) -> dict[str, Tensor]:
-    """All outputs, and all gradients, from the states that the forward saved."""
-    assert operator.backward is not None
-    gradient = SPEC.operator(operator.backward)
-    outputs = dict(zip(operator.outputs, run(operator, *inputs.values()), strict=True))
-    known = {**inputs, **outputs, **cotangents}
-    gradients = run(gradient, *(known[name] for name in gradient.inputs))
-    return outputs | dict(zip(gradient.outputs, gradients, strict=True))
-
-
-def assert_as_good(
-    got: dict[str, Tensor], baseline: dict[str, Tensor], truth: dict[str, Tensor]
-) -> None:
-    """Errors of at most three times the reference's, and a few ulps of the tensor's scale."""
-    assert got.keys() == baseline.keys() == truth.keys()
-    for name, value in got.items():
-        expected, usual = truth[name], baseline[name]
-        assert (value.shape, value.dtype) == (expected.shape, usual.dtype), name
-        assert value.stride() == usual.stride() or value.numel() <= 1, name
-        if value.numel() == 0:
-            continue
-        error = (value.to(expected.dtype) - expected).abs().max()
-        allowed = 3 * (usual.to(expected.dtype) - expected).abs().max()
-        ulps = 64 if value.dtype == expected.dtype else 4
-        allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max()
-        assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
-
-
-def check(device: Device, case: Case, dtype: torch.dtype, seed: int = 1) -> dict[str, Tensor]:
-    operator = SPEC.operator(case.operator)
-    inputs = case.make(dtype, seed)
-    cotangents = cotangents_of(operator, inputs, seed + 1)
-    truth = forward_and_backward(by_reference, operator, widened(inputs), widened(cotangents))
-    baseline = forward_and_backward(by_reference, operator, inputs, cotangents)
-    got = device.forward_and_backward(operator, inputs, cotangents)
-    assert_as_good(got, baseline, truth)
-    return got
+def device() -> Iterator[Device]:
+    with stand_in.device(SPEC) as found:
+        yield found
 
 
 def case_of(name: str, **shape: object) -> Case:
@@ -174,7 +62,7 @@ def test_time_in_segments(device: Device, case: Case, dtype: torch.dtype) -> Non
 def test_bits_do_not_depend_on_the_order_of_threads(device: Device, name: str) -> None:
     operator = SPEC.operator(CASE[name].operator)
     inputs = CASE[name].make(torch.float32, 5)
-    cotangents = cotangents_of(operator, inputs, 6)
+    cotangents = stand_in.cotangents_of(SPEC, operator, inputs, 6)
     device.multiprocessors(100)
     runs = []
     for order in (0, 1, 2, 3):
@@ -192,7 +80,7 @@ def test_nan_and_inf_spread_as_in_the_reference(device: Device, name: str, value
     inputs = CASE["channels_37"].make(torch.float32, 10)
     first_row = inputs[name][(0,) * (inputs[name].dim() - 1)]
     first_row[len(first_row) // 2] = value
-    cotangents = cotangents_of(operator, inputs, 11)
+    cotangents = stand_in.cotangents_of(SPEC, operator, inputs, 11)
     assert operator.backward is not None
     gradient = SPEC.operator(operator.backward)
     backward_inputs = SPEC.backward_inputs(operator, inputs, cotangents).values()

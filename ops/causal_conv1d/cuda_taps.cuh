@@ -1,0 +1,96 @@
+// What the kernels of the causal convolution on CUDA share: taps of a filter that is held in
+// registers, states before the first step and after the last one, sequences.
+#pragma once
+
+#include "causal_conv1d/cuda.hpp"
+#include "native/cuda_vectors.cuh"
+
+namespace fuseport::causal_conv1d::cuda {
+
+using namespace fuseport::cuda;
+
+constexpr int T = 4;           // taps of the widest filter that is held in registers
+constexpr int BEFORE = T - 1;  // steps before the one that is computed
+constexpr int THREADS = 128;
+
+// Channels of a thread where they lie in a row: rows of 8 bytes are aligned in most projections that
+// are split, and gradients of the weights have to be in registers too.
+template <class Stored>
+constexpr int CHANNELS = sizeof(Stored) == 8 ? 2 : 4;
+constexpr int SUMS = T + 1;  // of gradients: those of the taps by their lag, and of the bias
+
+// The sequence that step t of a batch entry is of; -1, as padding is, where there is no such step.
+FUSEPORT_DEVICE int32_t sequence_at(const Problem& p, int64_t batch, int64_t t) {
+  return t >= 0 && t < p.length ? p.seq_idx[batch * p.length + t] : -1;
+}
+
+template <class Stored>
+FUSEPORT_DEVICE const Stored* at(const Sequence& s, int64_t batch, int64_t channel, int64_t t) {
+  return (const Stored*)s.data + batch * s.batch + channel * s.channel + t * s.time;
+}
+
+template <class Stored>
+FUSEPORT_DEVICE Stored* at(const MutableSequence& s, int64_t batch, int64_t channel, int64_t t) {
+  return (Stored*)s.data + batch * s.batch + channel * s.channel + t * s.time;
+}
+
+// Whether step t is in the final states, of packed sequences: it is of the last step's.
+FUSEPORT_DEVICE bool in_last(const Problem& p, int64_t batch, int64_t t) {
+  const int32_t last = sequence_at(p, batch, p.length - 1);
+  return last >= 0 && sequence_at(p, batch, t) == last;
+}
+
+// The cotangent of what goes into the activation, y, from that of what comes out.
+template <class Stored>
+FUSEPORT_DEVICE Real<Stored> before_silu(Real<Stored> dy, Real<Stored> y) {
+  const Real<Stored> sigma = logistic_of<Stored>(y);
+  return dy * (sigma * (1 + y * (1 - sigma)));
+}
+
+// Weights of V channels by lag: lag 0 is the last tap. Those that the filter has not are zero, and
+// are not used, for zero times infinity is none.
+template <class Stored, int V>
+struct Filter {
+  Real<Stored> tap[T][V], bias[V];
+  int width;
+
+  FUSEPORT_DEVICE Filter(const Problem& p, int64_t channel) : width((int)p.width) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const int64_t c = channel + i;
+      bias[i] = real_or_stored<Stored>(p.bias, p.wide_weight, c);
+#pragma unroll
+      for (int lag = 0; lag < T; ++lag)
+        tap[lag][i] = lag < width ? real_or_stored<Stored>(p.weight, p.wide_weight,
+                                                           c * width + width - 1 - lag)
+                                  : Real<Stored>(0);
+    }
+  }
+};
+
+// An input at a step before the first: an initial state, or zero.
+template <class Stored>
+FUSEPORT_DEVICE Stored input_before(const Problem& p, int64_t batch, int64_t channel, int64_t t) {
+  const int64_t state = t + p.width - 1;
+  return state >= 0 && !p.packed ? *at<Stored>(p.initial, batch, channel, state) : Stored{};
+}
+
+// The last W-1 inputs of a channel; of packed sequences, those of the last step's.
+template <class Stored>
+FUSEPORT_DEVICE void write_final_states(const Problem& p, const Forward& f, int64_t batch,
+                                        int64_t channel) {
+  const int64_t halo = p.width - 1;
+  Stored* to = (Stored*)f.final_states + (batch * p.channels + channel) * halo;
+  for (int64_t j = 0; j < halo; ++j) {
+    const int64_t t = p.length - halo + j;
+    Stored x{};
+    if (t < 0) {
+      x = input_before<Stored>(p, batch, channel, t);
+    } else if (!p.packed || in_last(p, batch, t)) {
+      x = *at<Stored>(p.x, batch, channel, t);
+    }
+    to[j] = x;
+  }
+}
+
+}  // namespace fuseport::causal_conv1d::cuda
