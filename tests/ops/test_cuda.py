@@ -187,7 +187,7 @@ def test_a_gpu_is_as_good_as_the_reference(spec: OpSpec, case: Case, dtype: torc
         assert value.stride() == usual.stride() or value.numel() == 1, name
         error = (value.cpu().to(expected.dtype) - expected).abs().max()
         allowed = 3 * (usual.to(expected.dtype) - expected).abs().max()
-        ulps = 64 if value.dtype == expected.dtype else 8
+        ulps = 256 if value.dtype == expected.dtype else 8  # in float64 the truth is no better
         allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max()
         assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
 
