@@ -87,8 +87,8 @@ FUSEPORT_DEVICE Real<Stored> logistic_of(Real<Stored> x) {
   }
 }
 
-// Sums over parts: a block has 32 of `count` columns, and in 8 rows the parts in turn.
-constexpr int PART_COLUMNS = 32, PART_ROWS = 8, PART_THREADS = PART_COLUMNS * PART_ROWS;
+// Sums over parts: a block has 32 of `count` columns, and in 16 rows the parts in turn.
+constexpr int PART_COLUMNS = 32, PART_ROWS = 16, PART_THREADS = PART_COLUMNS * PART_ROWS;
 constexpr int PART_SHARED = PART_THREADS * (int)sizeof(double);
 
 inline int64_t part_blocks(int64_t count) { return (count + PART_COLUMNS - 1) / PART_COLUMNS; }
@@ -98,7 +98,7 @@ inline int64_t part_blocks(int64_t count) { return (count + PART_COLUMNS - 1) / 
 template <class Part, class Put>
 FUSEPORT_DEVICE void sum_parts(const Part* from, int64_t parts, int64_t count, double* shared,
                                const Put& put) {
-  constexpr int AT_ONCE = 4;
+  constexpr int AT_ONCE = 8;  // parts that are asked for before the first is added
   const int column = (int)threadIdx.x % PART_COLUMNS, row = (int)threadIdx.x / PART_COLUMNS;
   for (int64_t first = blockIdx.x * (int64_t)PART_COLUMNS; first < count;
        first += gridDim.x * (int64_t)PART_COLUMNS) {

@@ -33,7 +33,7 @@ Plan plan_of(const Problem& p, const Other&... rows) {
     plan.threads = plan.lanes > 128 ? plan.lanes : 128;
   }
   // Each part is a row of sums in memory: no more than keep the device busy, each of some rows.
-  constexpr int64_t BUSY = 1024, ROWS = 4;
+  constexpr int64_t BUSY = 512, ROWS = 8;
   const int64_t groups = p.channels / p.group, slots = plan.threads / plan.lanes;
   const int64_t all = (p.rows + slots * ROWS - 1) / (slots * ROWS);
   const int64_t busy = BUSY * multiprocessors() / plan.threads;

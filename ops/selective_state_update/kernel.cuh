@@ -9,7 +9,10 @@ namespace fuseport::selective_state_update::cuda {
 using namespace fuseport::cuda;
 
 constexpr int THREADS = 128;
-constexpr int CHANNELS = 4;  // of a thread, whose states are asked for before the first is used
+
+// Channels of a thread, whose states are asked for before the first is used.
+template <class Stored>
+constexpr int CHANNELS = sizeof(Stored) == 8 ? 2 : 4;
 
 struct Plan {
   bool packs = false;      // whether packs can be moved at once
@@ -76,11 +79,11 @@ struct Step {
   }
 };
 
-// Of a block, some rows of `lanes` threads have each CHANNELS channels of one head.
+// Of a block, some rows of `lanes` threads have each some channels of one head.
 template <class Stored, class StateStored>
 __global__ void __launch_bounds__(THREADS) update_kernel(Problem p, Plan plan) {
   using Value = Real<Stored>;
-  constexpr int V = VECTOR<StateStored>;
+  constexpr int V = VECTOR<StateStored>, COUNT = CHANNELS<Stored>;
   const int lane = (int)threadIdx.x % plan.lanes, row = (int)threadIdx.x / plan.lanes;
   const int rows = THREADS / plan.lanes;
   const int64_t units = p.batches * p.heads * plan.blocks;
@@ -89,20 +92,20 @@ __global__ void __launch_bounds__(THREADS) update_kernel(Problem p, Plan plan) {
     const int64_t batch = quotient_of(both, p.heads), head = both - batch * p.heads;
     const int64_t group = quotient_of(head, p.heads_per_group);
     // Rows take channels in turn, so that their outputs lie in a row.
-    const int64_t channel = block * rows * CHANNELS + row;
-    Value sums[CHANNELS] = {};
+    const int64_t channel = block * rows * COUNT + row;
+    Value sums[COUNT] = {};
     for (int64_t round = 0; round < plan.rounds; ++round) {
       const Seat<StateStored, V> seat(p, plan, lane, round);
       if (!seat.any()) break;
-      Pack<StateStored, V> states[CHANNELS];
+      Pack<StateStored, V> states[COUNT];
 #pragma unroll
-      for (int j = 0; j < CHANNELS; ++j)
+      for (int j = 0; j < COUNT; ++j)
         if (const int64_t c = channel + j * rows; c < p.channels)
           states[j] = seat.load(at<StateStored>(p.state, batch, head, c), p.state.state);
       const Pack<Stored, V> B = seat.load(at<Stored>(p.B, batch, group, 0), p.B.state);
       const Pack<Stored, V> C = seat.load(at<Stored>(p.C, batch, group, 0), p.C.state);
 #pragma unroll
-      for (int j = 0; j < CHANNELS; ++j) {
+      for (int j = 0; j < COUNT; ++j) {
         const int64_t c = channel + j * rows;
         if (c >= p.channels) break;
         const Step<Stored> step(p, batch, head, c);
@@ -126,9 +129,9 @@ __global__ void __launch_bounds__(THREADS) update_kernel(Problem p, Plan plan) {
     }
     for (int mask = plan.lanes / 2; mask > 0; mask /= 2)
 #pragma unroll
-      for (int j = 0; j < CHANNELS; ++j) sums[j] += shuffled(sums[j], mask);
+      for (int j = 0; j < COUNT; ++j) sums[j] += shuffled(sums[j], mask);
 #pragma unroll
-    for (int j = 0; j < CHANNELS; ++j) {
+    for (int j = 0; j < COUNT; ++j) {
       const int64_t c = channel + j * rows;
       if (c >= p.channels || lane != j % plan.lanes) continue;
       Value y = sums[j] + *at<Value>(p.D, 0, head, c) * to_real(*at<Stored>(p.x, batch, head, c));
@@ -154,7 +157,7 @@ Plan plan_of(const Problem& p) {
   const int64_t packs = (p.states + V - 1) / V;
   while (plan.lanes < 32 && plan.lanes < packs) plan.lanes *= 2;
   plan.rounds = (packs + plan.lanes - 1) / plan.lanes;
-  const int64_t channels = THREADS / plan.lanes * CHANNELS;
+  const int64_t channels = THREADS / plan.lanes * CHANNELS<Stored>;
   plan.blocks = (p.channels + channels - 1) / channels;
   return plan;
 }

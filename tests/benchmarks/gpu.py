@@ -2,14 +2,14 @@
 
     python tests/benchmarks/gpu.py                        # everything; writes results/cuda.json
     python tests/benchmarks/gpu.py --shape 8,1536,2048,16 --dtype bfloat16 --json /tmp/one.json
-    python tests/benchmarks/gpu.py --op nf4_linear --op ssd_chunk_scan
+    python tests/benchmarks/gpu.py --op causal_conv1d --op rms_norm
 
 Medians by CUDA events, over inputs that rotate through more than twice the L2. The floor of a pass
 is the larger of two times: the bytes of its inputs and outputs, each moved once, over the bandwidth
 of a copy, and its exponentials, one for each state and step, over their rate; both rates are
 measured in the same run. Without a GPU, or nvcc, it says so and ends with exit code 5. The peer is
 `selective_scan_cuda`, built from mamba_ssm's source distribution; without it `peer_us` is null.
-`gpu_ops.py` has the other ops.
+`gpu_memory.py` has ops that memory bounds, `gpu_ops.py` others.
 
 It is not called cuda.py: a script's folder comes first among those that torch imports `cuda` from.
 """
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from gpu_memory import BENCHES, measure_bench
 from gpu_ops import OPERATIONS, measure_op, products_per_second
 from torch import Tensor
 
@@ -187,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", action="append", help="b,d,l,N; may be given several times")
     parser.add_argument("--dtype", action="append", choices=DTYPES)
-    known = sorted({SPEC.name, *(operation.op for operation in OPERATIONS)})
+    known = sorted({SPEC.name, *(other.op for other in (*BENCHES, *OPERATIONS))})
     parser.add_argument("--op", action="append", choices=known)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", type=Path, default=RESULTS)
@@ -197,34 +198,39 @@ def main() -> None:
     if not torch.cuda.is_available():
         refuse("there is no GPU here")
     registration.ensure(SPEC)
+    rows = []
+    ops = arguments.op or ([SPEC.name] if arguments.shape else known)
     try:
         cuda.load(SPEC)
         rates = bytes_per_second(), exponentials_per_second()
+        for name in arguments.dtype or DTYPES:
+            if SPEC.name in ops:
+                for text in arguments.shape or SHAPES:
+                    rows += measure(text, name, rates, arguments.rounds)
+            for bench in BENCHES:
+                if bench.op in ops:
+                    rows += measure_bench(
+                        bench, DTYPES[name], microseconds, rates[0], arguments.rounds
+                    )
+            products = products_per_second(DTYPES[name], microseconds)
+            for operation in OPERATIONS:
+                if operation.op in ops:
+                    rows += measure_op(
+                        operation,
+                        name,
+                        DTYPES[name],
+                        (rates[0], products),
+                        microseconds,
+                        arguments.rounds,
+                    )
     except BuildError as error:
         refuse(str(error))
-    rows = []
-    ops = arguments.op or ([SPEC.name] if arguments.shape else known)
-    for name in arguments.dtype or DTYPES:
-        if SPEC.name in ops:
-            for text in arguments.shape or SHAPES:
-                rows += measure(text, name, rates, arguments.rounds)
-        products = products_per_second(DTYPES[name], microseconds)
-        for operation in OPERATIONS:
-            if operation.op in ops:
-                rows += measure_op(
-                    operation,
-                    name,
-                    DTYPES[name],
-                    (rates[0], products),
-                    microseconds,
-                    arguments.rounds,
-                )
     for row in rows:
-        theirs = "no peer" if row["peer_us"] is None else f"peer {row['peer_us']:.0f} µs"
+        theirs = "no peer" if row["peer_us"] is None else f"peer {row['peer_us']:.1f} µs"
         share = row["floor_us"] / row["ours_us"]
         print(
             f"{row['op']} {row['shape']} {row['dtype']} {row['direction']}: "
-            f"{row['ours_us']:.0f} µs, {theirs}, {share:.0%} of the floor by {row['floor_is']}"
+            f"{row['ours_us']:.1f} µs, {theirs}, {share:.0%} of the floor by {row['floor_is']}"
         )
     content = {
         "command": "python tests/benchmarks/gpu.py " + " ".join(sys.argv[1:]),

@@ -1,37 +1,53 @@
 """CUDA kernels of ops: what is built where, and, where there is a GPU, what they compute there.
 
-What nvcc makes of the kernels is compiled by `.ci/nvcc`; their arithmetic without a GPU is in
-`test_cuda_on_cpu.py` and `test_<op>_cuda_on_cpu.py`.
+What nvcc makes of the kernels is compiled by `.ci/nvcc`; their arithmetic without a GPU is in the
+`test_…cuda_on_cpu.py`. On a GPU, all ops that have kernels for it are tested.
 """
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fuseport.ops import OPS, build, cuda, registration
-from fuseport.ops.spec import FLOATING, Case, Inputs, Operator, OpSpec, as_tuple
+from fuseport.ops import OPS, build, cuda, registration, support
+from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
+from fuseport.tests.ops.cuda_on_cpu import stand_in
 
 SPEC = OPS["selective_scan"]
-SPECS = [spec for spec in OPS.values() if spec.has("kernel.cu")]
-OF_OPERATOR = {operator.name: spec for spec in SPECS for operator in spec.operators}
 ROOT = Path(__file__).parent.parent.parent
 DEVICE = torch.device("cuda")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-# Of each operator a case with many units of work, or else its first.
-BUSY = [
-    next((c for c in reversed(cases) if c.name.endswith(("many_units", "rows_300"))), cases[0])
-    for spec in SPECS
-    for operator in spec.operators
-    if (cases := [c for c in spec.cases if c.operator == operator.name])
-]
 # Torch's own products of matrices are deterministic with it; torch reads it at the first of them.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+SPECS = [spec for spec in OPS.values() if spec.has("kernel.cu")]
+# Each case in one of its dtypes, which take turns.
+PAIRS = [
+    pytest.param(spec, case, dtype, id=f"{case.operator}-{case.name}-{dtype}")
+    for spec in SPECS
+    for i, case in enumerate(spec.cases)
+    for dtype in [case.dtypes[i % len(case.dtypes)]]
+]
+
+
+def larger(spec: OpSpec) -> list[Case]:
+    """A case of each operator, if there is one a case of many blocks."""
+    found: dict[str, Case] = {}
+    for case in spec.cases:
+        if case.operator not in found or case.name.endswith(("many_units", "rows_300")):
+            found[case.operator] = case
+    return list(found.values())
+
+
+LARGES = [(spec, case) for spec in SPECS for case in larger(spec)]
+LARGE = [pytest.param(*pair, id=f"{pair[1].operator}-{pair[1].name}") for pair in LARGES]
 
 
 @pytest.fixture
@@ -132,81 +148,60 @@ def on_gpu(inputs: Inputs) -> Inputs:
     return {k: v.to(DEVICE) if isinstance(v, Tensor) else v for k, v in inputs.items()}
 
 
-def widened(inputs: Inputs) -> Inputs:
-    return {
-        k: v.to(torch.promote_types(v.dtype, torch.float64))
-        if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())
-        else v
-        for k, v in inputs.items()
-    }
-
-
-def both(spec: OpSpec, operator: Operator, inputs: Inputs, reference: bool) -> dict[str, Tensor]:
-    """Outputs and gradients, by operators or their references, for cotangents of a fixed seed."""
-
-    def run(operator: Operator, *given: object) -> tuple[Tensor, ...]:
-        return as_tuple((operator.reference if reference else operator)(*given))
-
-    outputs = dict(zip(operator.outputs, run(operator, *inputs.values()), strict=True))
-    if operator.backward is None:
-        return outputs
-    gradient = spec.operator(operator.backward)
-    generator = torch.Generator().manual_seed(2)
-    cotangents = {
-        "d" + name: torch.randn(
-            outputs[name].shape,
-            generator=generator,
-            dtype=torch.promote_types(outputs[name].dtype, torch.float64),
-        ).to(outputs[name])
-        for name in spec.differentiable(operator)[1]
-    }
-    known = {**inputs, **outputs, **cotangents}
-    gradients = run(gradient, *(known[name] for name in gradient.inputs))
-    return outputs | dict(zip(gradient.outputs, gradients, strict=True))
-
-
-def registered(case: Case) -> tuple[OpSpec, Operator]:
-    spec = OF_OPERATOR[case.operator]
+def registered(spec: OpSpec, operator: Operator) -> Operator:
+    """The operator, whose CUDA kernel is there: what runs is not the reference."""
     registration.ensure(spec)
-    return spec, spec.operator(case.operator)
+    for name in filter(None, (operator.name, operator.backward)):
+        qualified = spec.operator(name).qualified_name
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CUDA"), qualified
+    return operator
+
+
+def call(operator: Operator, *inputs: Any) -> tuple[Tensor, ...]:
+    return operator(*inputs)
+
+
+def made(spec: OpSpec, case: Case, dtype: torch.dtype) -> tuple[Operator, Inputs, Inputs]:
+    """The case's operator, inputs and cotangents, on the CPU."""
+    operator = spec.operator(case.operator)
+    inputs = case.make(dtype, 1)
+    return operator, inputs, stand_in.cotangents_of(spec, operator, inputs, 2)
 
 
 @needs_gpu
-@pytest.mark.in_turn(
-    [case for spec in SPECS for case in spec.cases], FLOATING, [case.name for case in BUSY]
-)
-def test_a_gpu_is_as_good_as_the_reference(case: Case, dtype: torch.dtype) -> None:
-    spec, operator = registered(case)
-    inputs = case.make(dtype, 1)
-    truth = both(spec, operator, widened(inputs), reference=True)
-    baseline = both(spec, operator, inputs, reference=True)
-    found = both(spec, operator, on_gpu(inputs), reference=False)
+@pytest.mark.parametrize(("spec", "case", "dtype"), PAIRS)
+def test_a_gpu_is_as_good_as_the_reference(spec: OpSpec, case: Case, dtype: torch.dtype) -> None:
+    operator, inputs, cotangents = made(spec, case, dtype)
+    reference = partial(stand_in.forward_and_backward, spec, stand_in.by_reference, operator)
+    truth = reference(stand_in.widened(inputs), stand_in.widened(cotangents))
+    baseline = reference(inputs, cotangents)
+    found = stand_in.forward_and_backward(
+        spec, call, registered(spec, operator), on_gpu(inputs), on_gpu(cotangents)
+    )
     assert found.keys() == truth.keys()
     for name, value in found.items():
+        expected, usual = truth[name], baseline[name]
+        assert value.dtype == usual.dtype, name
         if value.numel() == 0:
             continue
-        expected = truth[name]
+        assert value.stride() == usual.stride() or value.numel() == 1, name
         error = (value.cpu().to(expected.dtype) - expected).abs().max()
-        allowed = 3 * (baseline[name].to(expected.dtype) - expected).abs().max()
-        ulps = 256 if value.dtype == expected.dtype else 8  # the truth is no better in float64
+        allowed = 3 * (usual.to(expected.dtype) - expected).abs().max()
+        ulps = 256 if value.dtype == expected.dtype else 8  # in float64 the truth is no better
         allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max()
         assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
 
 
-def busy_ids(case: Case) -> str:
-    return f"{case.operator}-{case.name}"
-
-
 @needs_gpu
-@pytest.mark.parametrize("case", BUSY, ids=busy_ids)
-def test_a_gpu_repeats_itself_and_makes_nobody_wait(case: Case) -> None:
-    spec, operator = registered(case)
-    inputs = on_gpu(case.make(torch.float32, 3))
-    first = both(spec, operator, inputs, reference=False)
+@pytest.mark.parametrize(("spec", "case"), LARGE)
+def test_a_gpu_repeats_itself_and_makes_nobody_wait(spec: OpSpec, case: Case) -> None:
+    operator, inputs, cotangents = made(spec, case, case.dtypes[0])
+    given = on_gpu(inputs), on_gpu(cotangents)
+    run = partial(stand_in.forward_and_backward, spec, call, registered(spec, operator), *given)
+    first = run()
     for _ in range(3):
-        again = both(spec, operator, inputs, reference=False)
+        again = run()
         assert all(torch.equal(again[key], first[key]) for key in first)
-    run = passes(spec, operator, inputs)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -215,27 +210,12 @@ def test_a_gpu_repeats_itself_and_makes_nobody_wait(case: Case) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def passes(spec: OpSpec, operator: Operator, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
-    """Runs forward and backward, with cotangents of ones that lie on the device already."""
-    outputs = dict(zip(operator.outputs, operator(*inputs.values()), strict=True))
-    cotangents = {"d" + n: torch.ones_like(outputs[n]) for n in spec.differentiable(operator)[1]}
-
-    def run() -> tuple[Tensor, ...]:
-        found = operator(*inputs.values())
-        if operator.backward is None:
-            return found
-        gradient = spec.operator(operator.backward)
-        known = {**inputs, **dict(zip(operator.outputs, found, strict=True)), **cotangents}
-        return (*found, *gradient(*(known[name] for name in gradient.inputs)))
-
-    return run
-
-
 @needs_gpu
-@pytest.mark.parametrize("case", BUSY, ids=busy_ids)
-def test_a_cuda_graph_holds_both_passes(case: Case) -> None:
-    spec, operator = registered(case)
-    run = passes(spec, operator, on_gpu(case.make(torch.float32, 4)))
+@pytest.mark.parametrize(("spec", "case"), LARGE)
+def test_a_cuda_graph_holds_all_passes(spec: OpSpec, case: Case) -> None:
+    operator, inputs, cotangents = made(spec, case, case.dtypes[0])
+    given = on_gpu(inputs), on_gpu(cotangents)
+    run = partial(stand_in.forward_and_backward, spec, call, registered(spec, operator), *given)
     expected = run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -243,4 +223,15 @@ def test_a_cuda_graph_holds_both_passes(case: Case) -> None:
         captured = run()
     graph.replay()
     torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+    assert all(torch.equal(captured[key], expected[key]) for key in expected)
+
+
+def test_every_op_with_kernels_is_tested() -> None:
+    assert {spec.name for spec in SPECS} == {
+        name for name, spec in OPS.items() if support.support(spec)["CUDA"].present
+    }
+    tested = {operator.name for spec, case in LARGES for operator in [spec.operator(case.operator)]}
+    for spec in SPECS:
+        of_gradients = {operator.backward for operator in spec.operators}
+        for operator in spec.operators:
+            assert operator.name in tested or operator.name in of_gradients, operator.name
