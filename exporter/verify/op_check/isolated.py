@@ -7,7 +7,7 @@ check that it was at is an `error`, and another child goes on with the next.
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def told(
     folder: Path,
     limits: Limits,
     writable: Sequence[Path] | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """What a child tells, up to its end; its clock starts again with each event.
 
     Args:
