@@ -22,7 +22,7 @@ _WORKER = "fuseport.exporter.verify.op_check._worker"
 _POLL_SECONDS = 0.05
 _PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Checks are thousands of short calls: a thread that spins between them takes a busy machine's time
-from the one that it waits for. Halves the time of a check there, and costs nothing elsewhere."""
+from the one that it waits for. There, a check took half the time without."""
 
 
 def check(
