@@ -375,3 +375,20 @@ def test_a_failure_that_cannot_be_looked_into_says_why(deep: Path, tmp_path: Pat
     assert found[0].cause is None
     assert found[0].divergence is None
     assert "--model" in found[0].reason
+
+
+def test_what_is_lost_with_a_failure_leaves_the_next_one_to_another_child(
+    deep: Path, tmp_path: Path
+) -> None:
+    samples = {sample.case.name: sample for sample in read_all(deep / "samples")}
+    jobs, rows = {}, []
+    for runtime in ("onnxruntime", "onnx_reference"):
+        here = runtime, "forward.onnx", "forward", "run", "export"
+        jobs[runtime] = [Job(runtime, deep / here[1], "forward", "run", "export")]
+        rows.append(Row(runtime, None, *here[1:], "output", "fail"))
+    settings = Settings(None, GIVEN["ops"], Limits(0.3))
+    subject = Subject(open_bundle(deep), samples, {}, False, (), ())
+    found, notes = diagnosed(rows, jobs, subject, tmp_path, settings)
+    assert [d.runtime for d in found] == ["onnxruntime", "onnx_reference"]
+    assert all("stopped after 0.3 s" in d.reason and d.cause is None for d in found)
+    assert notes == ()

@@ -163,6 +163,17 @@ def test_what_is_none_by_mathematics_is_listed_and_not_counted() -> None:
     assert any("no bug" in line and "symmetric" in line for line in report.lines())
 
 
+def test_threads_that_change_torch_s_own_bits_are_no_mistake_and_those_of_an_op_are() -> None:
+    """On some processors a product's bits depend on their number: of an op in plain torch, too."""
+    spec = OPS["deform_conv2d"]
+    registration.ensure(spec)
+    larger = tuple(case for case in spec.cases if case.name == "larger")
+    assert first_failure(Subject(spec, larger, 0), ["threads"]) is None
+    races = (m for m in mutants_of(spec) if m.kind.name == "race of threads")
+    race = next(m for m in races if m.operator == larger[0].operator)
+    assert attempt(replace(spec, cases=larger), race, ["threads"]).caught_by == "threads"
+
+
 def test_the_command_goes_on_where_a_child_dies_of_a_bug(tmp_path: Path) -> None:
     """Who dies of a bug has shown it; the others are planted by another child."""
     # Of another name, since torch has an operator once.

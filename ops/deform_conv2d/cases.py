@@ -70,6 +70,10 @@ _SHAPES = {
     "one_tap": _Shape(kernel=(1, 1), padding=(0, 0), modulated=False),
     "even_filter": _Shape(kernel=(2, 4), padding=(0, 2)),
     "offset_groups": _Shape(offset_groups=2),
+    "offset_groups_plain": _Shape(offset_groups=2, modulated=False),
+    # Image, mask and weight have one shape: taken for one another, they fit.
+    "all_alike": _Shape(c=9, o=2, image=(3, 3)),
+    "all_alike_plain": _Shape(c=9, o=2, image=(3, 3), modulated=False),
     "groups": _Shape(groups=2, modulated=False),
     "groups_across_offset_groups": _Shape(c=12, groups=2, offset_groups=3, kernel=(2, 1)),
     "depthwise": _Shape(c=6, groups=6, offset_groups=3, kernel=(1, 3), padding=(0, 1)),

@@ -1,19 +1,23 @@
 """Failed rows → diagnoses: where each failure begins, and who is at fault.
 
-Each failure is looked into in a child process, limited in time and memory as the runtimes' own.
+Failures are looked into in a child process, limited in time and memory as the runtimes' own. One
+child takes all of them, since the model is captured once then; one that dies costs one failure.
 """
 
-import json
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from fuseport.exporter import runtimes
-from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.child import Limits
 from fuseport.exporter.verify.diagnosis import Diagnosis
+from fuseport.exporter.verify.op_check.isolated import told
 from fuseport.exporter.verify.plan import Job
 from fuseport.exporter.verify.report import FLOAT64, OWN_BACKWARD, Row
 from fuseport.exporter.verify.sample import write_index
@@ -26,7 +30,7 @@ BUDGET = 2**28
 
 _MOST = 6  # failures to look into; more say the same over and over
 _SECONDS = 900.0  # for all of them
-_POLL_SECONDS = 0.05
+_WORKER = "fuseport.exporter.verify.localise._worker"
 _LATER = re.compile(r"at call (\d+), which differs")
 
 
@@ -75,23 +79,44 @@ def diagnosed(
     if not settings.wanted:
         return (), ()
     failures = _failures(rows, [job for part in jobs.values() for job in part])
+    waiting = failures[:_MOST]
     found: list[Diagnosis] = []
     notes: list[str] = []
     deadline = time.monotonic() + _SECONDS
-    for number, (job, failed) in enumerate(failures[:_MOST]):
+    for number in count():
         left = deadline - time.monotonic()
-        if left <= 0.0:
+        if not waiting or left <= 0.0:
             break
-        limits = replace(settings.limits, seconds=min(left, settings.limits.seconds))
-        row = failed[0]
-        progress(f"looking into {job.runtime}: {row.artifact}: {job.program}: {job.case}")
         folder = work / f"localise{number}"
         folder.mkdir()
+        limits = replace(settings.limits, seconds=min(left, settings.limits.seconds))
         at = replace(settings, limits=limits)
-        diagnosis, note = _one(job, failed, subject, folder, at)
-        found.append(diagnosis)
-        if note is not None:
-            notes.append(note)
+        asked = [
+            _request(job, failed, subject, folder / str(i), at)
+            for i, (job, failed) in enumerate(waiting)
+        ]
+        child = {"parent": os.getpid(), "own_ops": settings.own, "failures": asked}
+        with closing(told(_WORKER, child, folder, limits)) as events:
+            for event in events:
+                if not waiting:
+                    break
+                job, failed = waiting[0]
+                row = failed[0]
+                if "at" in event:
+                    progress(
+                        f"looking into {job.runtime}: {row.artifact}: {job.program}: {job.case}"
+                    )
+                    continue
+                waiting = waiting[1:]
+                if "lost" in event:
+                    here = row.runtime, row.artifact, row.program, row.way, row.case
+                    found.append(Diagnosis(*here, None, f"what looked into it: {event['lost']}"))
+                    break
+                found.append(Diagnosis.from_json(event["diagnosis"]))
+                if event["repro"] is not None:
+                    notes.append(event["repro"])
+                if time.monotonic() > deadline:
+                    break  # the child goes with it
     if more := len(failures) - len(found):
         notes.append(f"{more} failures more were not looked into")
     return tuple(found), tuple(notes)
@@ -120,13 +145,15 @@ def _artifact(job: Job) -> str:
     return "model" if runtimes.get(job.runtime).FORMAT is None else job.artifact.name
 
 
-def _one(
+def _request(
     job: Job,
     failed: Sequence[Row],
     subject: Subject,
     folder: Path,
     settings: Settings,
-) -> tuple[Diagnosis, str | None]:
+) -> dict[str, Any]:
+    """What the child is told of one failure, and a folder for it."""
+    folder.mkdir()
     sample, bundle = subject.samples[job.case], subject.bundle
     index = folder / "samples"
     index.mkdir()
@@ -135,14 +162,11 @@ def _one(
     (index / sample.file.name).symlink_to(sample.file.resolve())
     later = _LATER.match(failed[0].reason or "")
     repro = settings.repro
-    request = {
-        "parent": os.getpid(),
-        "answer": str(folder / "answer.json"),
+    return {
         "folder": str(folder),
         "bundle": str(bundle.folder.resolve()),
         "sha256": bundle.sha256,
         "code": settings.code,
-        "own_ops": settings.own,
         "job": {**asdict(job), "artifact": str(job.artifact.resolve())},
         "tensors": [row.tensor for row in failed],
         "call": 1 if later is None else int(later[1]),
@@ -153,20 +177,6 @@ def _one(
         "budget": settings.budget,
         "repro": None if repro is None else str((repro / _slug(job)).resolve()),
     }
-    file = folder / "request.json"
-    file.write_text(json.dumps(request), encoding="utf-8")
-    arguments = ["fuseport.exporter.verify.localise._worker", str(file)]
-    answer = folder / "answer.json"
-    with Child(arguments, folder / "stderr", settings.limits) as child:
-        child.expect(True)
-        while not answer.exists() and not child.ended():
-            time.sleep(_POLL_SECONDS)
-        if answer.exists():
-            content = json.loads(answer.read_text(encoding="utf-8"))
-            return Diagnosis.from_json(content["diagnosis"]), content["repro"]
-        reason = f"what looked into it: {child.last_words()}"
-    row = failed[0]
-    return Diagnosis(row.runtime, row.artifact, row.program, row.way, row.case, None, reason), None
 
 
 def _slug(job: Job) -> str:

@@ -1,7 +1,7 @@
-"""The child process: `python -m fuseport.exporter.verify.localise._worker REQUEST`.
+"""The child process: `python -m fuseport.exporter.verify.localise._worker JOB TOLD`.
 
-REQUEST is a JSON file, written by `fuseport.exporter.verify.localise`. The child writes the
-diagnosis beside it, and children of its own run what it makes.
+JOB is a JSON file, made by `fuseport.exporter.verify.localise`. The child appends a JSON line to
+TOLD for each failure that it begins with, and its diagnosis; children of its own run what it makes.
 """
 
 import json
@@ -12,8 +12,9 @@ from typing import Any
 
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.child import Limits
+from fuseport.exporter.program import Program
 from fuseport.exporter.runtimes._ops import register
-from fuseport.exporter.runtimes._worker import die_with, write
+from fuseport.exporter.runtimes._worker import die_with
 from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify.localise.investigation import investigated
 from fuseport.exporter.verify.localise.repro import written
@@ -24,17 +25,27 @@ from fuseport.exporter.verify.sample import read_all
 
 __all__ = ["main"]
 
-
-def main(request_file: str) -> None:
-    """Look into one failure."""
-    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
-    die_with(request["parent"])
-    with own_ops(request["own_ops"]):
-        answer = _answer(request)
-    write(Path(request["answer"]), answer)
+Captured = dict[str, dict[str, Program]]
+"""By the program that a failure is of, those that it is looked into with."""
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def main(asked: Path, heard: Path) -> None:
+    """Look into failures."""
+    content = json.loads(asked.read_text(encoding="utf-8"))
+    die_with(content["parent"])
+    known: Captured = {}
+    with heard.open("ab", buffering=0) as file, own_ops(content["own_ops"]):
+
+        def tell(event: dict[str, Any]) -> None:
+            file.write(json.dumps(event).encode() + b"\n")
+
+        for number, request in enumerate(content["failures"]):
+            tell({"at": number})
+            tell(_answer(request, known))
+        tell({"over": True})
+
+
+def _answer(request: dict[str, Any], known: Captured) -> dict[str, Any]:
     job = Job(**{**request["job"], "artifact": Path(request["job"]["artifact"])})
     failure = Failure(job, tuple(request["tensors"]), request["call"])
     folder = Path(request["bundle"])
@@ -44,7 +55,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         register({"ops": list(manifest["ops"])})
     samples = {sample.case.name: sample for sample in read_all(Path(request["samples"]))}
     sample = samples[job.case]
-    programs = captured(bundle, job.program, request["code"])
+    if job.program not in known:  # which takes longer than the rest, of a small model
+        known[job.program] = captured(bundle, job.program, request["code"])
+    programs = known[job.program]
     limits = Limits(request["seconds"], request["memory"])
     trials = Trials(Path(request["folder"]), request["programs"], sample, limits, call=failure.call)
     scene = Scene(bundle, programs, sample, trials, request["budget"])
@@ -56,4 +69,4 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -51,7 +51,9 @@ def investigated(
         located = _sentence(found, alone, divergence)
         if not is_onnx(job):  # whose ops are run by none of torch's kernels
             eager = look.by_torch().alone(replace(found, vanished=True))
-    except (NotRunError, LookupError, FuseportError) as error:
+    except NotRunError as error:
+        located = f"where it begins is not known: {error}"
+    except (LookupError, FuseportError) as error:
         located = f"where it begins is not known: {one_line(error)}"
     progress("asking who is at fault")
     op = None if divergence is None else divergence.op
@@ -78,7 +80,7 @@ def _found(failure: Failure, scene: Scene) -> tuple[Look, Found, Alone]:
         try:
             return look, *_searched(look, target, scene.budget)
         except NotRunError as error:
-            reasons.append(one_line(error))
+            reasons.append(str(error))
     raise NotRunError("; ".join(dict.fromkeys(reasons)))
 
 
@@ -124,7 +126,10 @@ def _searched(look: Look, target: str, budget: int) -> tuple[Found, Alone]:
     for _ in range(_TRIES):
         found = first_wrong(look.needs, target, look.sizes, look.wrong, budget, frozenset(known))
         if found.value == target and target in look.sizes and not look.wrong([target]):
-            raise NotRunError("looked into, the artifact is right")
+            raise NotRunError(
+                "all values inside are right, so that it is an output's shape or type, or what the "
+                "runtime makes of the file as it is"
+            )
         alone = look.alone(found)
         first = first or (found, alone)
         if alone.wrong:

@@ -18,6 +18,7 @@ from fuseport.exporter.verify.localise.reference import Measured, measured
 from fuseport.exporter.verify.localise.search import Found
 from fuseport.exporter.verify.localise.trial import Trials
 from fuseport.exporter.verify.localise.written import Written
+from fuseport.ops import OPS
 
 __all__ = ["Alone", "Forward", "Look", "dtype_of", "judged"]
 
@@ -147,13 +148,13 @@ class Forward:
         known = _of(program, inputs, found.value)
         # A file may take sizes from inputs where the graph takes them from another value.
         inputs = {**self._by_node(), **inputs}
-        results = self.trials.part(self.candidate.runtime, written, inputs)
+        operators = frozenset(parts.called(self.nodes[name]) for name in found.within)
+        runtime = _plain(self.candidate.runtime, operators)
+        results = self.trials.part(runtime, written, inputs)
         judgement = self._judged(found.value, results[found.value], {found.value: known})
         within = None
         if judgement.verdict != "fail" and not found.vanished:
             within = self._within(found, entries, program, inputs)
-        operators = frozenset(parts.called(self.nodes[name]) for name in found.within)
-        runtime = self.candidate.runtime
         value = found.value
         return Alone(judgement, within, written, inputs, None, known, value, operators, runtime)
 
@@ -210,6 +211,14 @@ class Forward:
         if name not in known:
             return Judgement("pass", "it does not exist")
         return judged(name, value, known[name], backward=name in self._backward)
+
+
+def _plain(runtime: str, operators: frozenset[str]) -> str:
+    """The runtime for some operators alone: one with kernels more refuses what has no use for them,
+    since it would say of itself what is true of the plain one."""
+    base, _, more = runtime.partition("+")
+    bound = {o.qualified_name for s in OPS.values() if s.has("ort.cpp") for o in s.operators}
+    return base if more == "fused" and bound.isdisjoint(operators) else runtime
 
 
 def _of(program: Program, inputs: Tensors, name: str) -> tuple[Tensor, Expected]:

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,8 +58,7 @@ class OnnxFile:
         weights: Path,
     ) -> "OnnxFile":
         """The candidate for a file that was made from `program`, or changed after that."""
-        writer: Any = formats.get(format_name)
-        named: dict[str, str] = writer.value_names(program, formats.Options(weights, opset))
+        named = _names(format_name, program, formats.Options(weights, opset))
         there = {name for node in _read(artifact).graph.node for name in node.output}
         found = {node: value for node, value in named.items() if value in there}
         values = {n.name: n.meta.get("val") for n in program.exported.graph.nodes}
@@ -133,6 +133,14 @@ class OnnxFile:
         file = folder / self.artifact.name
         onnx.save(model, file)
         return file
+
+
+@lru_cache(maxsize=2)
+def _names(format_name: str, program: Program, options: formats.Options) -> Mapping[str, str]:
+    """The name in a file of each value; of one program once, since it takes an export."""
+    writer: Any = formats.get(format_name)
+    named: dict[str, str] = writer.value_names(program, options)
+    return named
 
 
 def _read(artifact: Path) -> onnx.ModelProto:

@@ -51,16 +51,25 @@ def third_call(subject: Subject) -> Iterator[Trial]:
 
 
 def threads(subject: Subject) -> Iterator[Trial]:
-    """The bits do not depend on the number of threads; on the largest cases, which use them."""
+    """The bits do not depend on the number of threads; on the largest cases, which use them.
+
+    Or they are those of the reference with each number: torch's own products may depend on it.
+    """
 
     def trial(point: Point) -> str | None:
-        runs = []
+        runs = {}
         for count in _THREADS:
             with _threads(count):
-                runs.append(_run(subject, point))
-        for count, run in zip(_THREADS[1:], runs[1:], strict=True):
-            if reason := unlike(runs[0], run, f"with {count} threads than with 1"):
-                return reason
+                runs[count] = _run(subject, point)
+        for count in _THREADS[1:]:
+            reason = unlike(runs[1], runs[count], f"with {count} threads than with 1")
+            if reason is None:
+                continue
+            for number in (1, count):
+                with _threads(number):
+                    plain = _by_reference(subject, point)
+                if unlike(plain, runs[number], ""):
+                    return reason
         return None
 
     chosen = (torch.float32, torch.bfloat16)
@@ -137,6 +146,23 @@ def _run(subject: Subject, point: Point) -> dict[str, Tensor | None]:
     made = point.inputs()
     given = cotangents(subject, operator, made, "as it is")
     return differentiated(subject, operator, operator, made, given)
+
+
+def _by_reference(subject: Subject, point: Point) -> dict[str, Tensor | None]:
+    """What `_run` gives of an operator that has no kernel, so that its references compute all."""
+    operator, made = subject.forward(point.case), point.inputs()
+    found: dict[str, Tensor | None] = dict(
+        zip(operator.outputs, outputs(operator.reference, made), strict=True)
+    )
+    if operator.backward is not None:
+        given = cotangents(subject, operator, made, "as it is")
+        wanted = backward_inputs(subject, operator, operator.reference, made, given)
+        gradient = subject.gradient(operator)
+        named = dict(zip(gradient.outputs, outputs(gradient.reference, wanted), strict=True))
+        found |= {
+            f"grad/{name}": named["d" + name] for name in subject.spec.differentiable(operator)[0]
+        }
+    return found
 
 
 @contextmanager

@@ -123,6 +123,7 @@ def _properties(report: Report) -> Iterator[tuple[str, str]]:
             yield from ((f"{key}.{inner}", str(of)) for inner, of in value.items())
         elif value is not None:
             yield key, str(value)
+    yield from ((f"note.{number}", note) for number, note in enumerate(report.notes, 1))
 
 
 def _place(of: Row | Diagnosis) -> tuple[str, str, str, str, str]:

@@ -162,6 +162,7 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
     error = "" if found.max_abs_error is None else f", off by {found.max_abs_error:.3g}"
     allowed = "" if found.bound is None else f" where {found.bound:.3g} is allowed"
     alone = f" ({found.alone})" if found.alone else ""
-    return f"{text}; begins at {found.op}{within}, {found.direction}: {found.tensor}" + (
-        f"{error}{allowed}{alone}"
-    )
+    # What was looked into says the place in its reason, in words of its own.
+    known = found.op in diagnosis.reason and found.module in diagnosis.reason
+    begins = "" if known else f"begins at {found.op}{within}, {found.direction}: "
+    return f"{text}; {begins}{found.tensor}{error}{allowed}{alone}"
