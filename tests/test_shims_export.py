@@ -225,7 +225,8 @@ def test_functions_are_inlined_where_apply_is_a_method_of_c(
     base = torch._C._FunctionBase  # type: ignore[attr-defined]
     monkeypatch.setattr(torch.autograd.Function, "apply", base.__dict__["apply"])
     found = importlib.util.find_spec(own_backward.__name__)
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     there = importlib.util.module_from_spec(found)
     found.loader.exec_module(there)
     x = torch.tensor([2.0], requires_grad=True)
