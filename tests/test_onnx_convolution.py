@@ -2,12 +2,18 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from fuseport.exporter import formats
 from fuseport.exporter.formats._decompositions import decompositions
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter.runtimes import get
 
 aten = torch.ops.aten
 FORMULA = decompositions(
@@ -82,4 +88,27 @@ def test_a_filters_gradient_is_one_convolution(groups: int) -> None:
     ).graph
     calls = [node for node in graph.nodes if node.op == "call_function"]
     assert len([n for n in calls if n.target is aten.convolution.default]) == 2
-    assert len(calls) < 12
+    assert len(calls) < 16
+
+
+def test_gradients_of_groups_are_right_in_onnxs_evaluator(tmp_path: Path) -> None:
+    """Its ConvTranspose takes the wrong channels where a group has several: VMamba's have."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 6, (1, 3), padding=(0, 1), groups=2),
+        torch.nn.Conv2d(6, 4, 3, stride=2, groups=2),
+    ).eval()
+    spec = TensorSpec("x", "float32", ("batch", 4, 6, "width"))
+    gradient = capture_gradient(capture_forward(module, {"x": torch.randn(2, 4, 6, 6)}, [spec]))
+    file = tmp_path / "gradient.onnx"
+    formats.get("onnx").write(gradient, file, formats.Options(tmp_path / "w"))
+    session = get("onnx_reference").load(file, {})
+    for width in (6, 7):
+        x = torch.randn(1, 4, 6, width, requires_grad=True)
+        y = module(x)
+        dy = torch.randn(y.shape)
+        found = session.run({"x": x.detach(), f"cotangent_{gradient.outputs[0].name}": dy})
+        wanted = torch.autograd.grad(y, [x, *module.parameters()], dy)
+        names = ["x", *(name for name, _ in module.named_parameters())]
+        for name, value in zip(names, wanted, strict=True):
+            torch.testing.assert_close(found[f"grad/{name}"], value)

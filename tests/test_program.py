@@ -256,6 +256,33 @@ def test_a_program_knows_the_sizes_it_holds_for() -> None:
     assert admitted == [2, 4, 6, 8]
 
 
+class ChannelsLast(nn.Module):
+    """As VMamba's layers: a norm over the channels makes images whose channels lie together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.LayerNorm(3), nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return F.adaptive_avg_pool2d(self.conv(normed), 1).flatten(1)
+
+
+def test_images_whose_channels_lie_together_come_one_at_a_time_too() -> None:
+    torch.manual_seed(0)
+    module, specs = ChannelsLast().eval(), (TensorSpec("x", "float32", ("batch", 3, 8, 8)),)
+    forward = capture_forward(module, inputs_of(specs, {"batch": 2}), specs)
+    gradient = capture_gradient(forward)
+    for sizes in ({"batch": 1}, {"batch": 3}):
+        assert forward.admits(sizes)
+        assert gradient.admits(sizes)
+        inputs = inputs_of(specs, sizes)
+        cotangents = cotangents_of(module, inputs)
+        expected = eager(module, inputs, cotangents)
+        assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
+        assert_same(eager(forward.exported.module(), inputs, cotangents), expected)
+
+
 class Fixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 """Model code as others write it, exported and verified through stand-ins; its own backward too."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 from fuseport.cli import main
 from fuseport.exporter import api, shims
 from fuseport.exporter.bundle import open_bundle
+from fuseport.exporter.capture import blockers
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.user_code import imported, own_backward
@@ -215,3 +217,23 @@ def test_inlined_functions_have_the_gradient_of_their_forward() -> None:
         assert torch.autograd.grad(cube, x)[0] == 12
         assert torch.autograd.grad(square, x)[0] == 4
         assert torch.autograd.grad(Cube.apply(x)[0] + kept(x), x)[0] == 14
+
+
+def test_functions_are_inlined_where_apply_is_a_method_of_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it is from torch 2.15 on."""
+    base = torch._C._FunctionBase  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.autograd.Function, "apply", base.__dict__["apply"])
+    found = importlib.util.find_spec(own_backward.__name__)
+    assert found is not None
+    assert found.loader is not None
+    there = importlib.util.module_from_spec(found)
+    found.loader.exec_module(there)
+    x = torch.tensor([2.0], requires_grad=True)
+    with there.inlined(), there.seen() as names:
+        assert torch.autograd.grad(Cube.apply(x)[0], x)[0] == 12
+    assert list(names) == ["Cube"]
+    with there.seen():
+        assert torch.autograd.grad(Cube.apply(x)[0], x)[0] == 7
+    assert blockers.find(lambda: Cube.apply(x)) == ()

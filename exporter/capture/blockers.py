@@ -163,14 +163,14 @@ def _is_foreign(error: Exception) -> bool:
 @contextmanager
 def _functions(watch: _Watch) -> Iterator[None]:
     """Know which autograd function calls are made in."""
-    apply = torch.autograd.Function.__dict__["apply"].__func__
+    apply = torch.autograd.Function.__dict__["apply"]
 
     def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.partition(".")[0] == "torch":  # those of operators, for one
-            return apply(cls, *args, **kwargs)
+            return apply.__get__(None, cls)(*args, **kwargs)
         watch.functions.append(cls.__name__)
         try:
-            return apply(cls, *args, **kwargs)
+            return apply.__get__(None, cls)(*args, **kwargs)
         finally:
             watch.functions.pop()
 

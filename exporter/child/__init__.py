@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,6 @@ class Child:
         limits: beyond which it is killed. Its time runs while `expect` says so.
         writable: all that it may write to, as far as `confined` can do that, and it has no network
             then; None where it may do what this process may.
-        variables: of its environment, where this process's has none of their names.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Child:
         errors: Path,
         limits: Limits,
         writable: Sequence[Path] | None = None,
-        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._limits = limits
         self._begin: float | None = None
@@ -80,7 +78,7 @@ class Child:
             stdout=subprocess.DEVNULL,
             stderr=self._printed,
             start_new_session=True,
-            env={**(variables or {}), **os.environ, _MARK: " ".join(marks)},
+            env={**os.environ, _MARK: " ".join(marks)},
         )
         self._process = psutil.Process(self._popen.pid)
         self._watcher = threading.Thread(target=self._watch, daemon=True)

@@ -28,12 +28,20 @@ OPS = click.option(
 
 
 @contextmanager
-def progress() -> "Iterator[Progress]":
+def progress(*, timed: bool = False) -> "Iterator[Progress]":
     """Tells what is being done: a moving line in a terminal, plain lines elsewhere.
 
     Standard output is for the result, which is printed afterwards: whatever a user's model, a
     library or a runtime prints there meanwhile goes to standard error.
+
+    Args:
+        timed: whether time is what is measured. Where it is not, and the user has not said
+            otherwise, threads of torch that wait for one another sleep, here and in children.
     """
+    if not timed:
+        # By default they spin. Where other processes want the processors too, each of the many
+        # small steps of a truth then waits for a thread that does not run: ten times as long.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
     with _standard_output_kept(), _telling() as tell:
         yield tell
 

@@ -47,7 +47,7 @@ def bench(
     timeout: float,
 ) -> None:
     """Time the artifacts of BUNDLE in every runtime, in turns with the model in eager."""
-    with progress() as tell:
+    with progress(timed=True) as tell:
         tell("loading torch")
         from fuseport.exporter import api
         from fuseport.exporter.child import Limits

@@ -145,7 +145,7 @@ def ops_bench(
     json_: Path | None,
 ) -> None:
     """Time ops natively, in turns with their references in plain torch."""
-    with progress() as tell:
+    with progress(timed=True) as tell:
         tell("loading torch")
         import torch
 

@@ -177,6 +177,8 @@ def _convolution_backward(
         dx = aten.convolution.default(
             cotangent, weight, None, stride, padding, dilation, False, none, groups
         )
+    elif mask[0] and groups > 1 and (weight.shape[1] > 1 or weight.shape[0] > groups):
+        dx = _grouped_dx(cotangent, weight, x.shape[2:], stride, padding, dilation, groups)
     elif mask[0] and max(stride) == 1:
         dx = aten.convolution.default(
             cotangent, weight, None, stride, padding, dilation, True, none, groups
@@ -210,6 +212,44 @@ def _spread(
     )
     for axis, size in enumerate(sizes):
         dx = aten.slice.Tensor(dx, 2 + axis, padding[axis], padding[axis] + size)
+    return dx
+
+
+def _grouped_dx(
+    cotangent: Tensor,
+    weight: Tensor,
+    sizes: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The same by a plain convolution, with filters turned round.
+
+    onnx's reference evaluator takes the wrong channels for a ConvTranspose in groups, unless each
+    group is of one channel. Where there are strides, zeros stand between the cotangent's elements.
+    """
+    for axis, step in enumerate(stride):
+        if step > 1:
+            spread = cotangent.unsqueeze(3 + axis)
+            zeros = spread.new_zeros(
+                (*spread.shape[: 3 + axis], step - 1, *spread.shape[4 + axis :])
+            )
+            cotangent = torch.cat([spread, zeros], 3 + axis).flatten(2 + axis, 3 + axis)
+    # (g·o, i, taps…) → (g·i, o, taps…)
+    turned = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    turned = turned.flip([2 + i for i, size in enumerate(weight.shape[2:]) if size > 1])
+    reach = [dilation[i] * (size - 1) - padding[i] for i, size in enumerate(weight.shape[2:])]
+    # More padding than a filter reaches was seen by windows that have no input in them.
+    cut = [n for r in reversed(reach) for n in (min(r, 0), min(r, 0))]
+    cotangent = _constant_pad(cotangent, cut) if any(cut) else cotangent
+    ones, none = [1 for _ in stride], [0 for _ in stride]
+    dx: Tensor = aten.convolution.default(
+        cotangent, turned, None, ones, [max(r, 0) for r in reach], dilation, False, none, groups
+    )
+    for axis, size in enumerate(sizes):
+        if stride[axis] > 1:
+            dx = aten.slice.Tensor(dx, 2 + axis, 0, size)
     return dx
 
 

@@ -3,8 +3,9 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
@@ -116,12 +117,26 @@ def output_specs(
     )
 
 
-def any_sizes() -> AbstractContextManager[None]:
+@contextmanager
+def any_sizes() -> Iterator[None]:
     """Trace without telling size 1 from others, or the program would not be good for size 1."""
-    patched: AbstractContextManager[None] = symbolic_config.patch(  # type: ignore[attr-defined]
-        backed_size_oblivious=True
-    )
-    return patched
+    determined = torch._C._conv_determine_backend_memory_format
+
+    def unguarded(x: Tensor, *others: Any) -> Any:
+        # Which layout a convolution's result has is asked by its sizes: one of size 1 has any. The
+        # program does not depend on it: it has no view, and no strides.
+        sizes: Sequence[Any] = x.shape
+        size = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+        if size is None:
+            return determined(x, *others)
+        with size.node.shape_env.suppress_guards():
+            return determined(x, *others)
+
+    with (
+        symbolic_config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
+        mock.patch.object(torch._C, "_conv_determine_backend_memory_format", unguarded),
+    ):
+        yield
 
 
 @contextmanager

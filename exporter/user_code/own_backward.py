@@ -17,7 +17,8 @@ __all__ = ["inlined", "seen", "watched"]
 _INLINE: ContextVar[bool] = ContextVar("inline", default=False)
 _SEEN: ContextVar[dict[str, None] | None] = ContextVar("seen", default=None)
 
-_apply = Function.__dict__["apply"].__func__
+# A method of Python's, or from torch 2.15 on one of C: `__get__` binds either to a class.
+_apply = Function.__dict__["apply"]
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if found is not None and not cls.__module__.startswith("torch."):
         found[cls.__name__] = None
     if not _INLINE.get() or cls.__module__.startswith("torch."):
-        return _apply(cls, *args, **kwargs)
+        return _apply.__get__(None, cls)(*args, **kwargs)
     if cls.setup_context is not Function.setup_context:
         return cls.forward(*args, **kwargs)
     context = _Context(args)

@@ -212,7 +212,8 @@ def _contiguous(t: Tensor) -> Tensor:
 
 
 def _time_first(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return t.permute(2, 0, 1).to(dtype)
+    # Not a view: what is computed of one would have its strides, and steps that lie apart.
+    return _contiguous(t.permute(2, 0, 1).to(dtype))
 
 
 def _step(raw: Tensor, softplus: bool) -> Tensor:
@@ -230,7 +231,7 @@ def _at(coefficient: Tensor, chunk: slice, d: int, dtype: torch.dtype) -> Tensor
         values = torch.complex(parts[..., ::2], parts[..., 1::2])
     else:
         values = coefficient[..., chunk].to(dtype)
-    steps = values.permute(3, 0, 1, 2)
+    steps = _contiguous(values.permute(3, 0, 1, 2))
     groups = steps.shape[2]
     return steps if groups == 1 else steps.repeat_interleave(d // groups, dim=2)
 

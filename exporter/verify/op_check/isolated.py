@@ -20,9 +20,6 @@ __all__ = ["check", "told"]
 
 _WORKER = "fuseport.exporter.verify.op_check._worker"
 _POLL_SECONDS = 0.05
-_PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Checks are thousands of short calls: a thread that spins between them takes a busy machine's time
-from the one that it waits for. There, a check took half the time without."""
 
 
 def check(
@@ -98,7 +95,7 @@ def told(
     heard.write_bytes(b"")
     asked.write_text(json.dumps(job), encoding="utf-8")
     arguments = [worker, str(asked), str(heard)]
-    with Child(arguments, folder / "errors", limits, writable, _PATIENT) as child:
+    with Child(arguments, folder / "errors", limits, writable) as child:
         at, rest = 0, b""
         child.expect(True)
         while True:
