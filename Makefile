@@ -52,7 +52,7 @@ coverage: $(SET_UP) ## branches of the loader, the writer and the comparator tha
 	$(BIN)/python -m coverage run -m pytest -q tests/test_corpus.py \
 		tests/test_checkpoint.py tests/test_checkpoint_shards.py tests/test_checkpoint_layouts.py \
 		tests/test_checkpoint_corners.py tests/test_bundle.py tests/test_compare.py \
-		tests/test_writers.py tests/test_trust.py
+		tests/test_writers.py
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report
 
