@@ -125,7 +125,8 @@ def any_sizes() -> Iterator[None]:
     def unguarded(x: Tensor, *others: Any) -> Any:
         # Which layout a convolution's result has is asked by its sizes: one of size 1 has any. The
         # program does not depend on it: it has no view, and no strides.
-        size = next((size for size in x.shape if isinstance(size, torch.SymInt)), None)
+        sizes: Sequence[int | torch.SymInt] = x.shape
+        size = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
         if size is None:
             return determined(x, *others)
         with size.node.shape_env.suppress_guards():
