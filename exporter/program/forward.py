@@ -125,7 +125,7 @@ def any_sizes() -> Iterator[None]:
     def unguarded(x: Tensor, *others: Any) -> Any:
         # Which layout a convolution's result has is asked by its sizes: one of size 1 has any. The
         # program does not depend on it: it has no view, and no strides.
-        sizes: Sequence[Any] = x.shape
+        sizes: Sequence[int | torch.SymInt] = x.shape
         size = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
         if size is None:
             return determined(x, *others)
