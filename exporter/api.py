@@ -27,6 +27,7 @@ from fuseport.exporter.bundle import (
 from fuseport.exporter.bundle.staging import work_folder
 from fuseport.exporter.capture import PROGRAMS, capture, tried
 from fuseport.exporter.capture.prepare import prepared
+from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.describe import describe, environment
 from fuseport.exporter.errors import (
     StorageError,
@@ -50,7 +51,6 @@ from fuseport.exporter.verify.mutants.self_test import SelfTest, preferred
 from fuseport.exporter.verify.report import Report, Row
 from fuseport.exporter.verify.resume import sources
 from fuseport.exporter.verify.run import Limits
-from fuseport.exporter.verify.spent import Spent
 from fuseport.exporter.verify.subject import prepare, programs_of, whole
 from fuseport.exporter.verify.tolerances import Tolerances
 from fuseport.exporter.verify.untried import untried

@@ -10,12 +10,11 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 from fuseport.cli import main
-from fuseport.exporter import api
+from fuseport.exporter import api, calibrate
+from fuseport.exporter.calibrate import Calibration, proposed
 from fuseport.exporter.ci.config import Config, Tolerated
 from fuseport.exporter.ci.schema import Source, filled
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.verify import calibrate
-from fuseport.exporter.verify.calibrate import Calibration, proposed
 from fuseport.exporter.verify.report import Row
 
 Small = tuple[Path, str]

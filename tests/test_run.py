@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import save_file
 
 from fuseport.exporter import checkpoint, models
+from fuseport.exporter.child.spent import OF_CHILD
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.verify import truth
 from fuseport.exporter.verify.plan import Case, Job
 from fuseport.exporter.verify.run import Answer, Limits, execute
-from fuseport.exporter.verify.spent import OF_CHILD
 
 # A user's model that behaves well in the parent, where truth is computed, and in a child as the
 # environment says, at the lengths it says: "SIGSEGV@2,exit0@4".
@@ -234,7 +234,7 @@ import resource, sys, tempfile, torch
 from pathlib import Path
 from safetensors.torch import save_file
 from fuseport.exporter.runtimes._worker import _run
-from fuseport.exporter.verify.spent import Spent
+from fuseport.exporter.child.spent import Spent
 
 class Session:
     def run(self, inputs):

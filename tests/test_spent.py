@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from fuseport.exporter import api
+from fuseport.exporter.child import spent
+from fuseport.exporter.child.spent import PARTS, Spent
 from fuseport.exporter.errors import CorruptInput
-from fuseport.exporter.verify import spent, truth
+from fuseport.exporter.verify import truth
 from fuseport.exporter.verify.report import Report
-from fuseport.exporter.verify.spent import PARTS, Spent
 
 
 def test_a_part_within_another_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def calibrate(
     with progress() as tell:
         tell("loading torch")
         from fuseport.exporter.bundle.staging import write_whole
-        from fuseport.exporter.verify.calibrate import calibrate as calibrated
+        from fuseport.exporter.calibrate import calibrate as calibrated
 
         result = calibrated(
             bundles,

@@ -8,11 +8,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.program import one_line
 from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS, Gradients, agree, plain
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
-from fuseport.exporter.verify.spent import Spent
 
 __all__ = ["run_forms"]
 

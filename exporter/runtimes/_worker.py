@@ -27,12 +27,12 @@ from torch import Tensor
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.child.confined import work_in
+from fuseport.exporter.child.spent import OF_CHILD, Spent
 from fuseport.exporter.runtimes import Session, Unsupported
 from fuseport.exporter.runtimes._forms import run_forms
 from fuseport.exporter.runtimes._layouts import apart, lay_out
 from fuseport.exporter.runtimes._reason import telling_line
 from fuseport.exporter.user_code.op_choice import own_ops
-from fuseport.exporter.verify.spent import OF_CHILD, Spent
 
 __all__ = ["die_with", "failure", "main", "standard_input", "write"]
 

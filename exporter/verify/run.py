@@ -21,10 +21,10 @@ from torch import Tensor
 from fuseport.exporter import runtimes
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.child.spent import OF_CHILD
 from fuseport.exporter.program import one_line
 from fuseport.exporter.verify.plan import REPEATS, Job
 from fuseport.exporter.verify.sample import Sample
-from fuseport.exporter.verify.spent import OF_CHILD
 
 __all__ = ["WORKER", "Answer", "Limits", "execute"]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fuseport.exporter import formats, models, runtimes
 from fuseport.exporter.bundle import Bundle
+from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.program import KINDS, Entry
 from fuseport.exporter.user_code.op_choice import OwnOps, needed
@@ -22,7 +23,6 @@ from fuseport.exporter.verify.report import Row
 from fuseport.exporter.verify.rows import judged, repeated, whole
 from fuseport.exporter.verify.run import Limits, execute
 from fuseport.exporter.verify.sample import Sample, read_all
-from fuseport.exporter.verify.spent import Spent
 from fuseport.exporter.verify.tolerances import Tolerances
 
 __all__ = ["Subject", "prepare", "programs_of", "whole"]
