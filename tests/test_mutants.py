@@ -140,6 +140,9 @@ def test_false_alarms_and_claims_that_are_refuted_are_no_success() -> None:
     assert Power((caught,), (alarm,), 0, {}, 0.0).exit_code() == 1
     assert power([caught, replace(caught, equivalent="it is symmetric")]).exit_code() == 1
     assert Power((), (alarm,), 0, {}, 0.0).exit_code() == 6
+    untried = replace(power([caught]), lost=("gradient.pt2",))
+    assert untried.exit_code() == 6, "a file of which no wrong copies were made"
+    assert replace(untried, clean=(alarm,)).exit_code() == 1
     missed = replace(caught, caught_by=None, reason="nearest to its bound, 0.1 of it")
     assert power([caught] * 99 + [missed]).exit_code() == 0
     assert power([caught] * 98 + [missed] * 2).exit_code() == 1

@@ -11,11 +11,13 @@ from click.testing import CliRunner
 from fuseport.cli import main
 from fuseport.exporter import api
 from fuseport.exporter.bundle import hash_file
+from fuseport.exporter.child import Limits
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.runtimes import RUNTIMES
 from fuseport.exporter.verify.mutants import Power
 from fuseport.exporter.verify.mutants.files import FILES, Asked, formats, maker
-from fuseport.exporter.verify.mutants.self_test import preferred
+from fuseport.exporter.verify.mutants.self_test import _MAKER, preferred
+from fuseport.exporter.verify.op_check.isolated import told
 
 MODEL = "net.py"
 CODE = """
@@ -105,6 +107,28 @@ def test_wrong_files_of_every_format_can_be_read_and_are_other_files(
         assert file.read_bytes() != right.read_bytes(), one
         reads = {".onnx": onnx.load, ".pt2": torch.export.load, ".pt": torch.jit.load}
         assert reads[right.suffix](file) is not None
+
+
+def test_wrong_files_are_made_by_a_child_that_writes_to_its_folder_alone(
+    small: Path, tmp_path: Path
+) -> None:
+    """torch.export unpacks what it reads into a temporary folder."""
+    manifest = json.loads((small / "manifest.json").read_text(encoding="utf-8"))
+    (tmp_path / "made").mkdir()
+    job = {
+        "artifact": str(small / "gradient.pt2"),
+        "source": str(small / "gradient.pt2"),
+        "program": {"kind": "gradient", **manifest["programs"]["gradient"], "ops": []},
+        "sizes": {"batch": 2, "length": 3},
+        "seed": 0,
+        "count": 1,
+        "format": "exported_program",
+        "folder": str(tmp_path / "made"),
+        "ops": None,
+    }
+    events = list(told(_MAKER, job, tmp_path, Limits(120.0), [tmp_path]))
+    assert not [event for event in events if "lost" in event]
+    assert len([event for event in events if "made" in event]) > 12
 
 
 def test_one_runtime_for_each_format_is_enough() -> None:

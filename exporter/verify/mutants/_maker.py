@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fuseport.exporter.child.confined import work_in
 from fuseport.exporter.program import one_line
 from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify.mutants.files import AHEAD, Asked, maker
@@ -20,6 +21,7 @@ _POLL_SECONDS = 0.1
 
 
 def _main(file: Path, heard: Path) -> None:
+    work_in(file.parent)
     job = json.loads(file.read_text(encoding="utf-8"))
     with heard.open("ab", buffering=0) as out, own_ops(job["ops"]):
 

@@ -81,6 +81,7 @@ class Power:
         environment: versions and machine.
         seconds: how long it took.
         notes: what the reader should know, a sentence each.
+        lost: files of which wrong copies could not be made, or not all.
     """
 
     planted: tuple[Planted, ...]
@@ -89,6 +90,7 @@ class Power:
     environment: Mapping[str, Any]
     seconds: float
     notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
     @cached_property
     def counted(self) -> tuple[Planted, ...]:
@@ -116,11 +118,16 @@ class Power:
         return len(self.counted) - len(self.missed)
 
     def exit_code(self) -> int:
-        """0 where at least 99 % are caught and nothing is a false alarm; 6 where nothing ran."""
+        """0 where at least 99 % are caught and nothing is a false alarm, 1 where not.
+
+        6 where nothing ran, or some files were not tried.
+        """
         if not self.counted or not self.clean:
             return 6
         enough = self.caught >= WANTED * len(self.counted)
-        return 0 if enough and not self.alarms and not self.refuted else 1
+        if not enough or self.alarms or self.refuted:
+            return 1
+        return 6 if self.lost else 0
 
     def to_json(self) -> str:
         """JSON, version 1."""
@@ -130,6 +137,7 @@ class Power:
             "seed": self.seed,
             "seconds": round(self.seconds, 3),
             "notes": list(self.notes),
+            "lost": list(self.lost),
             "summary": self.summary,
             "kinds": self.kinds,
             "missed": [asdict(p) for p in self.missed],

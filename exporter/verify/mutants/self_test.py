@@ -67,6 +67,7 @@ class SelfTest:
         clean: runs of the right files so far.
         planted: bugs so far.
         notes: what the reader should know, a sentence each.
+        lost: files of which wrong copies could not be made, or not all.
     """
 
     subject: Subject
@@ -77,12 +78,14 @@ class SelfTest:
     clean: list[Clean] = field(default_factory=list)
     planted: list[Planted] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     _met: set[str] = field(default_factory=set)
 
     def power(self, environment: Mapping[str, Any], seconds: float) -> Power:
         """What came of it all."""
         notes = (*self.subject.notes, *self.notes)
-        return Power(tuple(self.planted), tuple(self.clean), self.seed, environment, seconds, notes)
+        found = tuple(self.planted), tuple(self.clean)
+        return Power(*found, self.seed, environment, seconds, notes, tuple(self.lost))
 
     def run(self, runtime: str, ops: str | None, unavailable: str | None) -> None:
         """Everything of one runtime: the right files, then wrong ones of each.
@@ -158,6 +161,7 @@ class SelfTest:
 
         for event in told(_MAKER, job, self.work, self.limits, writable):
             if "lost" in event:
+                self.lost.append(artifact.name)
                 self.notes.append(f"{artifact.name}: wrong copies: {event['lost']}")
             elif "refused" in event:
                 told_ = event["refused"]
