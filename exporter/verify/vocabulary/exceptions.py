@@ -56,9 +56,6 @@ EXCEPTIONS: tuple[Stated, ...] = (
     Stated("scatter_add", _GATHER_END, "last dimension", _EVALUATOR, "gradient"),
     Stated("log_softmax", _LOGARITHM, "large values", _EVALUATOR),
     Stated("pad", _CUT, "cut off", _EVALUATOR, "forward"),
-    Stated("conv?d", _GROUPS, "groups", _EVALUATOR, "gradient"),
-    Stated("conv?d", _GROUPS, "everything", _EVALUATOR, "gradient"),
-    Stated("depthwise_conv?d", _GROUPS, "two filters for each channel", _EVALUATOR, "gradient"),
     Stated("conv_transpose?d", _GROUPS, "groups", _EVALUATOR),
     Stated("conv?d", _NONE, "batch of 0", _EVALUATOR, "gradient"),
 )
