@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from fuseport import __version__
-from fuseport.exporter.bundle.interrupts import Interrupted
 from fuseport.exporter.commands import COMMANDS
 from fuseport.exporter.errors import FuseportError, StorageError
+from fuseport.exporter.interrupts import Interrupted
 
 __all__ = ["main"]
 

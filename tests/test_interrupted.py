@@ -181,14 +181,20 @@ def test_a_signal_at_any_moment_leaves_nothing_behind(
 
 def test_a_signal_before_the_command_has_begun_is_no_verdict() -> None:
     """Fault 21: Python, or click, would end with 1, which means a mismatch."""
+    # Interrupted in the middle of its own start, before any code of ours, Python ends with 1.
+    code = (
+        "import runpy, sys; print(flush=True); sys.argv = ['fuseport', 'doctor']\n"
+        "runpy.run_module('fuseport.cli', run_name='__main__')"
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         with subprocess.Popen(
-            [sys.executable, "-m", "fuseport.cli", "doctor"],
-            stdout=subprocess.DEVNULL,
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as run:
-            time.sleep(0.02)
+            assert run.stdout is not None
+            run.stdout.readline()
             run.send_signal(number)
         # Before there is a handler, the signal itself ends the process: 130 or 143 to a shell.
         assert run.returncode in (-number, 128 + number)

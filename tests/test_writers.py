@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fuseport.exporter.bundle import interrupts, open_bundle, staged, staging, trust
+from fuseport.exporter import interrupts
+from fuseport.exporter.bundle import open_bundle, staged, staging, trust
 from fuseport.exporter.errors import StorageError, UsageError
 from fuseport.exporter.formats._sink import sink
 

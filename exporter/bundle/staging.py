@@ -19,8 +19,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from fuseport.exporter.bundle.interrupts import deferred
 from fuseport.exporter.errors import StorageError
+from fuseport.exporter.interrupts import deferred
 
 __all__ = ["replaced", "work_folder", "write_whole"]
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from fuseport.exporter.bundle.interrupts import deferred
+from fuseport.exporter.interrupts import deferred
 
 __all__ = ["sink"]
 

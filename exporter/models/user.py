@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fuseport.exporter import shims, user_code
-from fuseport.exporter.bundle.interrupts import Interrupted
 from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.models import _user_step as decoding
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models.given import Given, specs_of

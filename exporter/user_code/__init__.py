@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 from fuseport.exporter import shims
-from fuseport.exporter.bundle.interrupts import Interrupted
 from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.program import one_line
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.user_code.known_calls import advice
