@@ -1,7 +1,6 @@
 """Every form of backward gives the same gradient, and each catches what is wrong in it alone."""
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter import api
+from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS, Asked, agree, plain
 from fuseport.exporter.runtimes._forms import run_forms
 from fuseport.exporter.runtimes._torch_module import ModuleSession
@@ -120,12 +120,14 @@ def drops_what_is_wanted_alone(ctx: Any, cotangent: Tensor) -> tuple[Tensor | No
 def shares_a_scratch() -> Callable[[Any, Tensor], Any]:
     """A race: what one thread computes in a global another one overwrites."""
     scratch: dict[str, Tensor] = {}
+    both = threading.Barrier(2)  # so that the race is always run
 
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
         x, y = ctx.saved_tensors
         mine = threading.get_ident()
         scratch["owner"] = torch.tensor(mine)
-        time.sleep(0.05)
+        if threading.current_thread() is not threading.main_thread():
+            both.wait(60)
         factor = 1.0 if int(scratch["owner"]) == mine else 2.0
         return cotangent * y * factor, cotangent * x
 
@@ -208,7 +210,9 @@ class TestSessions:
             lambda x: function(x, weight), [("weight", weight)], lambda out: {"out": out}
         )
         inputs, cotangents = {"x": torch.randn(3, 4)}, {"out": torch.randn(3, 4)}
-        return run_forms(session, "autograd forms", inputs, cotangents, lambda n: folder / str(n))
+        return run_forms(
+            session, "autograd forms", inputs, cotangents, lambda n: folder / str(n), Spent()
+        )
 
     def test_what_agrees_bit_for_bit_hands_nothing_back(self, tmp_path: Path) -> None:
         found = self.run(torch.mul, tmp_path)

@@ -92,8 +92,8 @@ def test_state_spaces_script_writes_what_is_shipped(tmp_path: Path) -> None:
     made = load(script("make_state_spaces").main(tmp_path / "new"))
     shipped = load(FIXTURES / "state_spaces")
     assert made.config == shipped.config
-    assert made.tensors.keys() == shipped.tensors.keys()
-    assert all(torch.equal(made.tensors[name], t) for name, t in shipped.tensors.items())
+    # Not to the bit: torch's logarithm differs between processors.
+    torch.testing.assert_close(made.tensors, shipped.tensors, rtol=1e-6, atol=0)
 
 
 def test_huggingface_script_writes_what_is_shipped(tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ def test_huggingface_script_writes_what_is_shipped(tmp_path: Path) -> None:
     if transformers.__version__ == shipped.config["transformers_version"]:
         # Another version may draw its initial values in another order.
         assert made.config == shipped.config
-        assert all(torch.equal(made.tensors[name], t) for name, t in shipped.tensors.items())
+        torch.testing.assert_close(made.tensors, shipped.tensors, rtol=1e-6, atol=0)

@@ -80,8 +80,7 @@ def _report_state(folder: Path) -> str:
 
 def _work(folder: Path) -> None:
     """A temporary folder has no old and new: that it was filled and emptied is noted beside."""
-    tempfile.tempdir = str(folder)
-    with work_folder() as work:
+    with _temporary(folder), work_folder() as work:
         (work / "large").write_bytes(bytes(10_000))
     write_whole(folder / "done", b"")
 
@@ -260,8 +259,7 @@ def _export(folder: Path) -> None:
     from fuseport.exporter.models.user import parse_inputs
 
     torch.set_num_threads(1)
-    tempfile.tempdir = str(folder)
-    with _cache(folder / "cache"):
+    with _temporary(folder), _cache(folder / "cache"):
         api.export(
             folder / "net.pt",
             folder / "b",
@@ -285,6 +283,15 @@ def _cache(folder: Path) -> Iterator[None]:
         yield
     finally:
         del os.environ["FUSEPORT_CACHE"]
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[None]:
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _nothing(folder: Path) -> None:
