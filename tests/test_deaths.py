@@ -75,6 +75,9 @@ def raise_it(job):
 
 def empty(job):
     for path in FOLDER.iterdir():
+        number = path.name.partition(".")[0]
+        if number.isdigit() and number != job["id"]:
+            continue  # the parent may not have read it yet
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
