@@ -177,6 +177,7 @@ def verify(
     tolerance: Tolerance | Tolerances | None = None,
     seeds: Sequence[int] = (0,),
     limits: Limits | None = None,
+    device: str = "cpu",
     trust_native: Sequence[str] = (),
     resume: bool = False,
     save_outputs: str | Path | None = None,
@@ -200,6 +201,8 @@ def verify(
             baseline.
         seeds: of the values of each case: 0 for those of the export, others for further ones.
         limits: of each runtime's process; None for the default.
+        device: `cpu`, or `cuda` for the runtimes that run on a GPU. What they give is compared with
+            float64 on the CPU in either case.
         trust_native: SHA-256 of manifests and artifacts whose machine code may be loaded, from now
             on, beside those that this user exported.
         resume: do only what the same verification had not done when it was ended.
@@ -213,8 +216,8 @@ def verify(
         UsageError: a name is unknown, there is no such bundle or file, or options exclude others.
         UnsafeInput: a runtime that was named would load machine code that is not trusted.
         CorruptInput: the bundle is not as it was written, or outputs are not of it.
-        Missing: a runtime that was named is not installed, or other seeds are wanted and the model
-            cannot be built again.
+        Missing: a runtime that was named is not installed, or there is no such device; or other
+            seeds are wanted and the model cannot be built again.
     """
     begin, spent, limits = time.monotonic(), Spent(), limits or Limits()
     with spent.on("opening"):
@@ -225,21 +228,21 @@ def verify(
     for sha256 in trust_native:
         trust.add(sha256)
     loads = load_outputs is not None
-    chosen = () if loads else chosen_runtimes(runtime)
+    chosen = () if loads else chosen_runtimes(runtime, device)
     file = None if artifact is None else Path(artifact)
     options = {
         "runtime": chosen,
         "artifact": None if file is None else [str(file), file.is_file() and hash_file(file)],
         "program": program,
         "code": [model, sources(model), ops, sources(ops)],
-        "judged": [tolerances, limits],
+        "judged": [tolerances, limits, device],
     }
     rows: list[Row] = []
     if not loads and (file is None or file.is_file()):
         admission.admit(opened, file)
     keeping = kept(opened, options, seeds, resume=resume, save=save_outputs, load_from=load_outputs)
     with own_ops(ops) as own, work_folder() as work, keeping as keep:
-        subject = prepare(opened, model, work, progress, own, keep.seeds, spent)
+        subject = prepare(opened, model, work, progress, own, keep.seeds, spent, device)
         rows += subject.rows
         named = runtime is not None
         if keep.saved is not None:
@@ -262,7 +265,7 @@ def verify(
             causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
     notes = (*subject.notes, *untried(rows), *([keep.saved.note] if keep.saved else []), *more)
     seconds = time.monotonic() - begin
-    where = str(bundle), opened.sha256, environment()
+    where = str(bundle), opened.sha256, {**environment(), "device": device}
     return Report(*where, seconds, tuple(rows), notes, causes, dict(spent.seconds))
 
 

@@ -5,21 +5,30 @@ from pathlib import Path
 
 from fuseport.exporter import admission, runtimes
 from fuseport.exporter.bundle import Bundle
-from fuseport.exporter.errors import Missing, UnsafeInput
+from fuseport.exporter.errors import Missing, UnsafeInput, UsageError
+from fuseport.exporter.runtimes import _device
 
 __all__ = ["chosen_runtimes", "unavailable"]
 
 
-def chosen_runtimes(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The runtimes that are meant: all for None.
+def chosen_runtimes(names: Sequence[str] | None, device: str = "cpu") -> tuple[str, ...]:
+    """The runtimes that are meant: all that run on a device for None.
 
     Raises:
-        UsageError: a name is unknown.
-        Missing: one that was named is not installed.
+        UsageError: a name is unknown, of a runtime or device; or one that was named does not run on
+            the device.
+        Missing: the device is not here, or a runtime that was named is not installed.
     """
+    if device not in _device.DEVICES:
+        raise UsageError(f"{device} is not a device; there are: {', '.join(_device.DEVICES)}")
+    if reason := _device.missing(device):
+        raise Missing(f"{device}: {reason}")
+    able = tuple(name for name in runtimes.RUNTIMES if device in runtimes.devices(name))
     if names is None:
-        return runtimes.RUNTIMES
+        return able
     for name in names:
+        if device not in runtimes.devices(name):
+            raise UsageError(f"{name} does not run on {device}; those that do: {', '.join(able)}")
         reason = runtimes.get(name).missing()
         if reason is not None:
             raise Missing(f"{name}: {reason}")

@@ -94,7 +94,7 @@ def test_a_provider_that_is_not_here_is_not_replaced(
     """Fault 16: ONNX Runtime itself warns, and runs on the CPU."""
     if provider.startswith("CUDA") and torch.cuda.is_available():
         pytest.skip("this machine has it")
-    monkeypatch.setattr(_onnxruntime, "PROVIDER", provider)
+    monkeypatch.setitem(_onnxruntime.PROVIDERS, "cpu", provider)
     with pytest.raises(Unsupported, match=f"{provider} was asked for, and .* CPUExecutionProvider"):
         onnxruntime.load(small_bundle[0] / "forward.onnx", {})
 
@@ -106,7 +106,7 @@ def test_a_provider_that_is_not_here_ends_with_5(
     (tmp_path / "elsewhere_worker.py").write_text(
         "import sys\n"
         "from fuseport.exporter.runtimes import _onnxruntime, _worker\n"
-        "_onnxruntime.PROVIDER = 'MIGraphXExecutionProvider'\n"
+        "_onnxruntime.PROVIDERS['cpu'] = 'MIGraphXExecutionProvider'\n"
         "_worker.main(sys.argv[1])\n"
     )
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"

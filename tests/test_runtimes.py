@@ -98,9 +98,9 @@ class TestOnnxRuntime:
     def test_the_provider_that_runs_is_the_one_that_is_reported(self, tmp_path: Path) -> None:
         from fuseport.exporter.runtimes import onnxruntime
 
-        assert onnxruntime.PROVIDER == "CPUExecutionProvider"
+        assert onnxruntime.DEVICES["cpu"] == "CPUExecutionProvider"
         session = onnxruntime.load(onnx_file(tmp_path / "m.onnx", "Sin"), {})
-        assert session._session.get_providers()[0] == onnxruntime.PROVIDER
+        assert session._session.get_providers()[0] == onnxruntime.DEVICES["cpu"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])

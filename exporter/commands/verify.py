@@ -21,6 +21,7 @@ Examples:
   fuseport verify bundle/ --seeds 5 --json report.json --resume
   fuseport verify bundle/ --save-outputs there/     # and elsewhere: --load-outputs there/
   fuseport verify bundle/ --repro repro/
+  fuseport verify bundle/ --device cuda             # against float64 on the CPU
   fuseport verify bundle/ --self-test
 \b
 Exit codes: 0 pass, 1 mismatch, 2 usage, 3 refused as unsafe, 4 unreadable or corrupt input,
@@ -54,6 +55,13 @@ Exit codes: 0 pass, 1 mismatch, 2 usage, 3 refused as unsafe, 4 unreadable or co
     "--timeout", type=float, default=900.0, show_default=True, help="Seconds for one job."
 )
 @click.option("--memory", type=float, help="GiB that a runtime's process may take.")
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="cpu|cuda",
+    help="Where runtimes compute; they are compared with float64 on the CPU.",
+)
 @click.option(
     "--trust-native",
     multiple=True,
@@ -108,6 +116,7 @@ def verify(
     seeds: int,
     timeout: float,
     memory: float | None,
+    device: str,
     trust_native: tuple[str, ...],
     resume: bool,
     save_outputs: Path | None,
@@ -120,7 +129,7 @@ def verify(
     """Compare the artifacts of BUNDLE with its model: outputs and gradients."""
     faces = Faces(json_, html, junit, markdown)
     faces.check()
-    other = (artifact, program, atol, rtol, html, junit, markdown, trust_native)
+    other = (artifact, program, atol, rtol, html, junit, markdown, trust_native, device != "cpu")
     if self_test and (any(other) or resume or save_outputs or load_outputs or repro or seeds != 1):
         raise UsageError("--self-test takes --runtime, --model, --ops, --json and limits alone")
     with progress() as tell:
@@ -148,6 +157,7 @@ def verify(
                 tolerance=parsed(atol, rtol),
                 seeds=range(seeds),
                 limits=limits,
+                device=device,
                 trust_native=trust_native,
                 resume=resume,
                 save_outputs=save_outputs,

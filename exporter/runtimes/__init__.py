@@ -22,6 +22,7 @@ __all__ = [
     "Runtime",
     "Session",
     "Unsupported",
+    "devices",
     "get",
     "prepare",
     "runs_own_code",
@@ -67,6 +68,11 @@ class Runtime(Protocol):
     `FORMAT` names the format that it runs; None stands for the model itself. `AUTOGRAD` says
     whether it differentiates a forward program by itself.
 
+    A module may have `DEVICES`, the names of the devices that it runs on (see `_device`) and the
+    execution provider of each, None where there are no such things; without it, it is the CPU
+    alone. Sessions take their tensors on the device if they are of torch; all others take them on
+    the CPU.
+
     A module may have `prepare(program)`, which compiles what its children could not: they write to
     no cache. What fails there is tried again in the child, which says why it fails.
     """
@@ -84,7 +90,8 @@ class Runtime(Protocol):
             artifact: the file; for `FORMAT` None, the bundle's weights.
             program: its `kind`, `forward` if absent, and what the manifest says: `inputs`,
                 `outputs`, and `ops`, the operators in it, where that is known; for `FORMAT` None
-                also `architecture` and `code`. `optimised` is False where a runtime is to run the
+                also `architecture` and `code`. `device` is where to run it, the CPU if absent.
+                `optimised` is False where a runtime is to run the
                 artifact as it is, for the sake of finding a fault, if it can.
         """
 
@@ -98,6 +105,12 @@ def get(name: str) -> Runtime:
     if name not in RUNTIMES:
         raise UsageError(f"{name} is not a runtime; there are: {', '.join(RUNTIMES)}")
     return cast(Runtime, importlib.import_module(f"{__name__}.{name.replace('+', '__')}"))
+
+
+def devices(name: str) -> Mapping[str, str | None]:
+    """The devices that a runtime runs on, and the execution provider of each, if it has such."""
+    found: Mapping[str, str | None] = getattr(get(name), "DEVICES", {"cpu": None})
+    return found
 
 
 def prepare(name: str, program: Mapping[str, Any]) -> None:

@@ -127,7 +127,9 @@ def _accumulated(
 
 
 def _save(gradients: Gradients, file: Path) -> list[str]:
-    kept = {f"grad/{n}": t.detach().contiguous() for n, t in gradients.items() if t is not None}
+    kept = {
+        f"grad/{n}": t.detach().cpu().contiguous() for n, t in gradients.items() if t is not None
+    }
     save_file(apart(kept), file)
     return list(gradients)
 
@@ -146,5 +148,5 @@ def _same(file: Path, names: list[str], found: Gradients, factor: float) -> bool
             if name not in names or there != (gradient is not None):
                 raise RuntimeError(f"grad/{name} is {'not ' * there}there, unlike the plain one")
             plain = stored.get_tensor(f"grad/{name}") if there else None
-            same = same and agree(gradient, plain, factor)
+            same = same and agree(None if gradient is None else gradient.cpu(), plain, factor)
     return same

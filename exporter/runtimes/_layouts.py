@@ -26,7 +26,7 @@ def lay_out(tensor: Tensor, layout: str) -> Tensor:
         order = list(reversed(range(tensor.dim())))
         return tensor.permute(order).contiguous().permute(order)
     if layout == "sliced" and tensor.dim() > 0:
-        buffer = torch.zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 3), dtype=tensor.dtype)
+        buffer = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 3))
         view = buffer[..., 3::2]
         view.copy_(tensor)
         return view

@@ -1,4 +1,4 @@
-"""A session of ONNX Runtime on the CPU."""
+"""A session of ONNX Runtime."""
 
 import ctypes
 from collections.abc import Mapping
@@ -12,9 +12,13 @@ from torch import Tensor
 from fuseport.exporter.runtimes import Unsupported
 from fuseport.exporter.runtimes._numpy import to_array, to_tensor
 
-__all__ = ["PROVIDER", "OnnxRuntimeSession", "from_value", "missing", "to_value"]
+__all__ = ["PROVIDERS", "OnnxRuntimeSession", "from_value", "missing", "to_value"]
 
-PROVIDER = "CPUExecutionProvider"
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""By device."""
+
+# As torch's, see `_device`: float32 is float32.
+_OPTIONS: dict[str, dict[str, str]] = {"CUDAExecutionProvider": {"use_tf32": "0"}}
 _BFLOAT16 = 16  # in TensorProto.DataType; ONNX Runtime's arrays have no such type
 
 
@@ -32,6 +36,7 @@ class OnnxRuntimeSession:
         artifact: the file.
         library: of custom ops, whose kernels take the place of function bodies; None for none.
         optimised: False for the graph as it is in the file.
+        device: of `PROVIDERS`.
 
     Raises:
         Unsupported: ONNX Runtime has no kernel for an operator and dtype in it, or would run it on
@@ -39,7 +44,12 @@ class OnnxRuntimeSession:
     """
 
     def __init__(
-        self, artifact: Path, library: Path | None = None, *, optimised: bool = True
+        self,
+        artifact: Path,
+        library: Path | None = None,
+        *,
+        optimised: bool = True,
+        device: str = "cpu",
     ) -> None:
         import onnxruntime
         from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
@@ -50,18 +60,19 @@ class OnnxRuntimeSession:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if library is not None:
             options.register_custom_ops_library(str(library))
+        provider = PROVIDERS[device]
         try:
             self._session = onnxruntime.InferenceSession(
-                str(artifact), options, providers=[PROVIDER]
+                str(artifact), options, providers=[(provider, _OPTIONS.get(provider, {}))]
             )
         except NoKernel as error:
             raise Unsupported(f"no kernel: {str(error).splitlines()[0]}") from error
         # ONNX Runtime falls back to another provider with no more than a warning.
         found = self._session.get_providers()
-        if found[:1] != [PROVIDER]:
+        if found[:1] != [provider]:
             raise Unsupported(
-                f"{PROVIDER} was asked for, and ONNX Runtime would run on {', '.join(found)}: "
-                f"install a build of it that has {PROVIDER}"
+                f"{provider} was asked for, and ONNX Runtime would run on {', '.join(found)}: "
+                f"install a build of it that has {provider}"
             )
         self._outputs = [output.name for output in self._session.get_outputs()]
 

@@ -29,6 +29,7 @@ from fuseport.exporter import runtimes
 from fuseport.exporter.child.confined import work_in
 from fuseport.exporter.child.spent import OF_CHILD, Spent
 from fuseport.exporter.runtimes import Session, Unsupported
+from fuseport.exporter.runtimes._device import device_of
 from fuseport.exporter.runtimes._forms import run_forms
 from fuseport.exporter.runtimes._layouts import apart, lay_out
 from fuseport.exporter.runtimes._reason import telling_line
@@ -133,7 +134,7 @@ def _run(session: Session, job: Mapping[str, Any], folder: Path, spent: Spent) -
         except Exception as error:  # as above
             return failure(f"call {call} failed", error)
         with spent.on("comparing"):
-            found = {name: t.detach().contiguous() for name, t in results.items() if t is not None}
+            found = {n: t.detach().cpu().contiguous() for n, t in results.items() if t is not None}
             del results
             # On disk, so that later results of a large model do not lie in memory beside the first.
             if call == 1 or not _same(folder / f"{job['id']}.1.safetensors", found):
@@ -173,9 +174,14 @@ def _called(
 def _passed(job: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Inputs and cotangents, laid out in memory as the case wants them."""
 
+    # torch's runtimes alone take tensors where they compute; others are given to on the CPU.
+    of_torch = runtimes.devices(job["runtime"]).get("cuda", "") is None
+    place = device_of(job["program"] if of_torch else {})
+
     def read(kind: str, names: Iterable[str], layout: str) -> dict[str, Tensor]:
         with safe_open(job["tensors"], "pt") as file:
-            return {name: lay_out(file.get_tensor(f"{kind}/{name}"), layout) for name in names}
+            tensors = {name: file.get_tensor(f"{kind}/{name}").to(place) for name in names}
+        return {name: lay_out(tensor, layout) for name, tensor in tensors.items()}
 
     layout = job["layout"]
     return read("input", job["inputs"], layout), read("cotangent", job["cotangents"], layout)

@@ -11,13 +11,15 @@ from torch import Tensor
 from fuseport.exporter import models, shims
 from fuseport.exporter.models.model import at
 from fuseport.exporter.program import entry_of, named_outputs
+from fuseport.exporter.runtimes._device import device_of
 from fuseport.exporter.runtimes._ops import prepare
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 
-__all__ = ["AUTOGRAD", "FORMAT", "load", "missing", "prepare"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = None
 AUTOGRAD = True
+DEVICES = {"cpu": None, "cuda": None}
 
 
 def missing() -> str | None:
@@ -28,6 +30,7 @@ def missing() -> str | None:
 def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """The model of a bundle; `artifact` is its weights."""
     whole = models.rebuild(program["architecture"], artifact, code=program.get("code"))
+    whole.module.to(device_of(program))
     model = at(whole, entry_of(program.get("kind", "forward")))
 
     def call(*inputs: Tensor) -> Any:

@@ -1,18 +1,20 @@
-"""ONNX Runtime on the CPU: custom ops run through their function bodies."""
+"""ONNX Runtime: custom ops run through their function bodies."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fuseport.exporter.runtimes._onnxruntime import PROVIDER, OnnxRuntimeSession, missing
+from fuseport.exporter.runtimes._onnxruntime import PROVIDERS, OnnxRuntimeSession, missing
 
-__all__ = ["AUTOGRAD", "FORMAT", "OPTIMISES", "PROVIDER", "load", "missing"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "OPTIMISES", "load", "missing"]
 
 FORMAT = "onnx"
 AUTOGRAD = False
+DEVICES = PROVIDERS
 OPTIMISES = True
 
 
 def load(artifact: Path, program: Mapping[str, Any]) -> OnnxRuntimeSession:
     """A session on an `.onnx` file; see `OnnxRuntimeSession`."""
-    return OnnxRuntimeSession(artifact, optimised=program.get("optimised", True))
+    optimised, device = program.get("optimised", True), program.get("device", "cpu")
+    return OnnxRuntimeSession(artifact, optimised=optimised, device=device)

@@ -12,15 +12,16 @@ from typing import Any
 from torch import Tensor
 
 from fuseport.exporter.runtimes import Unsupported, _onnxruntime
-from fuseport.exporter.runtimes._onnxruntime import PROVIDER, OnnxRuntimeSession
+from fuseport.exporter.runtimes._onnxruntime import PROVIDERS, OnnxRuntimeSession
 from fuseport.ops import OPS, ort
 from fuseport.ops.build import BuildError
 from fuseport.ops.spec import OpSpec
 
-__all__ = ["AUTOGRAD", "FORMAT", "OPTIMISES", "PROVIDER", "load", "missing", "prepare"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "OPTIMISES", "load", "missing", "prepare"]
 
 FORMAT = "onnx"
 AUTOGRAD = False
+DEVICES = {"cpu": PROVIDERS["cpu"]}
 OPTIMISES = True
 
 

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.program import named_outputs
+from fuseport.exporter.runtimes._device import device_of
 from fuseport.exporter.runtimes._ops import prepare, register
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 
-__all__ = ["AUTOGRAD", "FORMAT", "OPTIMISES", "load", "missing", "prepare"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "OPTIMISES", "load", "missing", "prepare"]
 
 FORMAT = "torchscript"
 AUTOGRAD = True
+DEVICES = {"cpu": None, "cuda": None}
 OPTIMISES = True
 
 
@@ -29,7 +31,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     register(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
-        module = torch.jit.load(str(artifact), map_location="cpu")
+        module = torch.jit.load(str(artifact), map_location=device_of(program))
     names = [spec["name"] for spec in program["outputs"]]
     optimised = program.get("optimised", True)
 

@@ -47,12 +47,12 @@ def judged(
     if answer.status != "done":
         verdict: Verdict = "unsupported" if answer.status == "unsupported" else "error"
         judgement = Judgement(verdict, answer.reason)
-        yield _row(job, "*", judgement, crash=answer.status == "crash")
+        yield _row(job, program, "*", judgement, crash=answer.status == "crash")
         return
     for name in answer.mutated:
-        yield _row(job, name, Judgement("fail", "the runtime changed this input in place"))
+        yield _row(job, program, name, Judgement("fail", "the runtime changed this input in place"))
     if job.way.endswith("forms"):
-        yield from _of_forms(answer, sample, tolerances, _own_functions(job, program))
+        yield from _of_forms(answer, sample, program, tolerances)
         return
     expected = [spec["name"] for spec in program["outputs"]]
     if job.program == "gradient":
@@ -68,13 +68,13 @@ def judged(
                     judgement = _explained(judgement, functions)
                 way = OWN_BACKWARD if functions else job.way
                 if call == 1:
-                    yield replace(_row(job, name, judgement), way=way)
+                    yield replace(_row(job, program, name, judgement), way=way)
                 elif judgement.verdict == "fail":
                     reason = f"at call {call}, which differs from the first: {judgement.reason}"
                     judgement = replace(judgement, reason=reason)
-                    yield replace(_row(job, name, judgement), way=way)
+                    yield replace(_row(job, program, name, judgement), way=way)
     except (OSError, SafetensorError) as error:
-        yield _row(job, "*", Judgement("error", f"its results cannot be read: {error}"))
+        yield _row(job, program, "*", Judgement("error", f"its results cannot be read: {error}"))
 
 
 def repeated(stored: Sequence[Sample], computed: Sequence[Sample]) -> Iterator[Row]:
@@ -147,11 +147,12 @@ def _of_call(
 def _of_forms(
     answer: Answer,
     sample: Sample,
+    program: Mapping[str, Any],
     tolerances: Tolerances | None,
-    functions: Sequence[str],
 ) -> Iterator[Row]:
     """A row for each form of backward: it is the plain gradient, which other rows judge, bit for
     bit, or within the bounds of the truth by itself."""
+    functions = _own_functions(answer.job, program)
     for name, call, error in answer.forms:
         judgement = Judgement("pass")
         if error is not None:
@@ -166,7 +167,7 @@ def _of_forms(
                 tensor, judgement = max(found.items(), key=lambda pair: _badness(pair[1]))
                 if judgement.verdict == "fail":
                     judgement = replace(judgement, reason=f"{tensor}: {judgement.reason}")
-        row = _row(answer.job, name, _explained(judgement, functions))
+        row = _row(answer.job, program, name, _explained(judgement, functions))
         yield replace(row, way=OWN_BACKWARD) if functions else row
 
 
@@ -194,11 +195,18 @@ def _explained(judgement: Judgement, functions: Sequence[str]) -> Judgement:
     return replace(judgement, reason=reason)
 
 
-def _row(job: Job, tensor: str, judgement: Judgement, *, crash: bool = False) -> Row:
+def _row(
+    job: Job,
+    program: Mapping[str, Any],
+    tensor: str,
+    judgement: Judgement,
+    *,
+    crash: bool = False,
+) -> Row:
     runtime = runtimes.get(job.runtime)
     return Row(
         runtime=job.runtime,
-        provider=getattr(runtime, "PROVIDER", None),
+        provider=runtimes.devices(job.runtime).get(program.get("device", "cpu")),
         artifact="model" if runtime.FORMAT is None else job.artifact.name,
         program=job.program,
         way=job.way,

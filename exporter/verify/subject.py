@@ -138,6 +138,7 @@ def prepare(
     own: OwnOps | None = None,
     seeds: Sequence[int] = (0,),
     spent: Spent | None = None,
+    device: str = "cpu",
 ) -> Subject:
     """Build the model again and compute truth, or take the samples of the export.
 
@@ -149,6 +150,7 @@ def prepare(
         own: the user's own ops, if there are any in the bundle.
         seeds: see `plan.seeded`.
         spent: to count the time in.
+        device: that runtimes compute on; truth is the CPU's in any case.
 
     Raises:
         Missing: other seeds are wanted, and the model cannot be built again to have their truth.
@@ -191,7 +193,7 @@ def prepare(
     return Subject(
         bundle,
         {s.case.name: s for s in samples if s.refused is None},
-        programs_of(manifest, code, own),
+        programs_of(manifest, code, own, device),
         rebuilt,
         tuple(rows),
         tuple(notes),
@@ -206,7 +208,7 @@ def _give_back() -> None:
 
 
 def programs_of(
-    manifest: Mapping[str, Any], code: str | None, own: OwnOps | None
+    manifest: Mapping[str, Any], code: str | None, own: OwnOps | None, device: str = "cpu"
 ) -> dict[str, dict[str, Any]]:
     """By kind, what a runtime is told of a program; see `runtimes.Runtime.load`."""
     shared = {
@@ -214,6 +216,7 @@ def programs_of(
         "code": code,
         "ops": list(manifest["ops"]),
         "own_ops": None if own is None else own.place,
+        "device": device,
     }
     return {
         kind: {"kind": kind, **program, **shared} for kind, program in manifest["programs"].items()

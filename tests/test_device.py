@@ -1,0 +1,79 @@
+"""Runtimes on a GPU: asked for, they run there, or nothing does; where there is one, rightly."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fuseport.cli import main
+from fuseport.exporter import api, availability, runtimes
+from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.runtimes import RUNTIMES, _device
+
+ON_A_GPU = ("eager", "exported_program", "onnxruntime", "onnxruntime+native", "torchscript")
+HAS_GPU = torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU here")
+needs_none = pytest.mark.skipif(HAS_GPU, reason="there is a GPU here")
+
+
+@needs_none
+def test_a_device_that_is_not_here_ends_with_5(small_bundle: tuple[Path, str]) -> None:
+    """Fault 16, before anything runs."""
+    bundle, model = small_bundle
+    done = CliRunner().invoke(main, ["verify", str(bundle), "--model", model, "--device", "cuda"])
+    assert done.exit_code == 5
+    [line] = [line for line in done.output.splitlines() if line.startswith("fuseport: ")]
+    assert line.startswith("fuseport: cuda: ")
+    assert ("torch is built without CUDA" in line) == (torch.version.cuda is None)
+
+
+def test_a_device_that_is_none_is_wrong_usage(small_bundle: tuple[Path, str]) -> None:
+    with pytest.raises(UsageError, match="tpu is not a device; there are: cpu, cuda"):
+        api.verify(small_bundle[0], device="tpu")
+
+
+def test_runtimes_say_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all("cpu" in runtimes.devices(name) for name in RUNTIMES)
+    assert availability.chosen_runtimes(None) == RUNTIMES
+    monkeypatch.setattr(_device, "missing", lambda device: None)
+    assert availability.chosen_runtimes(None, "cuda") == ON_A_GPU
+    with pytest.raises(UsageError, match="libtorch does not run on cuda; those that do: eager,"):
+        availability.chosen_runtimes(["libtorch"], "cuda")
+    monkeypatch.setattr(_device, "missing", lambda device: "none")
+    with pytest.raises(Missing, match="cuda: none"):
+        availability.chosen_runtimes(["eager"], "cuda")
+
+
+@needs_none
+def test_nothing_runs_on_the_cpu_instead(
+    small_bundle: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 16, where the GPU is lost after it was seen: torch raises, ONNX Runtime would warn."""
+    monkeypatch.setattr(_device, "missing", lambda device: None)
+    bundle, model = small_bundle
+    report = api.verify(bundle, model=model, device="cuda", localise=False)
+    rows = [row for row in report.results if row.runtime != "float64"]
+    assert {row.runtime for row in rows} == {"eager", "onnxruntime", "torchscript"}
+    assert not [row for row in rows if row.verdict == "pass"]
+    assert {row.provider for row in rows if row.runtime == "onnxruntime"} == {
+        "CUDAExecutionProvider"
+    }
+    assert report.exit_code() not in (0, 1)
+    assert report.environment["device"] == "cuda"
+
+
+@needs_gpu
+def test_all_runtimes_of_a_gpu_pass(lightning_bundle: Path, tmp_path: Path) -> None:
+    """Against float64 on the CPU: outputs and gradients, with the fused ops' kernels of the GPU."""
+    file = tmp_path / "report.json"
+    done = CliRunner().invoke(
+        main, ["verify", str(lightning_bundle), "--device", "cuda", "--json", str(file)]
+    )
+    report = json.loads(file.read_text(encoding="utf-8"))
+    wrong = [row for row in report["results"] if row["verdict"] not in ("pass", "unsupported")]
+    assert not wrong
+    passed = {row["runtime"] for row in report["results"] if row["verdict"] == "pass"}
+    assert {"eager", "exported_program", "torchscript"} <= passed
+    assert done.exit_code == 0
