@@ -14,6 +14,7 @@ library behind a lock, so it is never seen half done.
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -32,7 +33,7 @@ from typing import Literal
 import torch
 from filelock import FileLock
 
-from fuseport.ops.spec import OpSpec
+from fuseport.ops.spec import NAMESPACE, OpSpec
 
 __all__ = [
     "OPS_FOLDER",
@@ -76,6 +77,7 @@ _X86: dict[str, tuple[str, ...]] = {
 VARIANTS = _X86 if platform.machine().lower() in ("x86_64", "amd64") else {"baseline": ()}
 
 _OBJECTS = "objects"
+_log = logging.getLogger(NAMESPACE)
 _STAGING = ".staging-"
 
 
@@ -331,6 +333,7 @@ def compiler_version(compiler: str) -> str:
 
 
 def _build(library: Library, compiler: list[str], target: Path) -> None:
+    _log.info("compiling %s's kernels: once on this machine, it takes a minute or so", library.name)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # one compiler's process for each core
         objects = list(pool.map(lambda unit: _object(unit, library, compiler), library.units))
     with staged(target) as linked:

@@ -1,5 +1,6 @@
 """What the command prints, where, and the code that it ends with."""
 
+import logging
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from fuseport.cli import main
 from fuseport.exporter.commands._shared import progress
+from fuseport.exporter.commands.export import _next
 
 REPOSITORY = Path(__file__).parent.parent
 FIXTURES = REPOSITORY / "fixtures"
@@ -178,3 +180,25 @@ def test_doctor_says_what_is_here() -> None:
     assert result.exit_code == 0
     for word in ("torch", "ONNX Runtime", "compiler", "GPU", "selective_scan"):
         assert word in result.output
+
+
+def test_what_takes_long_is_told_and_warnings_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    """A library that is compiled, and an op that runs without one, are logged by `fuseport.ops`."""
+    logger = logging.getLogger("fuseport")
+    before = list(logger.handlers), logger.level
+    with progress() as tell:
+        tell("reading")
+        logger.info("compiling")
+        logger.warning("fuseport: slowly")
+    reading, compiling, warning = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r" +\d+\.\d s  reading", reading)
+    assert re.fullmatch(r" +\d+\.\d s  compiling", compiling)
+    assert warning == "fuseport: slowly"
+    assert (logger.handlers, logger.level) == before
+
+
+def test_the_next_command_has_the_same_model_and_ops() -> None:
+    example = FIXTURES / "own_ops"
+    model, ops = f"{example / 'net.py'}:Net", str(example / "my_ops.py")
+    assert _next(Path("a b"), model, ops) == f"fuseport verify 'a b' --model {model} --ops {ops}"
+    assert _next(Path("b"), None, None) == "fuseport verify b"

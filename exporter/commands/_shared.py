@@ -1,6 +1,7 @@
 """What commands print with and parse alike."""
 
 import ctypes
+import logging
 import os
 import sys
 import time
@@ -42,7 +43,7 @@ def progress(*, timed: bool = False) -> "Iterator[Progress]":
         # By default they spin. Where other processes want the processors too, each of the many
         # small steps of a truth then waits for a thread that does not run: ten times as long.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
-    with _standard_output_kept(), _telling() as tell:
+    with _standard_output_kept(), _telling() as tell, _logged(tell):
         yield tell
 
 
@@ -56,6 +57,32 @@ def _telling() -> "Iterator[Progress]":
 
     with Console(stderr=True).status("starting") as status:
         yield lambda message: status.update(message)
+
+
+@contextmanager
+def _logged(tell: "Progress") -> Iterator[None]:
+    """What fuseport logs is told: what takes long as a step, warnings as lines of their own."""
+    logger, handler = logging.getLogger("fuseport"), _Teller(tell)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Teller(logging.Handler):
+    def __init__(self, tell: "Progress") -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING:
+            self._tell(record.getMessage())
+        else:
+            click.echo(record.getMessage(), err=True)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`fuseport export`: a checkpoint into a bundle."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -142,7 +143,15 @@ def export(
     for name, entry in manifest["files"].items():
         if not name.startswith("samples/"):
             click.echo(f"  {name:<22} {_size(entry['bytes']):>10}")
-    click.echo(f"Next: fuseport verify {output}")
+    click.echo(f"Next: {_next(output, model, own)}")
+
+
+def _next(bundle: Path, model: str | None, own: str | None) -> str:
+    """The command that verifies the bundle, with the user's own code, to be copied."""
+    words = ["fuseport", "verify", str(bundle)]
+    words += ["--model", model] if model else []
+    words += ["--ops", own] if own else []
+    return shlex.join(words)
 
 
 def _formats(names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:

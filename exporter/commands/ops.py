@@ -118,7 +118,7 @@ def ops_build(names: tuple[str, ...], own: str | None) -> None:
             tell("loading torch")
             from fuseport.exporter.user_code.op_choice import built, chosen
 
-            lines.extend(built(chosen(names, own), tell))
+            lines.extend(built(chosen(names, own)))
     finally:  # one that cannot be built does not undo the others
         for line in lines:
             click.echo(line)

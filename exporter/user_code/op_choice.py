@@ -1,7 +1,7 @@
 """Which ops a command is about, those of fuseport or a user's own, and their libraries."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,12 +95,11 @@ def chosen(names: Iterable[str], place: str | None) -> list[OpSpec]:
     return [known[name] for name in dict.fromkeys(wanted)]
 
 
-def built(specs: Sequence[OpSpec], progress: Callable[[str], None]) -> Iterator[str]:
+def built(specs: Sequence[OpSpec]) -> Iterator[str]:
     """Compile the ops' libraries, for torch and, where its headers are here, for ONNX Runtime.
 
     Args:
         specs: of the ops; those without native sources have no library.
-        progress: told of each step.
 
     Yields:
         A line for each library: where it is, and how many seconds that took.
@@ -112,7 +111,6 @@ def built(specs: Sequence[OpSpec], progress: Callable[[str], None]) -> Iterator[
         if spec.library is None and not spec.has("torch.cpp"):
             yield f"{spec.name}: plain torch, nothing to compile"
             continue
-        progress(f"{spec.name}: compiling")
         begin = time.monotonic()
         try:
             path = build.library_path(spec)
@@ -122,7 +120,6 @@ def built(specs: Sequence[OpSpec], progress: Callable[[str], None]) -> Iterator[
             raise (StorageError if full else Missing)(f"{spec.name}: {error}") from error
         yield f"{spec.name}: {path} ({time.monotonic() - begin:.1f} s)"
     every = {**OPS, **{spec.name: spec for spec in specs}}.values()
-    progress("ONNX Runtime's library: compiling")
     begin = time.monotonic()
     try:
         yield f"onnxruntime: {ort.library(every)} ({time.monotonic() - begin:.1f} s)"
