@@ -7,6 +7,10 @@ BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 CHECKPOINT ?= fixtures/lightning/mamba-kjv.ckpt
 
+# Threads of torch that wait for one another sleep: by default they spin, and take the processors
+# from the other tests. Commands do so by themselves.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-all faults fuzz coverage lint types format ort-headers wheel-test clean
