@@ -202,7 +202,7 @@ def verify(
         seeds: of the values of each case: 0 for those of the export, others for further ones.
         limits: of each runtime's process; None for the default.
         device: `cpu`, or `cuda` for the runtimes that run on a GPU. What they give is compared with
-            float64 on the CPU in either case.
+            float64 on the CPU in either case. Of loaded outputs it is theirs.
         trust_native: SHA-256 of manifests and artifacts whose machine code may be loaded, from now
             on, beside those that this user exported.
         resume: do only what the same verification had not done when it was ended.
@@ -235,14 +235,15 @@ def verify(
         "artifact": None if file is None else [str(file), file.is_file() and hash_file(file)],
         "program": program,
         "code": [model, sources(model), ops, sources(ops)],
-        "judged": [tolerances, limits, device],
+        "device": device,
+        "judged": [tolerances, limits],
     }
     rows: list[Row] = []
     if not loads and (file is None or file.is_file()):
         admission.admit(opened, file)
     keeping = kept(opened, options, seeds, resume=resume, save=save_outputs, load_from=load_outputs)
     with own_ops(ops) as own, work_folder() as work, keeping as keep:
-        subject = prepare(opened, model, work, progress, own, keep.seeds, spent, device)
+        subject = prepare(opened, model, work, progress, own, keep.seeds, spent, keep.device)
         rows += subject.rows
         named = runtime is not None
         if keep.saved is not None:
@@ -265,7 +266,7 @@ def verify(
             causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
     notes = (*subject.notes, *untried(rows), *([keep.saved.note] if keep.saved else []), *more)
     seconds = time.monotonic() - begin
-    where = str(bundle), opened.sha256, {**environment(), "device": device}
+    where = str(bundle), opened.sha256, {**environment(), "device": keep.device}
     return Report(*where, seconds, tuple(rows), notes, causes, dict(spent.seconds))
 
 

@@ -23,12 +23,12 @@ def chosen_runtimes(names: Sequence[str] | None, device: str = "cpu") -> tuple[s
         raise UsageError(f"{device} is not a device; there are: {', '.join(_device.DEVICES)}")
     if reason := _device.missing(device):
         raise Missing(f"{device}: {reason}")
-    able = tuple(name for name in runtimes.RUNTIMES if device in runtimes.devices(name))
     if names is None:
-        return able
+        return tuple(name for name in runtimes.RUNTIMES if device in runtimes.devices(name))
     for name in names:
         if device not in runtimes.devices(name):
-            raise UsageError(f"{name} does not run on {device}; those that do: {', '.join(able)}")
+            able = ", ".join(chosen_runtimes(None, device))
+            raise UsageError(f"{name} does not run on {device}; those that do: {able}")
         reason = runtimes.get(name).missing()
         if reason is not None:
             raise Missing(f"{name}: {reason}")

@@ -332,8 +332,13 @@ def compiler_version(compiler: str) -> str:
     return run_compiler([*shlex.split(compiler), "--version"])
 
 
+def announce(what: str) -> None:
+    """Say that something is compiled now, to whoever wonders why it takes so long."""
+    _log.info("compiling %s: once on this machine, it takes a minute or so", what)
+
+
 def _build(library: Library, compiler: list[str], target: Path) -> None:
-    _log.info("compiling %s's kernels: once on this machine, it takes a minute or so", library.name)
+    announce(f"{library.name}'s kernels")
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # one compiler's process for each core
         objects = list(pool.map(lambda unit: _object(unit, library, compiler), library.units))
     with staged(target) as linked:

@@ -46,6 +46,21 @@ def test_runtimes_say_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
         availability.chosen_runtimes(["eager"], "cuda")
 
 
+def test_a_gpu_computes_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert _device.device_of({}).type == "cpu"
+        assert torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "high"
+        assert _device.device_of({"device": "cuda"}).type == "cuda"
+        assert not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
 @needs_none
 def test_nothing_runs_on_the_cpu_instead(
     small_bundle: tuple[Path, str], monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from torch import Tensor
 
 from fuseport.exporter.checkpoint import load
 from fuseport.exporter.models import mamba
@@ -28,6 +30,16 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def hold(made: Mapping[str, Tensor], shipped: Mapping[str, Tensor]) -> None:
+    """The same to the bit, but what comes of torch's logarithm, which processors round apart."""
+    assert made.keys() == shipped.keys()
+    for name, tensor in shipped.items():
+        if name.endswith(("A_log", "dt_proj.bias")):
+            torch.testing.assert_close(made[name], tensor, rtol=2e-7, atol=0)
+        else:
+            assert torch.equal(made[name], tensor), name
 
 
 def model_of(path: Path) -> MambaLM:
@@ -92,8 +104,7 @@ def test_state_spaces_script_writes_what_is_shipped(tmp_path: Path) -> None:
     made = load(script("make_state_spaces").main(tmp_path / "new"))
     shipped = load(FIXTURES / "state_spaces")
     assert made.config == shipped.config
-    # Not to the bit: torch's logarithm differs between processors.
-    torch.testing.assert_close(made.tensors, shipped.tensors, rtol=1e-6, atol=0)
+    hold(made.tensors, shipped.tensors)
 
 
 def test_huggingface_script_writes_what_is_shipped(tmp_path: Path) -> None:
@@ -103,4 +114,4 @@ def test_huggingface_script_writes_what_is_shipped(tmp_path: Path) -> None:
     if transformers.__version__ == shipped.config["transformers_version"]:
         # Another version may draw its initial values in another order.
         assert made.config == shipped.config
-        torch.testing.assert_close(made.tensors, shipped.tensors, rtol=1e-6, atol=0)
+        hold(made.tensors, shipped.tensors)

@@ -32,9 +32,15 @@ def rows(report: Report) -> list[Row]:
 
 class TestResume:
     @pytest.fixture
-    def state(self) -> Path:
-        folder = cache_folder() / "verify"
-        folder.mkdir(parents=True, exist_ok=True)
+    def state(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where records are: of this test alone, in a cache that has all else that is there."""
+        shared, own = cache_folder(), tmp_path / "cache"
+        folder = own / "verify"
+        folder.mkdir(parents=True)
+        for entry in shared.iterdir():
+            if entry.name != folder.name:
+                (own / entry.name).symlink_to(entry)
+        monkeypatch.setenv("FUSEPORT_CACHE", str(own))
         return folder
 
     def test_what_was_killed_goes_on_and_gives_the_same_report(
@@ -42,14 +48,13 @@ class TestResume:
     ) -> None:
         """Fault 22."""
         bundle, model = small_bundle
-        before = set(state.iterdir())
         options = ["--model", model, "--runtime", "torchscript", "--seeds", "3"]
         command = [sys.executable, "-m", "fuseport.cli", "verify", str(bundle), *options]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
             new: set[Path] = set()
             while not any(file.read_text().count("\n") >= 3 for file in new):
                 assert run.poll() is None, "it ended before it could be killed"
-                new = set(state.iterdir()) - before
+                new = set(state.iterdir())
                 time.sleep(0.002)
             run.send_signal(signal.SIGKILL)
         [file] = new
@@ -169,6 +174,21 @@ class TestOutputs:
         failed = [row for row in report.results if row.verdict == "fail"]
         assert {row.tensor for row in failed} == {"grad/one.bias"}
 
+    def test_what_a_gpu_gave_stays_of_a_gpu(
+        self, saved: tuple[Path, Report], small_bundle: Small, tmp_path: Path
+    ) -> None:
+        """As a machine with a GPU would save it."""
+        bundle, model = small_bundle
+        folder = shutil.copytree(saved[0], tmp_path / "copy")
+        content = json.loads((folder / outputs.INDEX).read_text())
+        assert content["environment"]["device"] == "cpu"
+        content["environment"]["device"] = "cuda"
+        _write(folder, content)
+        report = api.verify(bundle, model=model, load_outputs=folder)
+        assert report.environment["device"] == "cuda"
+        providers = {row.provider for row in report.results if row.runtime == "onnxruntime"}
+        assert providers == {"CUDAExecutionProvider"}
+
     @pytest.mark.parametrize(
         ("what", "error"),
         [
@@ -227,6 +247,7 @@ class TestOutputs:
             {"resume": True, "load_outputs": "a"},
             {"save_outputs": "a", "load_outputs": "b"},
             {"artifact": "a.onnx", "load_outputs": "b"},
+            {"device": "cuda", "load_outputs": "b"},
         ],
     )
     def test_options_that_exclude_each_other(

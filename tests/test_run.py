@@ -242,8 +242,7 @@ class Session:
 
 with tempfile.TemporaryDirectory() as folder:
     save_file({"input/x": torch.ones(1)}, f"{folder}/x")
-    job = {"id": "0", "runtime": "eager", "program": {}, "way": "run",
-           "tensors": f"{folder}/x", "layout": "contiguous",
+    job = {"id": "0", "way": "run", "tensors": f"{folder}/x", "layout": "contiguous",
            "inputs": ["x"], "cotangents": [], "repeats": 3}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = _run(Session(), job, Path(folder), Spent())

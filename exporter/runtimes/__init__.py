@@ -43,7 +43,8 @@ class Unsupported(Exception):
 class Session(Protocol):
     """An artifact, loaded.
 
-    One that hands tensors to another process may say what its last call took there: `seconds`.
+    One that hands tensors to another process may say what its last call took there: `seconds`. One
+    that takes them elsewhere than on the CPU says where: `device`, of torch.
     """
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,8 +71,7 @@ class Runtime(Protocol):
 
     A module may have `DEVICES`, the names of the devices that it runs on (see `_device`) and the
     execution provider of each, None where there are no such things; without it, it is the CPU
-    alone. Sessions take their tensors on the device if they are of torch; all others take them on
-    the CPU.
+    alone.
 
     A module may have `prepare(program)`, which compiles what its children could not: they write to
     no cache. What fails there is tried again in the child, which says why it fails.
@@ -91,8 +91,8 @@ class Runtime(Protocol):
             program: its `kind`, `forward` if absent, and what the manifest says: `inputs`,
                 `outputs`, and `ops`, the operators in it, where that is known; for `FORMAT` None
                 also `architecture` and `code`. `device` is where to run it, the CPU if absent.
-                `optimised` is False where a runtime is to run the
-                artifact as it is, for the sake of finding a fault, if it can.
+                `optimised` is False where a runtime is to run the artifact as it is, for the sake
+                of finding a fault, if it can.
         """
 
 

@@ -70,6 +70,7 @@ def binary() -> Path:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(target.parent / "host.lock"):
             if not target.exists():  # another process may have built it meanwhile
+                build.announce("the C++ host")
                 with build.staged(target) as made:
                     command = [*compiler, *_FLAGS, str(_SOURCE), *_LINK, "-o", str(made)]
                     build.run_compiler(command)

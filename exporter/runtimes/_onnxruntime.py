@@ -12,7 +12,7 @@ from torch import Tensor
 from fuseport.exporter.runtimes import Unsupported
 from fuseport.exporter.runtimes._numpy import to_array, to_tensor
 
-__all__ = ["PROVIDERS", "OnnxRuntimeSession", "from_value", "missing", "to_value"]
+__all__ = ["PROVIDERS", "OnnxRuntimeSession", "from_value", "load", "missing", "to_value"]
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """By device."""
@@ -27,6 +27,12 @@ def missing() -> str | None:
     if find_spec("onnxruntime") is None:
         return "ONNX Runtime is not installed: pip install onnxruntime-gpu (or onnxruntime)"
     return None
+
+
+def load(artifact: Path, program: Mapping[str, Any]) -> "OnnxRuntimeSession":
+    """A session without a library of custom ops; see `OnnxRuntimeSession`."""
+    optimised, device = program.get("optimised", True), program.get("device", "cpu")
+    return OnnxRuntimeSession(artifact, optimised=optimised, device=device)
 
 
 class OnnxRuntimeSession:

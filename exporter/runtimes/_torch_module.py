@@ -11,6 +11,8 @@ from fuseport.exporter.program.backward_forms import Asked
 
 __all__ = ["ModuleSession"]
 
+_CPU = torch.device("cpu")
+
 
 class ModuleSession:
     """Runs a module that takes a program's inputs by position and has torch's autograd.
@@ -19,6 +21,7 @@ class ModuleSession:
         call: inputs in order → the module's result.
         parameters: named, at each call the same ones.
         outputs: result → outputs by name.
+        device: of the parameters, and of the inputs of each call.
     """
 
     def __init__(
@@ -26,7 +29,9 @@ class ModuleSession:
         call: Callable[..., Any],
         parameters: Iterable[tuple[str, Tensor]],
         outputs: Callable[[Any], dict[str, Tensor]],
+        device: torch.device = _CPU,
     ) -> None:
+        self.device = device
         self._call = call
         self._parameters = {name: p for name, p in parameters if p.requires_grad}
         self._outputs = outputs

@@ -29,7 +29,6 @@ from fuseport.exporter import runtimes
 from fuseport.exporter.child.confined import work_in
 from fuseport.exporter.child.spent import OF_CHILD, Spent
 from fuseport.exporter.runtimes import Session, Unsupported
-from fuseport.exporter.runtimes._device import device_of
 from fuseport.exporter.runtimes._forms import run_forms
 from fuseport.exporter.runtimes._layouts import apart, lay_out
 from fuseport.exporter.runtimes._reason import telling_line
@@ -111,8 +110,9 @@ def _load(job: Mapping[str, Any]) -> Session | dict[str, Any]:
 
 
 def _run(session: Session, job: Mapping[str, Any], folder: Path, spent: Spent) -> dict[str, Any]:
+    place = getattr(session, "device", torch.device("cpu"))
     with spent.on("comparing"):
-        inputs, cotangents = _passed(job)
+        inputs, cotangents = _passed(job, place)
     if job["way"].endswith("forms"):
         try:
             with spent.on("running"):
@@ -145,7 +145,7 @@ def _run(session: Session, job: Mapping[str, Any], folder: Path, spent: Spent) -
                 calls.append(call)
             del found
     with spent.on("comparing"):
-        given, seeds = _passed(job)
+        given, seeds = _passed(job, place)
         mutated = _changed(given, inputs) + [f"cotangent_{n}" for n in _changed(seeds, cotangents)]
     return {"status": "done", "calls": calls, "mutated": mutated}
 
@@ -171,17 +171,14 @@ def _called(
     return results
 
 
-def _passed(job: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Inputs and cotangents, laid out in memory as the case wants them."""
-
-    # torch's runtimes alone take tensors where they compute; others are given to on the CPU.
-    of_torch = runtimes.devices(job["runtime"]).get("cuda", "") is None
-    place = device_of(job["program"] if of_torch else {})
+def _passed(
+    job: Mapping[str, Any], place: torch.device
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs and cotangents on a device, laid out in memory as the case wants them."""
 
     def read(kind: str, names: Iterable[str], layout: str) -> dict[str, Tensor]:
         with safe_open(job["tensors"], "pt") as file:
-            tensors = {name: file.get_tensor(f"{kind}/{name}").to(place) for name in names}
-        return {name: lay_out(tensor, layout) for name, tensor in tensors.items()}
+            return {n: lay_out(file.get_tensor(f"{kind}/{n}").to(place), layout) for n in names}
 
     layout = job["layout"]
     return read("input", job["inputs"], layout), read("cotangent", job["cotangents"], layout)

@@ -30,7 +30,9 @@ def missing() -> str | None:
 def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """The model of a bundle; `artifact` is its weights."""
     whole = models.rebuild(program["architecture"], artifact, code=program.get("code"))
-    whole.module.to(device_of(program))
+    device = device_of(program)
+    if device.type != "cpu":  # where all of it is: the user's own may have a `to` of its own
+        whole.module.to(device)
     model = at(whole, entry_of(program.get("kind", "forward")))
 
     def call(*inputs: Tensor) -> Any:
@@ -38,7 +40,10 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
             return model.module(*inputs)
 
     session = ModuleSession(
-        call, model.module.named_parameters(), lambda result: named_outputs(result, model.outputs)
+        call,
+        model.module.named_parameters(),
+        lambda result: named_outputs(result, model.outputs),
+        device,
     )
     if whole.stand_ins:
         # A backward of the model's own may import, too; installing at each call would be timed.

@@ -33,5 +33,5 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     module = loaded.module()
     names = [spec["name"] for spec in program["outputs"]]
     return ModuleSession(
-        module, module.named_parameters(), lambda result: named_outputs(result, names)
+        module, module.named_parameters(), lambda result: named_outputs(result, names), device
     )

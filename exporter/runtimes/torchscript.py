@@ -29,9 +29,10 @@ def missing() -> str | None:
 def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """A session on a `.pt` file."""
     register(program)
+    device = device_of(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
-        module = torch.jit.load(str(artifact), map_location=device_of(program))
+        module = torch.jit.load(str(artifact), map_location=device)
     names = [spec["name"] for spec in program["outputs"]]
     optimised = program.get("optimised", True)
 
@@ -40,5 +41,5 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
             return module(*inputs)
 
     return ModuleSession(
-        call, module.named_parameters(), lambda result: named_outputs(result, names)
+        call, module.named_parameters(), lambda result: named_outputs(result, names), device
     )

@@ -25,12 +25,14 @@ class Kept:
         recorder: of what runtimes give.
         saved: what runtimes gave elsewhere, to be judged instead of running them; None to run.
         seeds: of the cases, see `plan.seeded`.
+        device: that runtimes compute on, or computed.
     """
 
     record: Record
     recorder: Recorder
     saved: Saved | None
     seeds: tuple[int, ...]
+    device: str
 
 
 @contextmanager
@@ -47,7 +49,8 @@ def kept(
 
     Args:
         bundle: that is verified.
-        options: of the verification, as JSON data: with others, nothing is taken over.
+        options: of the verification, its `device` among them, as JSON data: with others, nothing is
+            taken over.
         seeds: of the cases; of loaded outputs, theirs.
         resume: take over what an earlier run of the same has done.
         save: a folder for what runtimes give.
@@ -57,14 +60,19 @@ def kept(
         UsageError: options that exclude each other; or as of `recorded`, `recording` and `load`.
         CorruptInput, Missing, StorageError: as of these.
     """
-    if load_from is not None and (save is not None or options.get("artifact") is not None):
-        raise UsageError("--load-outputs runs nothing: leave --save-outputs and --artifact out")
+    device = str(options["device"])
+    other = save is not None or options.get("artifact") is not None or device != "cpu"
+    if load_from is not None and other:
+        raise UsageError(
+            "--load-outputs runs nothing: leave --save-outputs, --artifact and --device out"
+        )
     if resume and (save is not None or load_from is not None):
         raise UsageError(
             "--resume runs only what is left: outputs of the rest alone cannot be saved or loaded"
         )
     saved = None if load_from is None else load(Path(load_from), bundle)
     used = tuple(seeds) if saved is None else saved.seeds
+    device = device if saved is None else saved.device
     facts = {
         "manifest": bundle.sha256,
         "options": options,
@@ -75,7 +83,7 @@ def kept(
     }
     target = None if save is None else Path(save)
     with (
-        recording(target, bundle, used) as recorder,
+        recording(target, bundle, used, device) as recorder,
         recorded(resuming.key(facts), resume=resume) as record,
     ):
-        yield Kept(record, recorder, saved, used)
+        yield Kept(record, recorder, saved, used, device)

@@ -84,13 +84,16 @@ class Recorder:
 
 
 @contextmanager
-def recording(target: Path | None, bundle: Bundle, seeds: Sequence[int]) -> Iterator[Recorder]:
+def recording(
+    target: Path | None, bundle: Bundle, seeds: Sequence[int], device: str = "cpu"
+) -> Iterator[Recorder]:
     """A recorder whose folder is at `target` on leaving, whole; if the body raises, nothing is.
 
     Args:
         target: a folder that is not there yet, or is empty; None records nothing.
         bundle: whose artifacts are run.
         seeds: of the cases, see `plan.seeded`.
+        device: that runtimes compute on.
 
     Raises:
         UsageError: something is at the target.
@@ -113,7 +116,7 @@ def recording(target: Path | None, bundle: Bundle, seeds: Sequence[int]) -> Iter
             "schema": SCHEMA,
             "bundle": bundle.folder.name,
             "manifest_sha256": bundle.sha256,
-            "environment": environment(),
+            "environment": {**environment(), "device": device},
             "seeds": list(seeds),
             **recorder.content(),
         }
@@ -129,6 +132,7 @@ class Saved:
     Attributes:
         folder: where they are.
         seeds: of the cases, see `plan.seeded`.
+        device: that they were computed on.
         note: a sentence on where they come from.
         entries: of the answers, as in the index.
         inputs: by case, a hash of its inputs and cotangents.
@@ -136,6 +140,7 @@ class Saved:
 
     folder: Path
     seeds: tuple[int, ...]
+    device: str
     note: str
     entries: tuple[Mapping[str, Any], ...]
     inputs: Mapping[str, str]
@@ -222,7 +227,12 @@ def load(folder: Path, bundle: Bundle) -> Saved:
     versions = ", ".join(f"{k} {v}" for k, v in made["versions"].items() if k != "fuseport")
     note = f"outputs were made elsewhere: {made['system']}, {versions}"
     return Saved(
-        folder, tuple(content["seeds"]), note, tuple(content["answers"]), content["inputs"]
+        folder,
+        tuple(content["seeds"]),
+        made.get("device", "cpu"),
+        note,
+        tuple(content["answers"]),
+        content["inputs"],
     )
 
 

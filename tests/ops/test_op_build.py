@@ -60,14 +60,20 @@ def compiler(spec: OpSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return stand_in
 
 
-def test_a_library_is_built_once(spec: OpSpec, compiler: Compiler) -> None:
+def test_a_library_is_built_once(
+    spec: OpSpec, compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fuseport")
     assert build.cached(spec) is None
     assert build.status(spec).state == "buildable"
     path = build.library_path(spec)
+    [said] = [record.message for record in caplog.records if "compiling" in record.message]
+    assert said.startswith(f"compiling {spec.name}'s kernels")
     assert path.read_bytes() == compiler.library.read_bytes()
     assert build.status(spec) == build.Status("built", str(path))
     assert build.library_path(spec) == build.cached(spec) == path
     assert compiler.links() == 1
+    assert sum("compiling" in record.message for record in caplog.records) == 1
     files = [p for p in path.parent.iterdir() if p.is_file()]
     assert sorted(p.suffix for p in files) == [".lock", ".so"]
     objects = [p.suffix for p in (path.parent / "objects").iterdir()]
