@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
 
 from fuseport import ops
 from fuseport.exporter import formats
@@ -108,7 +109,7 @@ class Scan(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Regions without gradients, in-place writes, splits, reductions, gathers."""
+    """Regions without gradients, splits, reductions, gathers, tensors made on the way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,6 +118,7 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         h = self.layer(x).masked_fill(mask.unsqueeze(-1), 0.25)
+        h = h + torch.arange(x.shape[1]).unsqueeze(-1) * torch.tensor([0.1, 0.2] * 4)
         with torch.no_grad():
             scale = h.abs().amax(-1, keepdim=True) + 1
         with torch.autocast("cpu", enabled=False):
@@ -228,6 +230,24 @@ def test_every_format_computes_what_eager_does(kind: type[nn.Module], tmp_path: 
             assert_same(artifacts["forward", name](inputs), outputs, 1e-4)
             got = artifacts["gradient", name]({**inputs, **cotangents})
             assert_same(got, outputs | gradients, 1e-4)
+    for program in programs:
+        given = inputs if program.kind == "forward" else {**inputs, **cotangents}
+        expected = outputs if program.kind == "forward" else outputs | gradients
+        assert_moves(tmp_path, program, given, expected)
+
+
+def assert_moves(
+    folder: Path, program: Program, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> None:
+    """On another device all is there: the meta device refuses what is not, as a GPU would."""
+    names = [spec.name for spec in program.outputs]
+    script = torch.jit.load(folder / f"{program.kind}.pt", map_location="meta")
+    exported = torch.export.load(folder / f"{program.kind}.pt2")
+    for module in (script, move_to_device_pass(exported, "meta").module()):
+        got = named_outputs(module(*(t.to("meta") for t in inputs.values())), names)
+        assert {n: (t.device.type, t.dtype, t.shape) for n, t in got.items()} == {
+            n: ("meta", t.dtype, t.shape) for n, t in expected.items()
+        }
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,10 @@ _SIZE_OPERATORS: dict[Any, str] = {
     torch.ops.aten.sym_numel.default: "{0}.numel()",
 }
 
+# The device of the first tensor there is: the program is captured on the CPU, and runs on any.
+_DEVICE = "device__"
+_CAPTURED = torch.device("cpu")
+
 # What torch.export adds to check its own assumptions; the sizes' ranges are in the manifest.
 _ASSERTIONS = {
     "aten::_assert_scalar",
@@ -71,7 +75,8 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
 
     `forward` takes the program's inputs in order. It returns the one output as it is, several as a
     `Dict[str, Tensor]` in the program's order. Parameters keep the model's names; those of a
-    forward program require gradients, so that autograd goes through it.
+    forward program require gradients, so that autograd goes through it. It computes where its
+    parameters and inputs are: `map_location` and `to` move it.
 
     Raises:
         ExportFailed: the graph has something that TorchScript cannot say.
@@ -124,7 +129,12 @@ def source(program: Program) -> str:
     result = "Tensor" if single else "Dict[str, Tensor]"
     lines = [f"def forward(self, {arguments}) -> {result}:"]
     values = {**attributes, **{str(k): v for k, v in names.items()}}
-    lines += _body(exported.graph_module, values)
+    tensors = [*names.values(), *attributes.values()]
+    body = list(_body(exported.graph_module, values))
+    if any(_DEVICE in line for line in body):
+        here = f"{tensors[0]}.device" if tensors else f"torch.device({str(_CAPTURED)!r})"
+        lines.append(f"    {_DEVICE} = {here}")
+    lines += body
     outputs = [values.get(str(name), str(name)) for name in signature.user_outputs]
     if single:
         lines.append(f"    return {outputs[0]}")
@@ -162,7 +172,10 @@ def _call(node: fx.Node, values: Mapping[str, str]) -> str:
         _value(value, values, str(argument.type))
         for argument, value in zip(schema.arguments, node.args, strict=False)
     ]
-    parts += [f"{name}={_value(value, values, types[name])}" for name, value in node.kwargs.items()]
+    given = dict(node.kwargs)
+    if types.get("device") == "Optional[Device]" and not any("Tensor" in t for t in types.values()):
+        given.setdefault("device", _CAPTURED)  # what makes a tensor of none makes it there
+    parts += [f"{name}={_value(value, values, types[name])}" for name, value in given.items()]
     return f"torch.ops.{schema.name.replace('::', '.')}({', '.join(parts)})"
 
 
@@ -179,7 +192,7 @@ def _value(value: Any, values: Mapping[str, str], type_: str = "") -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!r})"
     if isinstance(value, torch.device):
-        return f"torch.device({str(value)!r})"
+        return _DEVICE if value == _CAPTURED else f"torch.device({str(value)!r})"
     if isinstance(value, torch.dtype | torch.memory_format | torch.layout):
         return str(value)
     return repr(value)
