@@ -2,15 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from fuseport.cli import main
 from fuseport.exporter import api, availability, runtimes
+from fuseport.exporter.bundle import open_bundle
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.runtimes import RUNTIMES, _device
+from fuseport.exporter.verify.sample import read_all
+from fuseport.exporter.verify.subject import programs_of
 
 ON_A_GPU = ("eager", "exported_program", "onnxruntime", "onnxruntime+native", "torchscript")
 HAS_GPU = torch.cuda.is_available()
@@ -77,6 +82,41 @@ def test_nothing_runs_on_the_cpu_instead(
     }
     assert report.exit_code() not in (0, 1)
     assert report.environment["device"] == "cuda"
+
+
+@pytest.mark.parametrize("name", ["lightning_bundle", "huggingface_bundle"])
+def test_all_of_torch_runs_where_its_inputs_are(name: str, request: pytest.FixtureRequest) -> None:
+    """On the meta device, which computes nothing and refuses a tensor of the CPU as a GPU does."""
+    bundle = open_bundle(request.getfixturevalue(name))
+    programs = programs_of(bundle.manifest, None, None, "meta")
+    [sample] = (s for s in read_all(bundle.folder / "samples") if s.case.name == "export")
+    stored = {key: tensor.to("meta") for key, tensor in load_file(sample.file).items()}
+    inputs = {
+        spec["name"]: stored[f"input/{spec['name']}"] for spec in programs["forward"]["inputs"]
+    }
+    cotangents = {
+        key.removeprefix("cotangent/"): tensor
+        for key, tensor in stored.items()
+        if key.startswith("cotangent/")
+    }
+    passed = inputs | {f"cotangent_{n}": tensor for n, tensor in cotangents.items()}
+    found = [("eager", "forward", bundle.weights)]
+    found += [
+        (entry["format"], entry["program"], bundle.folder / entry["file"])
+        for entry in bundle.manifest["artifacts"]
+        if entry["format"] in ("torchscript", "exported_program")
+    ]
+    assert len(found) == 5
+    for runtime, program, file in found:
+        session: Any = runtimes.get(runtime).load(file, programs[program])
+        assert session.device.type == "meta"
+        names = [spec["name"] for spec in programs[program]["inputs"]]
+        results = session.run({n: passed[n] for n in names})
+        if program == "forward":
+            results |= session.differentiate(inputs, cotangents)
+        devices = {n: t.device.type for n, t in results.items() if t is not None}
+        assert set(devices.values()) == {"meta"}, (runtime, program)
+        assert set(devices) >= {spec["name"] for spec in programs["gradient"]["outputs"]}
 
 
 @needs_gpu
