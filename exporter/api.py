@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from fuseport.exporter import admission, formats, models, shims
 from fuseport.exporter import bench as timing
 from fuseport.exporter import checkpoint as checkpoints
-from fuseport.exporter.availability import chosen_runtimes, unavailable
+from fuseport.exporter.availability import chosen_runtimes, require, unavailable
 from fuseport.exporter.bench import Bench, Timing
 from fuseport.exporter.bundle import (
     WEIGHTS,
@@ -77,6 +77,7 @@ def export(
     programs: Sequence[Kind] = PROGRAMS,
     format: Sequence[str] | None = None,
     opset: int = formats.DEFAULT_OPSET,
+    device: str = "cpu",
     dtype: str | None = None,
     seed: int = 0,
     force: bool = False,
@@ -104,6 +105,7 @@ def export(
             takes minutes to compile a large model, and runs only on machines like this one, and
             `onnx_native`, which runs in fewer runtimes than `onnx`.
         opset: of ONNX's standard operators.
+        device: that `aot_inductor` compiles for, `cpu` or `cuda`; all other files serve any.
         dtype: to convert the weights to, `bfloat16` for example; None leaves them.
         seed: of example inputs and samples.
         force: replace a bundle that is there.
@@ -128,6 +130,12 @@ def export(
     if stand_ins and model is None:
         raise UsageError("shims are for model code: give --model too")
     writers = {name: formats.get(name) for name in wanted}
+    require(device)
+    if device != "cpu" and not any(map(formats.compiled, writers)):
+        raise UsageError(
+            f"--device {device} is for code compiled now: add --format aot_inductor; "
+            "the files of the other formats serve any device"
+        )
     with own_ops(ops) as own:
         progress("reading the checkpoint")
         loaded = checkpoints.load(Path(checkpoint), weights)
@@ -147,7 +155,7 @@ def export(
                 manifest["own_ops"] = noted
             manifest["libraries"], without = libraries.pack(manifest, folder)
             manifest["notes"] += without
-            options = formats.Options(folder / WEIGHTS, opset)
+            options = formats.Options(folder / WEIGHTS, opset, device)
             for program in captured:
                 for name, writer in writers.items():
                     if program.kind in programs:
@@ -278,6 +286,7 @@ def self_test(
     ops: str | None = None,
     seed: int = 0,
     limits: Limits | None = None,
+    device: str = "cpu",
     progress: Progress = lambda _: None,
 ) -> Power:
     """Plant bugs in copies of a bundle's files and in its ops: does `verify` see them?
@@ -287,14 +296,15 @@ def self_test(
     """
     begin = time.monotonic()
     opened = open_bundle(Path(bundle))
-    chosen = chosen_runtimes(runtime)
+    chosen = chosen_runtimes(runtime, device)
     admission.admit(opened, None)
     with own_ops(ops) as own, work_folder() as work:
-        subject = prepare(opened, model, work, progress, own)
+        subject = prepare(opened, model, work, progress, own, device=device)
         test = SelfTest(subject, work, limits or Limits(), seed, progress)
         for name in chosen if runtime else preferred(chosen, opened.manifest):
             test.run(name, ops, unavailable(name, opened, None, named=runtime is not None))
-    return test.power(environment(), time.monotonic() - begin)
+    where = {**environment(), "device": device}
+    return test.power(where, time.monotonic() - begin)
 
 
 def bench(
@@ -307,6 +317,7 @@ def bench(
     ops: str | None = None,
     rounds: int = 10,
     limits: Limits | None = None,
+    device: str = "cpu",
     progress: Progress = lambda _: None,
 ) -> Bench:
     """Time every artifact of a bundle in every runtime, in turns with the model in eager.
@@ -320,23 +331,24 @@ def bench(
         ops: the user's own ops, where the bundle has some.
         rounds: turns that each runtime and eager take.
         limits: of each runtime's process; None for the default.
+        device: `cpu`, or `cuda` for the runtimes that run on a GPU, eager among them.
         progress: told of each step.
 
     Raises:
         UsageError: a name is unknown, or there is no such bundle or dimension.
         UnsafeInput: a runtime that was named would load machine code that is not trusted.
         CorruptInput: the bundle is not as it was written.
-        Missing: a runtime that was named is not installed.
+        Missing: a runtime that was named is not installed, or there is no such device.
     """
     opened = open_bundle(Path(bundle))
-    chosen = chosen_runtimes(runtime)
+    chosen = chosen_runtimes(runtime, device)
     admission.admit(opened, None)
     manifest = opened.manifest
     results: list[Timing] = []
     with own_ops(ops) as own, work_folder() as work:
         rebuilt = model is not None or manifest["architecture"]["name"] != "user"
         rebuilt = rebuilt and (own is not None or "own_ops" not in manifest)
-        programs = programs_of(manifest, model, own)
+        programs = programs_of(manifest, model, own, device)
         any_case = {entry_of(kind): [""] for kind in programs}
         points = timing.points(opened, sizes, manifest["seed"], work)
         for name in chosen:
@@ -371,7 +383,8 @@ def bench(
                 progress=progress,
             )
             shutil.rmtree(folder)
-    return Bench(str(bundle), opened.sha256, rounds, tuple(results), environment())
+    where = {**environment(), "device": device}
+    return Bench(str(bundle), opened.sha256, rounds, tuple(results), where)
 
 
 def _planned(

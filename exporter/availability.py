@@ -8,7 +8,20 @@ from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.errors import Missing, UnsafeInput, UsageError
 from fuseport.exporter.runtimes import _device
 
-__all__ = ["chosen_runtimes", "unavailable"]
+__all__ = ["chosen_runtimes", "require", "unavailable"]
+
+
+def require(device: str) -> None:
+    """See that a device is here.
+
+    Raises:
+        UsageError: there is none of that name.
+        Missing: it is not here.
+    """
+    if device not in _device.DEVICES:
+        raise UsageError(f"{device} is not a device; there are: {', '.join(_device.DEVICES)}")
+    if reason := _device.missing(device):
+        raise Missing(f"{device}: {reason}")
 
 
 def chosen_runtimes(names: Sequence[str] | None, device: str = "cpu") -> tuple[str, ...]:
@@ -19,10 +32,7 @@ def chosen_runtimes(names: Sequence[str] | None, device: str = "cpu") -> tuple[s
             the device.
         Missing: the device is not here, or a runtime that was named is not installed.
     """
-    if device not in _device.DEVICES:
-        raise UsageError(f"{device} is not a device; there are: {', '.join(_device.DEVICES)}")
-    if reason := _device.missing(device):
-        raise Missing(f"{device}: {reason}")
+    require(device)
     if names is None:
         return tuple(name for name in runtimes.RUNTIMES if device in runtimes.devices(name))
     for name in names:

@@ -25,6 +25,7 @@ __all__ = [
     "architectures",
     "cached",
     "compile_command",
+    "library_path",
     "load",
     "nvcc",
     "settled",
@@ -58,13 +59,22 @@ def cached(spec: OpSpec) -> Path | None:
     return build.find(_library(spec))
 
 
+def library_path(spec: OpSpec) -> Path:
+    """The library of the op's CUDA kernels, built now if it is not in the cache.
+
+    Raises:
+        BuildError: they cannot be compiled; the message is one line, and says why.
+    """
+    return build.built(_library(spec))
+
+
 def load(spec: OpSpec) -> Path:
     """Loads the CUDA kernels of the op, compiled now if need be, after the op's own library.
 
     Raises:
         BuildError: they cannot be compiled or loaded; the message is one line, and says why.
     """
-    path = build.built(_library(spec))
+    path = library_path(spec)
     try:
         torch.ops.load_library(path)
     except OSError as error:

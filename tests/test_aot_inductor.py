@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fuseport.exporter import api, formats
-from fuseport.exporter.bundle import MANIFEST, hash_file, open_bundle, trust
+from fuseport.exporter.bundle import MANIFEST, hash_file, machine, open_bundle, trust
 from fuseport.exporter.errors import ExportFailed, Missing, UnsafeInput, UsageError
 from fuseport.exporter.program import Program, TensorSpec
 from fuseport.exporter.program.forward import capture_forward
@@ -220,6 +220,26 @@ def test_a_package_of_another_machine_is_unsupported(
     )
     with pytest.raises(Unsupported, match=reason):
         runtime.load(file, {"outputs": []})
+
+
+@pytest.mark.parametrize("runtime", [aot_inductor, aot_inductor_cpp], ids=RUNTIMES)
+def test_a_package_of_another_device_is_unsupported(
+    runtime: Any, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = bundle / "forward.aoti.pt2"
+    there = repacked(
+        here, tmp_path / "f.aoti.pt2", lambda b: b.update({"device": "cuda", "gpu": [9, 0]})
+    )
+    on_a_gpu = {"outputs": [], "device": "cuda"}
+    with pytest.raises(
+        Unsupported, match=r"for cpu, not cuda; .*inductor --device cuda, or"
+    ):
+        runtime.load(here, on_a_gpu)
+    with pytest.raises(Unsupported, match=r"for cuda, not cpu; .*or run it with --device cuda"):
+        runtime.load(there, {"outputs": []})
+    monkeypatch.setattr(machine, "gpu", lambda: [8, 0])
+    with pytest.raises(Unsupported, match=r"a GPU of compute capability 9\.0, not 8\.0; export it"):
+        runtime.load(there, on_a_gpu)
 
 
 @pytest.mark.parametrize("runtime", [aot_inductor, aot_inductor_cpp], ids=RUNTIMES)

@@ -17,21 +17,32 @@ from fuseport.exporter.runtimes import RUNTIMES, _device
 from fuseport.exporter.verify.sample import read_all
 from fuseport.exporter.verify.subject import programs_of
 
-ON_A_GPU = ("eager", "exported_program", "onnxruntime", "onnxruntime+native", "torchscript")
+ON_A_GPU = tuple(name for name in RUNTIMES if name != "onnx_reference")
+LIGHTNING = Path(__file__).parents[1] / "fixtures/lightning/mamba-kjv.ckpt"
 HAS_GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU here")
 needs_none = pytest.mark.skipif(HAS_GPU, reason="there is a GPU here")
 
 
 @needs_none
-def test_a_device_that_is_not_here_ends_with_5(small_bundle: tuple[Path, str]) -> None:
+def test_a_device_that_is_not_here_ends_with_5(
+    small_bundle: tuple[Path, str], tmp_path: Path
+) -> None:
     """Fault 16, before anything runs."""
     bundle, model = small_bundle
-    done = CliRunner().invoke(main, ["verify", str(bundle), "--model", model, "--device", "cuda"])
-    assert done.exit_code == 5
-    [line] = [line for line in done.output.splitlines() if line.startswith("fuseport: ")]
-    assert line.startswith("fuseport: cuda: ")
-    assert ("torch is built without CUDA" in line) == (torch.version.cuda is None)
+    there = str(tmp_path / "b")
+    for command in (
+        ["verify", str(bundle), "--model", model, "--reference", "cpu"],
+        ["verify", str(bundle), "--model", model, "--self-test"],
+        ["bench", str(bundle), "--model", model],
+        ["export", str(LIGHTNING), "-o", there, "--format", "aot_inductor"],
+    ):
+        done = CliRunner().invoke(main, [*command, "--device", "cuda"])
+        assert done.exit_code == 5, command
+        [line] = [line for line in done.output.splitlines() if line.startswith("fuseport: ")]
+        assert line.startswith("fuseport: cuda: ")
+        assert ("torch is built without CUDA" in line) == (torch.version.cuda is None)
+    assert not Path(there).exists()
 
 
 def test_a_device_that_is_none_is_wrong_usage(small_bundle: tuple[Path, str]) -> None:
@@ -39,13 +50,22 @@ def test_a_device_that_is_none_is_wrong_usage(small_bundle: tuple[Path, str]) ->
         api.verify(small_bundle[0], device="tpu")
 
 
+def test_a_device_is_asked_of_what_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other files serve any: nothing would come of it."""
+    monkeypatch.setattr(_device, "missing", lambda device: None)
+    with pytest.raises(UsageError, match="add --format aot_inductor; the files of the other"):
+        api.export(LIGHTNING, tmp_path / "b", device="cuda")
+
+
 def test_runtimes_say_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("cpu" in runtimes.devices(name) for name in RUNTIMES)
     assert availability.chosen_runtimes(None) == RUNTIMES
     monkeypatch.setattr(_device, "missing", lambda device: None)
     assert availability.chosen_runtimes(None, "cuda") == ON_A_GPU
-    with pytest.raises(UsageError, match="libtorch does not run on cuda; those that do: eager,"):
-        availability.chosen_runtimes(["libtorch"], "cuda")
+    with pytest.raises(UsageError, match="onnx_reference does not run on cuda; those that do: ao"):
+        availability.chosen_runtimes(["onnx_reference"], "cuda")
     monkeypatch.setattr(_device, "missing", lambda device: "none")
     with pytest.raises(Missing, match="cuda: none"):
         availability.chosen_runtimes(["eager"], "cuda")
@@ -75,7 +95,7 @@ def test_nothing_runs_on_the_cpu_instead(
     bundle, model = small_bundle
     report = api.verify(bundle, model=model, device="cuda", localise=False)
     rows = [row for row in report.results if row.runtime != "float64"]
-    assert {row.runtime for row in rows} == {"eager", "onnxruntime", "torchscript"}
+    assert {row.runtime for row in rows} == {"eager", "libtorch", "onnxruntime", "torchscript"}
     assert not [row for row in rows if row.verdict == "pass"]
     assert {row.provider for row in rows if row.runtime == "onnxruntime"} == {
         "CUDAExecutionProvider"

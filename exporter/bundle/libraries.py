@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.bundle import MANIFEST, machine, trust
-from fuseport.ops import OPS, build, registration
+from fuseport.ops import OPS, build, cuda, registration
 from fuseport.ops.spec import OpSpec
 
 __all__ = ["FOLDER", "find", "pack"]
@@ -44,7 +44,7 @@ def pack(manifest: Mapping[str, Any], folder: Path) -> tuple[list[dict[str, str]
     return entries, notes
 
 
-def find(artifact: Path, operators: Iterable[str] = ()) -> list[Path]:
+def find(artifact: Path, operators: Iterable[str] = (), device: str = "cpu") -> list[Path]:
     """The libraries that an artifact needs, to be loaded before it.
 
     They are the bundle's own, where the user trusts it and it was exported for this system, machine
@@ -53,9 +53,11 @@ def find(artifact: Path, operators: Iterable[str] = ()) -> list[Path]:
     Args:
         artifact: the file.
         operators: that are in it, `fuseport::<name>`, for a file outside a bundle; none for all.
+        device: `cuda` for those of the CUDA kernels, too, which are always of this machine.
 
     Raises:
-        BuildError: one is needed from this machine, and cannot be built.
+        BuildError: one is needed from this machine, and cannot be built; or an op has no kernels
+            for CUDA, and no Python is there to run its reference.
     """
     try:
         content = (artifact.parent / MANIFEST).read_bytes()
@@ -65,7 +67,8 @@ def find(artifact: Path, operators: Iterable[str] = ()) -> list[Path]:
         listed = set()
     if artifact.name not in listed:
         native = [spec for spec in OPS.values() if spec.library or spec.has("torch.cpp")]
-        return [_own(spec) for spec in _used(operators) or native]
+        used = _used(operators) or native
+        return [*(_own(spec) for spec in used), *_for_device(used, device)]
     trusted = trust.is_trusted(hashlib.sha256(content).hexdigest())
     bundled = {
         entry["op"]: artifact.parent / entry["file"]
@@ -75,7 +78,8 @@ def find(artifact: Path, operators: Iterable[str] = ()) -> list[Path]:
     # Libraries of a user's own ops serve without the spec of theirs.
     others = [file for op, file in bundled.items() if op not in OPS]
     used = _used(manifest["ops"], complete=not others)
-    return [*others, *(bundled.get(spec.name) or _own(spec) for spec in used)]
+    own = (bundled.get(spec.name) or _own(spec) for spec in used)
+    return [*others, *own, *_for_device(used, device)]
 
 
 def _used(operators: Iterable[str], *, complete: bool = True) -> list[OpSpec]:
@@ -87,6 +91,16 @@ def _used(operators: Iterable[str], *, complete: bool = True) -> list[OpSpec]:
         name = min(unknown)
         raise build.BuildError(f"{name} is an operator of the user's own: give its file with --ops")
     return [OPS[name] for name, own in found.items() if own]
+
+
+def _for_device(used: Iterable[OpSpec], device: str) -> list[Path]:
+    """The libraries that have kernels for another device than the CPU."""
+    if device == "cpu":
+        return []
+    ours = [spec for spec in used if spec.library is None]  # a library of the user's has its own
+    if lacking := [spec.name for spec in ours if not spec.has("cuda.cpp")]:
+        raise build.BuildError(f"there is no CUDA kernel of {', '.join(lacking)}")
+    return [cuda.library_path(spec) for spec in ours]
 
 
 def _own(spec: OpSpec) -> Path:

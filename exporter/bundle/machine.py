@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["cpu_features", "here", "unlike"]
+__all__ = ["cpu_features", "gpu", "here", "unlike"]
 
 
 def here() -> dict[str, str]:
@@ -24,11 +24,17 @@ def cpu_features() -> tuple[str, ...]:
     return tuple(sorted(name for name, present in known.items() if present is True))
 
 
+def gpu() -> list[int]:
+    """The compute capability of the GPU that torch computes on: [9, 0] of an H200."""
+    return list(torch.cuda.get_device_capability())
+
+
 def unlike(bound: Mapping[str, Any]) -> str | None:
     """Why code that is bound to `bound` does not run here; None if it does.
 
     Args:
-        bound: as from `here`, and `cpu`, the instruction sets that it uses, if it is known.
+        bound: as from `here`, and `cpu`, the instruction sets that it uses, if it is known, and
+            `gpu`, as from `gpu`, if it is code for one.
     """
     differing = [
         f"{name} {bound[name]}, not {value}"
@@ -37,6 +43,9 @@ def unlike(bound: Mapping[str, Any]) -> str | None:
     ]
     if differing:
         return f"compiled for {'; '.join(differing)}"
+    if "gpu" in bound and bound["gpu"] != gpu():
+        made, present = (".".join(map(str, found)) for found in (bound["gpu"], gpu()))
+        return f"compiled for a GPU of compute capability {made}, not {present}"
     needed: Sequence[str] = bound.get("cpu", ())
     lacking = sorted(set(needed) - set(cpu_features()))
     return f"compiled for a processor with {', '.join(lacking)}" if lacking else None

@@ -15,6 +15,7 @@ Examples:
   fuseport bench bundle/
   fuseport bench bundle/ --size length=1024,batch=1 --program forward --json bench.json
   fuseport bench bundle/ --runtime onnxruntime --runtime onnxruntime+fused
+  fuseport bench bundle/ --device cuda
 """
 
 
@@ -30,6 +31,13 @@ Examples:
 )
 @click.option("--model", metavar="MODULE:CALLABLE", help="Your own code that builds the model.")
 @OPS
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="cpu|cuda",
+    help="Where runtimes compute, eager too.",
+)
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1), help="Turns.")
 @JSON
 @click.option(
@@ -42,6 +50,7 @@ def bench(
     size: tuple[str, ...],
     model: str | None,
     own: str | None,
+    device: str,
     rounds: int,
     json_: Path | None,
     timeout: float,
@@ -62,6 +71,7 @@ def bench(
             ops=own,
             rounds=rounds,
             limits=Limits(timeout),
+            device=device,
             progress=tell,
         )
     write(result, json_, result.reasons())

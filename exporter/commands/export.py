@@ -17,6 +17,7 @@ Examples:
   fuseport export vim.pth -o bundle/ --weights model_ema
   fuseport export model.ckpt -o b/ --format onnx --program gradient --opset 18 --dtype bfloat16
   fuseport export model.ckpt -o b/ --program forward --program step
+  fuseport export model.ckpt -o b/ --format aot_inductor --device cuda
   fuseport export model.ckpt -o b/ --model net.py:Net --input-shapes 'x:[batch,length,64]'
   fuseport export vim.pth -o b/ --model vim/models_mamba.py:VisionMamba --shim auto …
   fuseport export model.ckpt -o b/ --model net.py:Net --inputs samples.safetensors
@@ -79,6 +80,13 @@ Examples:
     show_default=True,
     help="native: also ONNX files with operators that opset 23 or ONNX Runtime has for fused ops.",
 )
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="cpu|cuda",
+    help="That AOTInductor compiles for; all other files serve any.",
+)
 @click.option("--opset", type=int, metavar="N", help="Of ONNX's standard operators, 18 to 23.")
 @click.option("--dtype", metavar="DTYPE", help="Convert the weights to it, bfloat16 for example.")
 @click.option("--seed", default=0, show_default=True, help="Of example inputs and samples.")
@@ -96,6 +104,7 @@ def export(
     format_: tuple[str, ...],
     program: tuple[str, ...],
     lowering: str,
+    device: str,
     opset: int | None,
     dtype: str | None,
     seed: int,
@@ -127,6 +136,7 @@ def export(
             format=wanted,
             programs=[one_of(name, KINDS, "program") for name in program] or api.PROGRAMS,
             opset=formats.DEFAULT_OPSET if opset is None else opset,
+            device=device,
             dtype=dtype,
             seed=seed,
             force=force,

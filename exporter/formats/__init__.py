@@ -14,7 +14,17 @@ from typing import Any, Protocol, cast
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.program import Program
 
-__all__ = ["DEFAULT_OPSET", "FORMATS", "OPSETS", "Format", "Options", "default", "get", "of_file"]
+__all__ = [
+    "DEFAULT_OPSET",
+    "FORMATS",
+    "OPSETS",
+    "Format",
+    "Options",
+    "compiled",
+    "default",
+    "get",
+    "of_file",
+]
 
 OPSETS = range(18, 24)
 DEFAULT_OPSET = 20
@@ -32,14 +42,20 @@ class Options:
     Attributes:
         weights: the bundle's `weights.safetensors`, in the folder that the artifact is written to.
         opset: of ONNX's standard operators, one of `OPSETS`.
+        device: that machine code is compiled for, `cpu` or `cuda`.
     """
 
     weights: Path
     opset: int = DEFAULT_OPSET
+    device: str = "cpu"
 
 
 class Format(Protocol):
-    """What a module here implements."""
+    """What a module here implements.
+
+    A module may have `COMPILED`, true if its files are machine code for one device; those of the
+    others serve any.
+    """
 
     SUFFIX: str
     """Of its files; a longer one that fits goes before a shorter one."""
@@ -54,6 +70,11 @@ class Format(Protocol):
 def default() -> tuple[str, ...]:
     """The names of the formats that an export writes unasked."""
     return tuple(name for name in FORMATS if get(name).DEFAULT)
+
+
+def compiled(name: str) -> bool:
+    """Whether a format's files are machine code for one device."""
+    return bool(getattr(get(name), "COMPILED", False))
 
 
 def get(name: str) -> Format:

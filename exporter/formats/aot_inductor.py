@@ -1,8 +1,9 @@
 """Program → AOTInductor package: C++ code that Inductor writes, compiled here, weights included.
 
 A package runs without the model's code and without Python, on machines like this one: the same
-version of torch and system, and a processor with the same instruction sets. It takes the strides of
-its inputs for known: they must be contiguous.
+version of torch and system, and a processor with the same instruction sets; one for a GPU, where
+there is one of the same compute capability. It takes the strides of its inputs for known: they must
+be contiguous.
 """
 
 import copy
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 from torch import fx
+from torch.export.passes import move_to_device_pass
 
 from fuseport.exporter.bundle import machine
 from fuseport.exporter.errors import ExportFailed, Missing
@@ -28,10 +30,11 @@ from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
 from fuseport.ops import build
 
-__all__ = ["BOUND", "DEFAULT", "SUFFIX", "write"]
+__all__ = ["BOUND", "COMPILED", "DEFAULT", "SUFFIX", "write"]
 
 SUFFIX = ".aoti.pt2"
 DEFAULT = False
+COMPILED = True
 
 # The key in a package's metadata under which it says what machine it is for.
 BOUND = "fuseport"
@@ -49,10 +52,11 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         ExportFailed: Inductor or the compiler refuses the program.
         Missing: there is no compiler that Inductor can use.
     """
-    del options
-    config, bound = _config(_compiler())
+    config, bound = _config(_compiler(), options.device)
     exported = copy.copy(program.exported)
-    exported.example_inputs = (_examples(program), {})
+    if options.device != "cpu":
+        exported = move_to_device_pass(exported, options.device)
+    exported.example_inputs = (_examples(program, options.device), {})
     with _work_folder() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its own code
         from torch._inductor import aot_compile
@@ -88,7 +92,7 @@ def _compiler() -> str:
     return command[0]
 
 
-def _config(compiler: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _config(compiler: str, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inductor's options, and what the code is bound to."""
     from torch._inductor import config
 
@@ -99,7 +103,9 @@ def _config(compiler: str) -> tuple[dict[str, Any], dict[str, Any]]:
         # Inductor's own choice is -march=native, of a width that not all processors have.
         portable = {"cpp.march": "", "cpp.simdlen": 256}
         features = _AVX2
-    bound = {**machine.here(), "cpu": list(features)}
+    bound = {**machine.here(), "cpu": list(features), "device": device}
+    if device == "cuda":
+        bound["gpu"] = machine.gpu()
     wanted = {
         **portable,
         "aot_inductor.package": True,
@@ -114,13 +120,14 @@ def _config(compiler: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: value for name, value in wanted.items() if name in known}, bound
 
 
-def _examples(program: Program) -> tuple[torch.Tensor, ...]:
+def _examples(program: Program, device: str) -> tuple[torch.Tensor, ...]:
     """Inputs of the sizes of the capture; Inductor compiles for all sizes, and runs nothing."""
     nodes = {node.name: node for node in program.exported.graph.nodes}
     values = [nodes[str(n)].meta["val"] for n in program.exported.graph_signature.user_inputs]
     assert all(value.is_contiguous() for value in values), "callers pass contiguous inputs"
     return tuple(
-        torch.zeros([_hint(size) for size in value.shape], dtype=value.dtype) for value in values
+        torch.zeros([_hint(size) for size in value.shape], dtype=value.dtype, device=device)
+        for value in values
     )
 
 

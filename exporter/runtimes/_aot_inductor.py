@@ -4,6 +4,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -14,11 +15,12 @@ from fuseport.exporter.runtimes import Unsupported
 __all__ = ["check", "contiguous"]
 
 
-def check(artifact: Path) -> None:
+def check(artifact: Path, program: Mapping[str, Any]) -> None:
     """Look into a package without running anything of it.
 
     Raises:
-        Unsupported: it was compiled for another machine or version of torch.
+        Unsupported: it was compiled for another machine or version of torch, or for another device
+            than the program is to be run on.
         ValueError: it is no package.
     """
     try:
@@ -30,8 +32,15 @@ def check(artifact: Path) -> None:
         raise ValueError(f"no AOTInductor package: {error}") from error
     if any(name.startswith("/") or ".." in Path(name).parts for name in names):
         raise ValueError("no AOTInductor package: a member of it points outside of it")
-    for metadata in said:
-        if BOUND in metadata and (reason := machine.unlike(json.loads(metadata[BOUND]))):
+    wanted = program.get("device", "cpu")
+    for bound in (json.loads(metadata[BOUND]) for metadata in said if BOUND in metadata):
+        compiled = bound.get("device", "cpu")
+        if compiled != wanted:
+            raise Unsupported(
+                f"compiled for {compiled}, not {wanted}; export it with --format aot_inductor "
+                f"--device {wanted}, or run it with --device {compiled}"
+            )
+        if reason := machine.unlike(bound):
             raise Unsupported(f"{reason}; export it here with --format aot_inductor")
 
 

@@ -2,7 +2,7 @@
 
 It is compiled as the ops' libraries are, with the same compiler and into the same cache folder, and
 links libtorch_cpu and libc10 alone: torch's CMake package would want the CUDA toolkit wherever
-torch is built for CUDA.
+torch is built for CUDA. On a GPU it opens libtorch_cuda before the ops' libraries.
 """
 
 import hashlib
@@ -24,6 +24,7 @@ from torch import Tensor
 from fuseport.exporter.bundle.libraries import find
 from fuseport.exporter.child import ending
 from fuseport.exporter.runtimes import Unsupported, _ops
+from fuseport.exporter.runtimes._device import device_of
 from fuseport.exporter.runtimes._reason import telling_line
 from fuseport.ops import build
 from fuseport.ops.build import BuildError
@@ -88,16 +89,20 @@ class HostSession:
         program: what the manifest says of it.
 
     Raises:
-        Unsupported: the library of an op is not in the bundle, and cannot be built.
+        Unsupported: the library of an op is not in the bundle, and cannot be built; or an op has
+            no kernel for the device.
         RuntimeError: as `Host`.
     """
 
     def __init__(self, format_name: str, artifact: Path, program: Mapping[str, Any]) -> None:
+        device = device_of(program).type
         try:
-            libraries = find(artifact, program.get("ops", ()))
+            libraries = find(artifact, program.get("ops", ()), device)
         except BuildError as error:
             raise Unsupported(f"without the ops' libraries: {error}") from error
-        self._start = partial(Host, format_name, artifact, libraries)
+        if device == "cuda":
+            libraries.insert(0, _TORCH / "lib/libtorch_cuda.so")
+        self._start = partial(Host, format_name, artifact, libraries, device)
         self._outputs = [spec["name"] for spec in program["outputs"]]
         self._host = self._start()
         self.seconds: float | None = None  # of the last call itself, without the way there and back
@@ -138,15 +143,18 @@ class Host:
     Args:
         format_name: `torchscript` or `aot_inductor`.
         artifact: the file.
-        libraries: of ops, to be opened first.
+        libraries: to be opened first, in order.
+        device: `cpu` or `cuda`.
 
     Raises:
         RuntimeError: it cannot load them, with the reason; or it died of loading them.
     """
 
-    def __init__(self, format_name: str, artifact: Path, libraries: Sequence[Path]) -> None:
+    def __init__(
+        self, format_name: str, artifact: Path, libraries: Sequence[Path], device: str = "cpu"
+    ) -> None:
         self._popen = subprocess.Popen(
-            [binary(), format_name, artifact, *libraries],
+            [binary(), format_name, artifact, device, *libraries],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

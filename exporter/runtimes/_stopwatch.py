@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import torch
 from safetensors import safe_open
 
 from fuseport.exporter import runtimes
@@ -52,11 +53,15 @@ def _answer(request: Mapping[str, Any], asked: IO[bytes], folder: Path) -> None:
 
 
 def _timed(session: Session, job: Mapping[str, Any]) -> dict[str, Any]:
+    place = getattr(session, "device", torch.device("cpu"))
     with safe_open(job["tensors"], "pt") as file:
-        inputs = {name: file.get_tensor(f"input/{name}") for name in job["inputs"]}
-        cotangents = {name: file.get_tensor(f"cotangent/{name}") for name in job["cotangents"]}
+        inputs = {n: file.get_tensor(f"input/{n}").to(place) for n in job["inputs"]}
+        cotangents = {n: file.get_tensor(f"cotangent/{n}").to(place) for n in job["cotangents"]}
+    # A GPU has done nothing yet when a call returns.
+    wait = torch.cuda.synchronize if place.type == "cuda" else lambda: None
     seconds: list[float] = []
     try:
+        wait()
         for _ in range(job["calls"]):
             begin = time.perf_counter()
             if job["way"] == "autograd":
@@ -66,6 +71,7 @@ def _timed(session: Session, job: Mapping[str, Any]) -> dict[str, Any]:
                 session.run({**inputs, **named})
             else:
                 session.run(inputs)
+            wait()
             passed = time.perf_counter() - begin
             # A session that hands tensors to another process says what the call itself took there.
             seconds.append(getattr(session, "seconds", None) or passed)

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from fuseport.exporter.program import named_outputs
 from fuseport.exporter.runtimes._aot_inductor import check, contiguous
+from fuseport.exporter.runtimes._device import device_of
 from fuseport.exporter.runtimes._ops import prepare, register
 
-__all__ = ["AUTOGRAD", "FORMAT", "load", "missing", "prepare"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "aot_inductor"
 AUTOGRAD = False
+DEVICES = {"cpu": None, "cuda": None}
 
 
 def missing() -> str | None:
@@ -26,17 +28,18 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_Session":
     """A session on an `.aoti.pt2` file.
 
     Raises:
-        Unsupported: it was compiled for another machine or version of torch.
+        Unsupported: it was compiled for another machine, device or version of torch.
     """
-    check(artifact)
+    check(artifact, program)
     register(program)
-    return _Session(artifact, [spec["name"] for spec in program["outputs"]])
+    return _Session(artifact, [spec["name"] for spec in program["outputs"]], device_of(program))
 
 
 class _Session:
-    def __init__(self, artifact: Path, outputs: list[str]) -> None:
+    def __init__(self, artifact: Path, outputs: list[str], device: torch.device) -> None:
         from torch._inductor import aoti_load_package
 
+        self.device = device
         self._package = aoti_load_package(str(artifact))
         self._outputs = outputs
 

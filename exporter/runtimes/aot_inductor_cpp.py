@@ -10,10 +10,11 @@ from fuseport.exporter.runtimes import _host
 from fuseport.exporter.runtimes._aot_inductor import check, contiguous
 from fuseport.exporter.runtimes._host import prepare
 
-__all__ = ["AUTOGRAD", "FORMAT", "load", "missing", "prepare"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "aot_inductor"
 AUTOGRAD = False
+DEVICES = {"cpu": None, "cuda": None}
 
 
 def missing() -> str | None:
@@ -25,9 +26,9 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_Session":
     """A session on an `.aoti.pt2` file, with the ops' libraries as in the runtime `libtorch`.
 
     Raises:
-        Unsupported: it was compiled for another machine or version of torch.
+        Unsupported: it was compiled for another machine, device or version of torch.
     """
-    check(artifact)
+    check(artifact, program)
     return _Session(_host.HostSession(FORMAT, artifact, program))
 
 

@@ -7,10 +7,11 @@ from typing import Any
 from fuseport.exporter.runtimes import _host
 from fuseport.exporter.runtimes._host import HostSession, prepare
 
-__all__ = ["AUTOGRAD", "FORMAT", "load", "missing", "prepare"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "torchscript"
 AUTOGRAD = True
+DEVICES = {"cpu": None, "cuda": None}
 
 
 def missing() -> str | None:

@@ -1,20 +1,22 @@
 // Runs an artifact in C++ libtorch, for `fuseport verify`. No Python is in this process.
 //
-//     host FORMAT ARTIFACT [OP_LIBRARY…]
+//     host FORMAT ARTIFACT DEVICE [LIBRARY…]
 //
-// FORMAT is `torchscript` or `aot_inductor`. It says `ok 0` once the artifact is loaded; from then on
-// it answers requests until its input ends. A message is a line with a word and a number of bytes,
+// FORMAT is `torchscript` or `aot_inductor`, DEVICE `cpu` or `cuda`; libraries are opened first, in
+// order. It says `ok 0` once the artifact is loaded; from then on it answers requests until its input
+// ends. A message is a line with a word and a number of bytes,
 // then those bytes. Requests are `run` and `differentiate`, with what `torch.save` makes of
 //
 //     {"inputs": {name: tensor}, "cotangents": {output: tensor}, "outputs": [name]}
 //
 // Answers are `ok`, with what `torch.load` reads as (((output, tensor), …), ((name, gradient), …),
-// seconds), None for no gradient, or `error` with a reason. The seconds are those of the call itself.
-// Strides survive both ways.
+// seconds), None for no gradient, or `error` with a reason. The seconds are those of the call itself,
+// on the device: tensors come and go as the CPU's. Strides survive both ways.
 #include <dlfcn.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/cuda.h>
 #include <torch/script.h>
 #include <unistd.h>
 
@@ -41,8 +43,9 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 using Named = std::vector<std::pair<std::string, Tensor>>;  // in order
 
-// An artifact, loaded: inputs in order and the names of outputs → outputs.
+// An artifact, loaded on a device: inputs in order and the names of outputs → outputs.
 struct Artifact {
+  torch::Device device = at::kCPU;
   std::function<Named(const Tensors&, const std::vector<std::string>&)> call;
   Named parameters;  // that require gradients
 };
@@ -73,9 +76,9 @@ Named outputs_of(const IValue& result, const std::vector<std::string>& names) {
   return named;
 }
 
-Artifact load_torchscript(const std::string& file) {
-  const auto module = std::make_shared<torch::jit::Module>(torch::jit::load(file, at::kCPU));
-  Artifact artifact;
+Artifact load_torchscript(const std::string& file, torch::Device device) {
+  const auto module = std::make_shared<torch::jit::Module>(torch::jit::load(file, device));
+  Artifact artifact{device};
   std::unordered_set<const void*> seen;  // a tied parameter counts once, under its first name
   for (const auto& parameter : module->named_parameters()) {
     if (parameter.value.requires_grad() &&
@@ -89,9 +92,9 @@ Artifact load_torchscript(const std::string& file) {
   return artifact;
 }
 
-Artifact load_aot_inductor(const std::string& file) {
+Artifact load_aot_inductor(const std::string& file, torch::Device device) {
   const auto package = std::make_shared<torch::inductor::AOTIModelPackageLoader>(file);
-  Artifact artifact;
+  Artifact artifact{device};
   artifact.call = [package](const Tensors& inputs, const std::vector<std::string>& names) {
     return zip(names, package->run(inputs));
   };
@@ -142,10 +145,10 @@ std::pair<Named, Named> differentiate(const Artifact& artifact, const Named& inp
   return {outputs, leaves};
 }
 
-Named named(const IValue& dictionary) {
+Named named(const IValue& dictionary, torch::Device device) {
   Named tensors;
   for (const auto& entry : dictionary.toGenericDict()) {
-    tensors.emplace_back(entry.key().toStringRef(), entry.value().toTensor());
+    tensors.emplace_back(entry.key().toStringRef(), entry.value().toTensor().to(device));
   }
   return tensors;
 }
@@ -154,19 +157,25 @@ Named named(const IValue& dictionary) {
 IValue packed(const Named& tensors) {
   std::vector<IValue> pairs;
   for (const auto& [name, tensor] : tensors) {
-    const IValue value = tensor.defined() ? IValue(tensor) : IValue();
+    const IValue value = tensor.defined() ? IValue(tensor.to(at::kCPU)) : IValue();
     pairs.emplace_back(c10::ivalue::Tuple::create(IValue(name), value));
   }
   return c10::ivalue::Tuple::create(std::move(pairs));
 }
 
+// Until a GPU has done what it was told to.
+void wait_for(torch::Device device) {
+  if (device.is_cuda()) torch::cuda::synchronize();
+}
+
 std::vector<char> answer(const Artifact& artifact, const std::string& what,
                          const std::vector<char>& content) {
   const auto request = torch::jit::pickle_load(content).toGenericDict();
-  const Named inputs = named(request.at("inputs"));
+  const Named inputs = named(request.at("inputs"), artifact.device);
   std::vector<std::string> names;
   for (const IValue& name : request.at("outputs").toListRef()) names.push_back(name.toStringRef());
-  const Named cotangents = named(request.at("cotangents"));
+  const Named cotangents = named(request.at("cotangents"), artifact.device);
+  wait_for(artifact.device);
   const auto begin = std::chrono::steady_clock::now();
   std::pair<Named, Named> results;
   if (what == "run") {
@@ -174,6 +183,7 @@ std::vector<char> answer(const Artifact& artifact, const std::string& what,
   } else {
     results = differentiate(artifact, inputs, cotangents, names);
   }
+  wait_for(artifact.device);
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
   return torch::jit::pickle_save(c10::ivalue::Tuple::create(
       packed(results.first), packed(results.second), IValue(passed.count())));
@@ -201,11 +211,18 @@ FILE* standard_output() {
 }
 
 Artifact load(int count, char** arguments) {
-  for (int i = 3; i < count; ++i) {
+  for (int i = 4; i < count; ++i) {
     if (!dlopen(arguments[i], RTLD_NOW | RTLD_GLOBAL)) throw std::runtime_error(dlerror());
   }
-  const std::string format = arguments[1];
-  return format == "aot_inductor" ? load_aot_inductor(arguments[2]) : load_torchscript(arguments[2]);
+  const std::string format = arguments[1], file = arguments[2];
+  const torch::Device device(arguments[3]);
+  if (device.is_cuda()) {
+    if (!torch::cuda::is_available()) throw std::runtime_error("libtorch sees no GPU");
+    // As in Python, see `_device`: float32 is float32.
+    at::globalContext().setAllowTF32CuDNN(false);
+    at::globalContext().setFloat32MatmulPrecision("highest");
+  }
+  return format == "aot_inductor" ? load_aot_inductor(file, device) : load_torchscript(file, device);
 }
 
 }  // namespace
@@ -215,7 +232,7 @@ int main(int count, char** arguments) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // end with the process that asked, even if it is killed
 #endif
   FILE* out = standard_output();
-  if (count < 3) return 2;
+  if (count < 4) return 2;
   Artifact artifact;
   try {
     artifact = load(count, arguments);

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fuseport.exporter.runtimes._device import device_of
 from fuseport.exporter.runtimes._worker import main
 from fuseport.exporter.verify.mutants.kinds import Change, Mutant
 from fuseport.exporter.verify.mutants.ops import mutants
@@ -32,7 +33,8 @@ def _around(job: Mapping[str, Any]) -> Iterator[None]:
     met = Path(wanted["met"])
     if found.kind.key != "CPU":  # what autograd records cannot be told from values
         met.touch()
-    with planted(OPS[found.op], replace(found, change=_watched(found.change, met))):
+    device = device_of(job["program"]).type
+    with planted(OPS[found.op], replace(found, change=_watched(found.change, met)), device):
         yield
 
 

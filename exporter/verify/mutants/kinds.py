@@ -84,7 +84,7 @@ class Kind:
         places: where in an operator it can be planted; for kinds of lowerings and artifacts, other
             functions find the places.
         source: published code that made the mistake.
-        key: the dispatch key whose kernel is changed.
+        key: the dispatch key whose kernel is changed, as it is for the CPU.
     """
 
     name: str

@@ -16,12 +16,17 @@ __all__ = ["planted"]
 
 
 @contextmanager
-def planted(spec: OpSpec, mutant: Mutant) -> Iterator[OpSpec]:
+def planted(spec: OpSpec, mutant: Mutant, device: str = "cpu") -> Iterator[OpSpec]:
     """The op with a mutant in it, for the time of the context.
 
     A kernel is replaced in torch's dispatcher, over the one that is registered, and a fake among
     the fakes: whatever calls the op meets the mutant, autograd, compilers and other threads too. A
     lowering is replaced in a copy of the spec.
+
+    Args:
+        spec: of the op, which is registered.
+        mutant: of the op.
+        device: whose kernels are meant, of torch's dispatcher: the CPU's or those for CUDA.
     """
     if mutant.kind.where == "lowering":
         yield onnx_edits.planted(spec, mutant)
@@ -34,7 +39,8 @@ def planted(spec: OpSpec, mutant: Mutant) -> Iterator[OpSpec]:
             with _fake(operator, mutant.change, library):
                 yield spec
         else:
-            _kernel(operator, mutant.change, mutant.kind.key, library)
+            key = mutant.kind.key.replace("CPU", device.upper())
+            _kernel(operator, mutant.change, key, library)
             yield spec
     finally:
         library._destroy()  # what was there before is there again
