@@ -27,6 +27,12 @@ const char* launch(void (*kernel)(Parameters...), int64_t blocks, int threads, i
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
+// Makes so many bytes of device memory 0, on a stream; null, or what went wrong. It does not wait.
+inline const char* set_to_zero(void* data, int64_t bytes, void* stream) {
+  const cudaError_t error = cudaMemsetAsync(data, 0, (size_t)bytes, (cudaStream_t)stream);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
 // Of the current device; 1 if it does not say.
 inline int multiprocessors() {
   int device = 0, count = 0;

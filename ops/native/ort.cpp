@@ -1,5 +1,8 @@
-// The entrance of the library of ONNX Runtime custom ops.
+// The entrance of a library of ONNX Runtime custom ops.
 #include "native/ort.hpp"
+
+#include <algorithm>
+#include <string>
 
 #define FUSEPORT_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -24,9 +27,13 @@ OrtCustomOpDomain* domain(const OrtApi& api) {
 // What ONNX Runtime calls when the library is registered with a session's options.
 FUSEPORT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   using namespace fuseport::ort;
-  const OrtApi* api = base->GetApi(API);
-  if (!api)
-    return base->GetApi(1)->CreateStatus(ORT_FAIL, "fuseport needs ONNX Runtime 1.17 or later");
+  uint32_t version = Context::API;
+  for (const Op& op : ops()) version = std::max(version, op.version);
+  const OrtApi* api = base->GetApi(version);
+  if (!api) {
+    const std::string needed = "fuseport needs ONNX Runtime 1." + std::to_string(version);
+    return base->GetApi(1)->CreateStatus(ORT_FAIL, (needed + " or later").c_str());
+  }
   return guarded(*api, [&] { check(*api, api->AddCustomOpDomain(options, domain(*api))); });
 }
 

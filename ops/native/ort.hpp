@@ -1,8 +1,9 @@
 // Custom ops of ONNX Runtime, in the domain `fuseport.ops`: what the ort.cpp of every op is written
 // with. One library holds all ops, since ONNX Runtime takes a domain from one library only; ort.cpp
-// beside this file is its entrance.
+// beside this file is its entrance. The ops of its CUDA provider are another library, which has that
+// entrance too: ort_cuda.hpp.
 //
-// It is written to ONNX Runtime's C API, which only ever grows: a library that asks for version API
+// It is written to ONNX Runtime's C API, which only ever grows: a library that asks for a version
 // of it runs in that and all later ones, whichever headers it was compiled with. Exceptions are
 // used inside, and become an OrtStatus before they reach ONNX Runtime.
 #pragma once
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <list>
 #include <sstream>
 #include <string>
@@ -30,7 +32,6 @@
 
 namespace fuseport::ort {
 
-constexpr uint32_t API = 17;
 constexpr const char* DOMAIN = "fuseport.ops";
 
 using Type = ONNXTensorElementDataType;
@@ -67,12 +68,8 @@ inline int64_t elements(const Shape& shape) {
   return count;
 }
 
-// Makes all elements 0, of so many bytes each; data may be null where there are none.
-inline void clear(void* data, const Shape& shape, size_t bytes) {
-  if (const int64_t count = elements(shape)) std::memset(data, 0, count * bytes);
-}
-
-// An input: contiguous, in memory of the CPU. `data` may be null where there are no elements.
+// An input: contiguous, in memory of the provider that the op is for. `data` may be null where there
+// are no elements.
 struct Tensor {
   Shape shape;
   const void* data = nullptr;
@@ -82,9 +79,11 @@ struct Tensor {
 template <class T>
 class Buffer {
  public:
-  Buffer(const OrtApi& api, OrtAllocator* allocator, size_t bytes)
+  // Takes the allocator over. allocate(&data) has it allocate so many bytes.
+  template <class Allocate>
+  Buffer(const OrtApi& api, OrtAllocator* allocator, size_t bytes, const Allocate& allocate)
       : api_(api), allocator_(allocator) {
-    OrtStatus* status = api_.AllocatorAlloc(allocator_, bytes, &data_);
+    OrtStatus* status = allocate(&data_);
     if (status) api_.ReleaseStatus(status);  // or there is no status, and no memory either
     if (data_) return;
     api_.ReleaseAllocator(allocator_);
@@ -105,11 +104,11 @@ class Buffer {
   void* data_ = nullptr;
 };
 
-// One call of an op.
-class Context {
+// One call of an op, on whatever provider.
+class Call {
  public:
-  Context(const OrtApi& api, OrtKernelContext* context, const char* op,
-          const std::vector<int64_t>& attributes)
+  Call(const OrtApi& api, OrtKernelContext* context, const char* op,
+       const std::vector<int64_t>& attributes)
       : op(op), attributes(attributes), api_(api), context_(context) {}
 
   const char* const op;
@@ -130,9 +129,7 @@ class Context {
   }
 
   Tensor input(size_t index) const {
-    const OrtValue* value = nullptr;
-    check(api_, api_.KernelContext_GetInput(context_, index, &value));
-    if (!value) throw Error{ORT_INVALID_ARGUMENT, std::string(op) + ": an input is missing"};
+    const OrtValue* value = input_value(index);
     Tensor t;
     OrtTensorTypeAndShapeInfo* info = nullptr;
     check(api_, api_.GetTensorTypeAndShape(value, &info));
@@ -159,20 +156,54 @@ class Context {
     return data;
   }
 
-  // For so many T as a tensor of that shape has.
+ protected:
+  const OrtValue* input_value(size_t index) const {
+    const OrtValue* value = nullptr;
+    check(api_, api_.KernelContext_GetInput(context_, index, &value));
+    if (!value) throw Error{ORT_INVALID_ARGUMENT, std::string(op) + ": an input is missing"};
+    return value;
+  }
+
+  // The bytes of so many T as a tensor of that shape has, and one at least.
   template <class T>
-  Buffer<T> allocate(const Shape& shape) const {
+  static size_t bytes_of(const Shape& shape) {
     size_t bytes = sizeof(T);
     for (int64_t size : shape)
       if (__builtin_mul_overflow(bytes, size, &bytes))
         throw Error{ORT_INVALID_ARGUMENT, "no memory for a tensor of shape " + text(shape)};
+    return bytes ? bytes : 1;
+  }
+
+  const OrtApi& api_;
+  OrtKernelContext* context_;
+};
+
+// One call of an op on the CPU.
+class Context : public Call {
+ public:
+  static constexpr const char* PROVIDER = nullptr;
+  static constexpr uint32_t API = 17;
+
+  explicit Context(const Call& call) : Call(call) {}
+
+  // Makes all elements 0, of so many bytes each; data may be null where there are none.
+  void clear(void* data, const Shape& shape, size_t bytes) const {
+    if (const int64_t count = elements(shape)) std::memset(data, 0, count * bytes);
+  }
+
+  // For so many T as a tensor of that shape has.
+  template <class T>
+  Buffer<T> allocate(const Shape& shape) const {
+    const size_t bytes = bytes_of<T>(shape);
     OrtMemoryInfo* memory = nullptr;
     check(api_, api_.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &memory));
     OrtAllocator* allocator = nullptr;
     OrtStatus* status = api_.KernelContext_GetAllocator(context_, memory, &allocator);
     api_.ReleaseMemoryInfo(memory);
     check(api_, status);
-    return Buffer<T>(api_, allocator, bytes ? bytes : 1);
+    return Buffer<T>(api_, allocator, bytes, [&](void** data) {
+      return api_.AllocatorAlloc(allocator, bytes, data);
+    });
   }
 
   Buffer<char> scratch(int64_t bytes) const { return allocate<char>({bytes}); }
@@ -193,10 +224,6 @@ class Context {
     check(api_, api_.KernelContext_ParallelFor(context_, run, static_cast<size_t>(threads), 0,
                                                &queue));
   }
-
- private:
-  const OrtApi& api_;
-  OrtKernelContext* context_;
 };
 
 // What `run` throws, as a status.
@@ -214,25 +241,29 @@ OrtStatus* guarded(const OrtApi& api, const Run& run) {
   }
 }
 
-// An op on tensors of fixed types. ONNX Runtime tells ops of one name apart by their types.
+// An op on tensors of fixed types, for the provider of the context that `compute` takes. ONNX Runtime
+// tells ops of one name apart by their types.
 struct Op : OrtCustomOp {
   const char* name;
+  const char* provider;  // null is the CPU's
   std::vector<Type> inputs, outputs;
   std::vector<const char*> attribute_names;  // integers, all of them required
-  void (*compute)(const Context&);
+  std::function<void(const Call&)> compute;
   mutable std::atomic<int64_t> calls{0};
 
+  template <class OfProvider>
   Op(const char* name, std::vector<Type> inputs, std::vector<Type> outputs,
-     std::vector<const char*> attribute_names, void (*compute)(const Context&))
+     std::vector<const char*> attribute_names, void (*compute)(const OfProvider&))
       : OrtCustomOp{},
         name(name),
+        provider(OfProvider::PROVIDER),
         inputs(std::move(inputs)),
         outputs(std::move(outputs)),
         attribute_names(std::move(attribute_names)),
-        compute(compute) {
-    version = API;
+        compute([compute](const Call& call) { compute(OfProvider(call)); }) {
+    version = OfProvider::API;
     GetName = [](const OrtCustomOp* op) { return self(op).name; };
-    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // CPU
+    GetExecutionProviderType = [](const OrtCustomOp* op) { return self(op).provider; };
     GetInputTypeCount = [](const OrtCustomOp* op) { return self(op).inputs.size(); };
     GetInputType = [](const OrtCustomOp* op, size_t i) { return self(op).inputs[i]; };
     GetOutputTypeCount = [](const OrtCustomOp* op) { return self(op).outputs.size(); };
@@ -248,7 +279,7 @@ struct Op : OrtCustomOp {
     KernelComputeV2 = [](void* kernel, OrtKernelContext* context) -> OrtStatusPtr {
       const Kernel& k = *static_cast<Kernel*>(kernel);
       return guarded(k.api, [&] {
-        k.op.compute(Context(k.api, context, k.op.name, k.attributes));
+        k.op.compute(Call(k.api, context, k.op.name, k.attributes));
         ++k.op.calls;
       });
     };

@@ -1,5 +1,5 @@
-// Norms as custom ops of ONNX Runtime, with a gate or without: what the ort.cpp of both ops is
-// written with. The nodes are those of onnx.py; all tensors are contiguous.
+// Norms as custom ops of ONNX Runtime, with a gate or without: the nodes that onnx.py of both ops
+// writes, as their bindings on the CPU and on CUDA have them. All tensors are contiguous.
 #pragma once
 
 #include <cmath>
@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "native/ort.hpp"
-#include "rms_norm/binding.hpp"
+#include "rms_norm/problem.hpp"
 
 namespace fuseport::rms_norm {
 
-using ort::Context;
 using ort::Shape;
 using ort::text;
 
@@ -26,20 +25,20 @@ struct NodeInputs {
   bool empty;
   Problem problem;
 
-  NodeInputs(const Context& context, size_t first, bool gated, Dtype dtype) {
-    x = context.input(first++);
-    if (gated) z = context.input(first++);
-    weight = context.input(first);
-    const int64_t mantissa = context.attributes[0], exponent = context.attributes[1];
-    const int64_t group = context.attributes[2];
-    context.require(!x.shape.empty(), "x", "(..., d)", text(x.shape));
+  NodeInputs(const ort::Call& call, size_t first, bool gated, Dtype dtype) {
+    x = call.input(first++);
+    if (gated) z = call.input(first++);
+    weight = call.input(first);
+    const int64_t mantissa = call.attributes[0], exponent = call.attributes[1];
+    const int64_t group = call.attributes[2];
+    call.require(!x.shape.empty(), "x", "(..., d)", text(x.shape));
     const int64_t d = x.shape.back();
-    if (gated) context.require_shape("z", z, "x's shape", x.shape);
-    context.require_shape("weight", weight, "(d,)", {d});
-    context.require(mantissa >= 0, "eps_mantissa", "not negative", mantissa);
-    context.require(exponent >= -1200 && exponent <= 960, "eps_exponent", "in -1200 to 960",
+    if (gated) call.require_shape("z", z, "x's shape", x.shape);
+    call.require_shape("weight", weight, "(d,)", {d});
+    call.require(mantissa >= 0, "eps_mantissa", "not negative", mantissa);
+    call.require(exponent >= -1200 && exponent <= 960, "eps_exponent", "in -1200 to 960",
                     exponent);
-    context.require(group >= 1 && d % group == 0, "group_size",
+    call.require(group >= 1 && d % group == 0, "group_size",
                     "a divisor of " + std::to_string(d) + " channels", group);
     empty = ort::elements(x.shape) == 0;
     if (empty) return;
@@ -48,7 +47,7 @@ struct NodeInputs {
     p.dtype = dtype;
     p.weight_dtype = dtype == Dtype::float64 ? Dtype::float64 : Dtype::float32;
     p.mode = !gated                     ? Mode::plain
-             : context.attributes[3] != 0 ? Mode::norm_first
+             : call.attributes[3] != 0 ? Mode::norm_first
                                           : Mode::gate_first;
     p.channels = d;
     p.rows = p.inner = ort::elements(x.shape) / d;
@@ -62,70 +61,51 @@ struct NodeInputs {
   Rows rows(const ort::Tensor& t) const { return {t.data, 0, problem.channels, 1}; }
 };
 
-template <Dtype DTYPE, bool GATED, auto KERNELS>
-void forward_node(const Context& context) {
+// Where a node's cotangent is, and its gradients go.
+struct NodeGradients {
+  ort::Tensor dout;
+  void *dx = nullptr, *dz = nullptr, *dweight = nullptr;  // like x, z and weight
+};
+
+// What a binding gives: Passes::forward<DTYPE>(context, problem, out) and
+// Passes::backward<DTYPE>(context, inputs, gradients), of a problem that is not empty, on a
+// Passes::Context.
+template <class Passes, Dtype DTYPE, bool GATED>
+void forward_node(const typename Passes::Context& context) {
   const NodeInputs inputs(context, 0, GATED, DTYPE);
-  const Problem& p = inputs.problem;
   void* out = context.output(0, inputs.x.shape);
-  if (inputs.empty) return;
-  const auto rstd = context.allocate<Real<DTYPE>>({p.rows, p.groups()});
-  const Forward forward{out, rstd.data()};
-  const Kernels& k = KERNELS();
-  for_each_unit(context, k, p,
-                [&](int64_t unit, void* scratch) { k.forward(p, forward, unit, scratch); });
+  if (!inputs.empty) Passes::template forward<DTYPE>(context, inputs.problem, out);
 }
 
-template <Dtype DTYPE, bool GATED, auto KERNELS>
-void backward_node(const Context& context) {
-  const ort::Tensor dout = context.input(0);
+template <class Passes, Dtype DTYPE, bool GATED>
+void backward_node(const typename Passes::Context& context) {
+  NodeGradients g;
+  g.dout = context.input(0);
   const NodeInputs inputs(context, 1, GATED, DTYPE);
-  const Problem& p = inputs.problem;
-  context.require_shape("dout", dout, "x's shape", inputs.x.shape);
-  void* dx = context.output(0, inputs.x.shape);
-  void* dz = GATED ? context.output(1, inputs.x.shape) : nullptr;
-  void* dweight = context.output(GATED ? 2 : 1, inputs.weight.shape);
-  if (inputs.empty) return ort::clear(dweight, inputs.weight.shape, sizeof(Real<DTYPE>));
-
-  const auto rstd = context.allocate<Real<DTYPE>>({p.rows, p.groups()});
-  const auto parts = context.allocate<double>({p.units(), p.channels});
-  // The node has no rstd to start from: each unit computes its own again.
-  const Forward again{nullptr, rstd.data()};
-  const Backward backward{inputs.rows(dout), rstd.data(), dx, dz, parts.data()};
-  const Kernels& k = KERNELS();
-  for_each_unit(context, k, p, [&](int64_t unit, void* scratch) {
-    k.forward(p, again, unit, scratch);
-    k.backward(p, backward, unit, scratch);
-  });
-  sum_weight_gradient(context, k, p, {parts.data(), dweight});
+  context.require_shape("dout", g.dout, "x's shape", inputs.x.shape);
+  g.dx = context.output(0, inputs.x.shape);
+  if (GATED) g.dz = context.output(1, inputs.x.shape);
+  g.dweight = context.output(GATED ? 2 : 1, inputs.weight.shape);
+  if (inputs.empty) return context.clear(g.dweight, inputs.weight.shape, sizeof(Real<DTYPE>));
+  Passes::template backward<DTYPE>(context, inputs, g);
 }
 
-template <Dtype DTYPE, bool GATED, auto KERNELS>
-void add_nodes(ort::Type stored, ort::Type real, const char* name, const char* backward_name) {
-  std::vector<ort::Type> inputs(GATED ? 2 : 1, stored);
-  inputs.push_back(real);
-  std::vector<ort::Type> backward_inputs{stored};
-  backward_inputs.insert(backward_inputs.end(), inputs.begin(), inputs.end());
-  std::vector<const char*> attributes{"eps_mantissa", "eps_exponent", "group_size"};
-  if (GATED) attributes.push_back("norm_before_gate");
-  auto& ops = ort::ops();
-  ops.emplace_back(name, inputs, std::vector{stored}, attributes,
-                   forward_node<DTYPE, GATED, KERNELS>);
-  ops.emplace_back(backward_name, backward_inputs, inputs, attributes,
-                   backward_node<DTYPE, GATED, KERNELS>);
-}
-
-// Adds an op's two nodes, for all dtypes. KERNELS is its function kernels().
-template <bool GATED, auto KERNELS>
+// Adds an op's two nodes, for all dtypes.
+template <class Passes, bool GATED>
 bool add_nodes(const char* name, const char* backward_name) {
-  constexpr ort::Type single = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-  constexpr ort::Type twice = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
-  constexpr ort::Type half = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-  constexpr ort::Type brain = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
-  add_nodes<Dtype::float32, GATED, KERNELS>(single, single, name, backward_name);
-  add_nodes<Dtype::float64, GATED, KERNELS>(twice, twice, name, backward_name);
-  add_nodes<Dtype::float16, GATED, KERNELS>(half, single, name, backward_name);
-  add_nodes<Dtype::bfloat16, GATED, KERNELS>(brain, single, name, backward_name);
-  return true;
+  return ort::for_each_dtype([&]<Dtype DTYPE>(ort::Type stored, ort::Type real) {
+    std::vector<ort::Type> inputs(GATED ? 2 : 1, stored);
+    inputs.push_back(real);
+    std::vector<ort::Type> backward_inputs{stored};
+    backward_inputs.insert(backward_inputs.end(), inputs.begin(), inputs.end());
+    std::vector<const char*> attributes{"eps_mantissa", "eps_exponent", "group_size"};
+    if (GATED) attributes.push_back("norm_before_gate");
+    auto& ops = ort::ops();
+    ops.emplace_back(name, inputs, std::vector{stored}, attributes,
+                     forward_node<Passes, DTYPE, GATED>);
+    ops.emplace_back(backward_name, backward_inputs, inputs, attributes,
+                     backward_node<Passes, DTYPE, GATED>);
+  });
 }
 
 }  // namespace fuseport::rms_norm

@@ -110,7 +110,7 @@ void backward(const Context& context) {
   size_t index = 0;
   const auto gradient = [&](const Tensor& of, size_t bytes) {
     void* data = context.output(index++, of.shape);
-    if (inputs.empty) ort::clear(data, of.shape, bytes);
+    if (inputs.empty) context.clear(data, of.shape, bytes);
     return data;
   };
   constexpr size_t stored = stored_bytes(DTYPE), real = real_bytes(DTYPE);

@@ -38,6 +38,11 @@ const char* launch(void (*kernel)(Parameters...), int64_t blocks, int threads, i
   return on_cpu::run(blocks, threads, shared, [&] { kernel(arguments...); });
 }
 
+inline const char* set_to_zero(void* data, int64_t bytes, void*) {
+  std::memset(data, 0, (size_t)bytes);
+  return nullptr;
+}
+
 inline int multiprocessors() { return on_cpu::multiprocessors(); }
 
 inline float bits_to_float(uint32_t x) {
