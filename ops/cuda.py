@@ -3,7 +3,8 @@
 An op takes part by `cuda.cpp`, its binding to torch, and `kernel.cu`, which nvcc compiles for the
 GPUs of this machine and, as PTX, for later ones. The library is apart from the op's own, which thus
 stays what it is on machines without CUDA, and links nothing of it. Looking for GPUs starts no CUDA
-context: a process may still fork. CUDA's runtime is the one that torch has loaded.
+context: a process may still fork. CUDA's runtime is the one that torch has loaded. The library for
+ONNX Runtime that `ops.ort` has of the same kernels needs no torch with CUDA.
 """
 
 import ctypes
@@ -25,9 +26,11 @@ __all__ = [
     "architectures",
     "cached",
     "compile_command",
+    "kernel_unit",
     "library_path",
     "load",
     "nvcc",
+    "runtime_link",
     "settled",
     "wanted",
 ]
@@ -119,21 +122,44 @@ def compile_command(targets: Sequence[int]) -> list[str]:
     return [nvcc(), *_FLAGS, *code, ptx, f"-I{build.OPS_FOLDER}"]
 
 
+def kernel_unit(source: Path) -> Unit:
+    """A source that nvcc compiles, for `architectures`; BuildError without either."""
+    targets = architectures()
+    if not targets:
+        raise BuildError(
+            f"there is no GPU of compute capability {_OLDEST / 10} or later here to compile "
+            f"kernels for: set {ARCHITECTURES} to that of another, as 90 for an H200"
+        )
+    command = compile_command(targets)
+    flags = tuple(flag for flag in command[1:] if not flag.startswith("-I"))
+    return Unit(source, flags, version=_version(command[0]), command=lambda: command)
+
+
+def runtime_link() -> tuple[str, ...]:
+    """Flags of the linker for CUDA's runtime inside the library, as nvcc itself links programs."""
+    folders = _folders(nvcc(), "LIBRARIES", "-L")
+    if not any((Path(folder) / "libcudart_static.a").is_file() for folder in folders):
+        raise BuildError(
+            f"CUDA's static runtime is not beside {nvcc()}: install it (Debian, Ubuntu: apt "
+            "install cuda-cudart-dev from NVIDIA's repository; pip install nvidia-cuda-runtime)"
+        )
+    found = (f"-L{folder}" for folder in folders)
+    return (*found, "-lcudart_static", "-lrt", "-lpthread", "-ldl")
+
+
 def _library(spec: OpSpec) -> Library:
-    compiler, version = nvcc(), _version(nvcc())
-    release = re.search(r"release (\d+)", version)
+    compiler = nvcc()
+    release = re.search(r"release (\d+)", _version(compiler))
     ours, theirs = release and release[1], str(torch.version.cuda).split(".")[0]
     if ours != theirs:
         raise BuildError(f"{compiler} is of CUDA {ours}, and torch was built with CUDA {theirs}")
-    command = compile_command(architectures())
-    kernels = Unit(
-        spec.folder / "kernel.cu",
-        tuple(flag for flag in command[1:] if not flag.startswith("-I")),
-        version=version,
-        command=lambda: command,
-    )
-    binding = build.torch_unit(spec.folder / "cuda.cpp", headers=lambda: _includes(compiler))
-    return Library(f"{spec.name}-cuda", (binding, kernels), build.torch_link("c10_cuda"))
+
+    def headers() -> tuple[str, ...]:
+        return tuple(f"-I{folder}" for folder in _folders(compiler, "INCLUDES", "-I"))
+
+    binding = build.torch_unit(spec.folder / "cuda.cpp", headers=headers)
+    units = (binding, kernel_unit(spec.folder / "kernel.cu"))
+    return Library(f"{spec.name}-cuda", units, build.torch_link("c10_cuda"))
 
 
 @functools.cache
@@ -142,14 +168,14 @@ def _version(compiler: str) -> str:
 
 
 @functools.cache
-def _includes(compiler: str) -> tuple[str, ...]:
-    """The flags for CUDA's headers, as nvcc gives them to a compiler."""
+def _folders(compiler: str, variable: str, flag: str) -> tuple[str, ...]:
+    """The folders of CUDA's headers or libraries, as nvcc names them to a compiler or linker."""
     said = build.run_compiler([compiler, "--dryrun", "-x", "cu", "-c", os.devnull], errors=True)
-    line = re.search(r"^#\$ INCLUDES=(.*)$", said, re.MULTILINE)
-    found = re.findall(r'-I([^"\s]+)', line[1]) if line else []
+    line = re.search(rf"^#\$ {variable}=(.*)$", said, re.MULTILINE)
+    found = re.findall(rf'{flag}([^"\s]+)', line[1]) if line else []
     if not found:
-        raise BuildError(f"{compiler} --dryrun names no folder of CUDA's headers")
-    return tuple(f"-I{Path(folder).resolve()}" for folder in found)
+        raise BuildError(f"{compiler} --dryrun names no folder in its {variable}")
+    return tuple(str(Path(folder).resolve()) for folder in found)
 
 
 @functools.cache

@@ -4,6 +4,11 @@ An op takes part by an `ort.cpp` in its folder; a node of an op without one runs
 It is one library, since ONNX Runtime takes custom ops of a domain from one library only ("Domain
 already set in registry"). It is built as the libraries for torch are, and needs ONNX Runtime's C
 headers, which its wheels do not have. Which version they are of does not matter: native/ort.hpp.
+
+Sessions of the CUDA provider register another library in its place, in which ops take part by an
+`ort_cuda.cpp` and the `kernel.cu` that is also in their libraries for torch. CUDA's runtime is
+inside it, so that it serves programs that have ONNX Runtime and a driver alone: streams and memory
+are the driver's, and all runtimes in a process have one context of a device.
 """
 
 import ctypes
@@ -14,16 +19,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fuseport.ops import build
+from fuseport.ops import build, cuda
 from fuseport.ops.build import BuildError, Library, Status, Unit
 from fuseport.ops.onnx_bodies import DOMAIN
 from fuseport.ops.spec import OpSpec
 
-__all__ = ["DOMAIN", "HEADERS", "calls", "headers", "library", "status"]
+__all__ = ["DOMAIN", "HEADERS", "bound", "calls", "headers", "library", "status"]
 
 HEADERS = "FUSEPORT_ONNXRUNTIME_HEADERS"
 """The environment variable that names the folder of ONNX Runtime's C headers."""
 
+_BINDINGS = {"cpu": "ort.cpp", "cuda": "ort_cuda.cpp"}
 _HEADER = "onnxruntime_c_api.h"
 _NO_HEADERS = (
     f"ONNX Runtime's C headers are not here, and its wheels have none: apt install "
@@ -32,23 +38,32 @@ _NO_HEADERS = (
 )
 
 
-def library(specs: Iterable[OpSpec]) -> Path:
+def library(specs: Iterable[OpSpec], device: str = "cpu") -> Path:
     """The library with the kernels of these ops, built now if it is not in the cache.
+
+    Args:
+        specs: of the ops; those that are not `bound` on the device have no part in it.
+        device: `cpu` or `cuda`: whose execution provider has the kernels.
 
     Raises:
         BuildError: it cannot be built; the message says what is missing and how to get it.
     """
     _refuse_if_unwanted()
-    return build.built(_library(specs))
+    return build.built(_library(specs, device))
 
 
-def status(specs: Iterable[OpSpec]) -> Status:
+def status(specs: Iterable[OpSpec], device: str = "cpu") -> Status:
     """What a use of the library would find; builds nothing."""
     try:
         _refuse_if_unwanted()
+        return build.look(_library(specs, device))
     except BuildError as error:
         return Status("unavailable", str(error))
-    return build.look(_library(specs))
+
+
+def bound(spec: OpSpec, device: str = "cpu") -> bool:
+    """Whether the library of a device has kernels of the op, if not for all of its nodes."""
+    return spec.has(_BINDINGS[device])
 
 
 def headers() -> Path:
@@ -89,16 +104,21 @@ def _refuse_if_unwanted() -> None:
         raise BuildError("FUSEPORT_NATIVE=0 asks for no native kernels: unset it")
 
 
-def _library(specs: Iterable[OpSpec]) -> Library:
-    units = [_binding(build.OPS_FOLDER / "native")]
-    for spec in specs:
-        if spec.has("ort.cpp"):
-            units += [_binding(spec.folder), *build.kernel_units(spec)]
-    return Library("onnxruntime", tuple(units))
+def _library(specs: Iterable[OpSpec], device: str = "cpu") -> Library:
+    native = build.OPS_FOLDER / "native"
+    units = [_binding(native / "ort.cpp")]
+    taking_part = [spec for spec in specs if bound(spec, device)]
+    units += [_binding(spec.folder / _BINDINGS[device]) for spec in taking_part]
+    if device == "cpu":
+        units += [unit for spec in taking_part for unit in build.kernel_units(spec)]
+        return Library("onnxruntime", tuple(units))
+    sources = (native / "clear.cu", *(spec.folder / "kernel.cu" for spec in taking_part))
+    units += [cuda.kernel_unit(source) for source in sources]
+    return Library("onnxruntime-cuda", tuple(units), cuda.runtime_link())
 
 
-def _binding(folder: Path) -> Unit:
-    return Unit(folder / "ort.cpp", include=_include)
+def _binding(source: Path) -> Unit:
+    return Unit(source, include=_include)
 
 
 def _include() -> tuple[str, ...]:

@@ -5,6 +5,8 @@ What nvcc makes of the kernels is compiled by `.ci/nvcc`; their arithmetic witho
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuseport.ops import OPS, build, cuda, registration, support
+from fuseport.ops import OPS, build, cuda, ort, registration, support
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 
@@ -24,6 +26,7 @@ SPEC = OPS["selective_scan"]
 ROOT = Path(__file__).parent.parent.parent
 DEVICE = torch.device("cuda")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
 # Torch's own products of matrices are deterministic with it; torch reads it at the first of them.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -57,7 +60,8 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     script = (
         f"#!/bin/sh\necho \"$0 $@\" >> '{log}'\n"
         'case "$*" in *--version*) echo "release 13.0, V13.0.88"; exit;; esac\n'
-        'case "$*" in *--dryrun*) echo \'#$ INCLUDES="-I/headers/of/cuda"\' >&2; exit;; esac\n'
+        'case "$*" in *--dryrun*) echo \'#$ INCLUDES="-I/headers/of/cuda"\' >&2\n'
+        f'echo \'#$ LIBRARIES=  "-L{tmp_path}/stubs" "-L{tmp_path}"\' >&2; exit;; esac\n'
         'while [ "$1" != -o ]; do shift; done; echo > "$2"\n'
     )
     for name in ("nvcc", "c++"):
@@ -68,7 +72,10 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv("FUSEPORT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(cuda.ARCHITECTURES, "90;80")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    caches = (build.compiler_version, cuda._version, cuda._includes)
+    monkeypatch.setenv(ort.HEADERS, str(tmp_path))
+    for name in ("libcudart_static.a", "onnxruntime_c_api.h"):
+        (tmp_path / name).touch()
+    caches = (build.compiler_version, cuda._version, cuda._folders)
     for function in caches:
         function.cache_clear()
     yield log
@@ -134,6 +141,71 @@ def test_a_torch_without_cuda_wants_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert cuda.wanted(SPEC)
     assert not cuda.wanted(OPS["swiglu"])  # which has no CUDA kernels
+
+
+def test_onnx_runtimes_library_has_cudas_runtime_and_no_torch(
+    stand_ins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)  # which it has no need of
+    assert ort.status(OPS.values(), "cuda").state == "buildable"
+    path = ort.library(OPS.values(), "cuda")
+    assert path.name.startswith("onnxruntime-cuda-")
+    assert ort.status(OPS.values(), "cuda") == build.Status("built", str(path))
+    assert ort.status(OPS.values()).detail != str(path)
+    calls = [line.split() for line in stand_ins.read_text().splitlines()]
+    sources = {call[call.index("-c") + 1]: call for call in calls if "-o" in call and "-c" in call}
+    specs = [spec for spec in OPS.values() if ort.bound(spec, "cuda")]
+    expected = stand_in.onnxruntime_units(specs)  # what tests run without a GPU is the same
+    assert sources.keys() == {str(unit.source) for unit in expected}
+    for source, call in sources.items():
+        assert call[0].endswith("/nvcc" if source.endswith(".cu") else "/c++"), source
+        assert not any("torch" in word for word in call if word != "-fno-trapping-math"), source
+        assert any("arch=compute_80" in word for word in call) == source.endswith(".cu")
+    [link] = [call for call in calls if "-shared" in call]
+    assert f"-L{stand_ins.parent}" in link
+    assert link.index("-lcudart_static") > max(i for i, w in enumerate(link) if w.endswith(".o"))
+
+
+def test_onnx_runtimes_library_says_what_it_lacks(
+    stand_ins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stand_ins.parent / "libcudart_static.a").unlink()
+    with pytest.raises(build.BuildError, match="static runtime is not beside") as caught:
+        ort.library([SPEC], "cuda")
+    assert ort.status([SPEC], "cuda") == build.Status("unavailable", str(caught.value))
+    monkeypatch.delenv(cuda.ARCHITECTURES)
+    monkeypatch.setattr(cuda, "_present", lambda: (75,))
+    with pytest.raises(build.BuildError, match="there is no GPU of compute capability") as none:
+        ort.library([SPEC], "cuda")
+    assert cuda.ARCHITECTURES in str(none.value)
+
+
+@needs_nvcc
+def test_onnx_runtimes_library_loads_without_a_gpu(
+    fused_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And runs what it has no kernel for on the CPU: a session registers it in a fresh process."""
+    monkeypatch.setenv(cuda.ARCHITECTURES, "90")
+    path = ort.library([OPS["cross_merge"]], "cuda")
+    needed = subprocess.run(["readelf", "-d", path], capture_output=True, text=True, check=True)
+    found = re.findall(r"NEEDED.*\[(.*)\]", needed.stdout)
+    assert found
+    assert not [name for name in found if re.search("torch|c10|cuda|python|onnxruntime", name)]
+    code = f"""
+import numpy, onnxruntime
+from onnx import TensorProto, helper
+x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy")
+graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+options = onnxruntime.SessionOptions()
+options.register_custom_ops_library({str(path)!r})
+session = onnxruntime.InferenceSession(
+    model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+)
+assert session.run(None, {{"x": numpy.ones(2, numpy.float32)}})[0].tolist() == [-1, -1]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -3,12 +3,14 @@
 `device.hpp` stands in for the GPU: kernels, launches and the binding to torch are those that nvcc
 compiles, registered under another namespace. Only the half a dozen functions of
 `native/cuda_device.cuh` are others, and a GPU's own: what nvcc makes of the rest is not seen here.
+
+The library for ONNX Runtime's CUDA provider is made in the same way, for its CPU provider.
 """
 
 import ctypes
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport.ops import build
+from fuseport.ops import build, ort
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec, as_tuple
 
 __all__ = [
     "DTYPES",
     "Device",
+    "Settings",
     "assert_as_good",
     "by_reference",
     "check",
     "cotangents_of",
     "device",
     "forward_and_backward",
+    "onnxruntime_library",
+    "onnxruntime_units",
     "widened",
 ]
 
@@ -36,11 +41,14 @@ NAMESPACE = "fuseport_cuda_on_cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class Device:
-    """The stand-in for a GPU, with the kernels of one op."""
+_QUICK = ("-O1", "-U_FORTIFY_SOURCE", f"-I{FOLDER.parent}")
+_BINDING = ("-DFUSEPORT_CUDA_ON_CPU", "-O0")
 
-    def __init__(self, spec: OpSpec, library: Path) -> None:
-        self.spec = spec
+
+class Settings:
+    """Of the stand-in for a GPU in a library."""
+
+    def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
 
     def multiprocessors(self, count: int) -> None:
@@ -50,6 +58,14 @@ class Device:
     def order(self, order: int) -> None:
         """In which order threads run between barriers: 0 ascending, 1 descending, else drawn."""
         self.library.cuda_on_cpu_order(ctypes.c_int(order))
+
+
+class Device(Settings):
+    """The stand-in for a GPU, with the kernels of one op."""
+
+    def __init__(self, spec: OpSpec, library: Path) -> None:
+        super().__init__(library)
+        self.spec = spec
 
     def __call__(self, operator: Operator, *inputs: Any) -> tuple[Tensor, ...]:
         return as_tuple(getattr(getattr(torch.ops, NAMESPACE), operator.name)(*inputs))
@@ -69,16 +85,43 @@ def device(spec: OpSpec) -> Iterator[Device]:
     yield found
 
 
+def onnxruntime_units(specs: Sequence[OpSpec]) -> tuple[build.Unit, ...]:
+    """What `ops.ort` makes the library for the CUDA provider of, compiled for the CPU's."""
+    native = build.OPS_FOLDER / "native"
+    bindings = (native / "ort.cpp", *(spec.folder / "ort_cuda.cpp" for spec in specs))
+    kernels = (native / "clear.cu", *(spec.folder / "kernel.cu" for spec in specs))
+    return (
+        *(build.Unit(path, _BINDING, lambda: (f"-I{ort.headers()}",)) for path in bindings),
+        *(_kernels(path) for path in kernels),
+    )
+
+
+@functools.cache
+def onnxruntime_library() -> Path:
+    """Of all ops that have kernels for the CUDA provider, and the stand-in for a GPU."""
+    from fuseport.ops import OPS
+
+    specs = [spec for spec in OPS.values() if ort.bound(spec, "cuda")]
+    units = (*onnxruntime_units(specs), build.Unit(FOLDER / "device.cpp", _QUICK))
+    return build.built(build.Library("onnxruntime-cuda_on_cpu", units))
+
+
+def _kernels(source: Path) -> build.Unit:
+    emulation = hashlib.sha256((FOLDER / "device.hpp").read_bytes()).hexdigest()
+    return build.Unit(source, ("-xc++", *_QUICK), version=emulation)
+
+
 @functools.cache
 def _built(name: str) -> tuple[Device, torch.library.Library]:
     from fuseport.ops import OPS
 
     spec = OPS[name]
-    emulation = hashlib.sha256((FOLDER / "device.hpp").read_bytes()).hexdigest()
-    quick = ("-O1", "-U_FORTIFY_SOURCE", f"-I{FOLDER.parent}")
-    kernels = build.Unit(spec.folder / "kernel.cu", ("-xc++", *quick), version=emulation)
-    binding = build.torch_unit(spec.folder / "cuda.cpp", ("-DFUSEPORT_CUDA_ON_CPU", "-O0"))
-    units = (kernels, binding, build.Unit(FOLDER / "device.cpp", quick))
+    binding = build.torch_unit(spec.folder / "cuda.cpp", _BINDING)
+    units = (
+        _kernels(spec.folder / "kernel.cu"),
+        binding,
+        build.Unit(FOLDER / "device.cpp", _QUICK),
+    )
     path = build.built(build.Library(f"{name}-cuda_on_cpu", units, build.torch_link()))
     schemas = torch.library.Library(NAMESPACE, "FRAGMENT")  # which it takes back when collected
     for operator in spec.operators:

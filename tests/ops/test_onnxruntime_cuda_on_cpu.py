@@ -1,0 +1,229 @@
+"""The library for ONNX Runtime's CUDA provider, run on the CPU: values, gradients, checks, memory.
+
+Its bindings and kernels are those of a GPU; `cuda_on_cpu/` stands in for that, and the CPU provider
+for the CUDA one: what is their own is not seen here. Models are single nodes, and but for one test
+without bodies: nothing but a kernel of the library can run them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+from torch import Tensor
+
+from fuseport.exporter.runtimes._onnxruntime import from_value, to_value
+from fuseport.exporter.verify.op_check.symbolic import Kind, Nodes, Session, Type
+from fuseport.ops import OPS, onnxruntime_library, ort
+from fuseport.ops.cross_scan import SPEC as WALKS
+from fuseport.ops.ms_deform_attn import SPEC as ATTENTION
+from fuseport.ops.selective_scan import SPEC as SCAN
+from fuseport.ops.selective_scan.cases import _Shape
+from fuseport.ops.selective_scan.shapes import CHUNK
+from fuseport.ops.spec import Case, Inputs, Operator, OpSpec, as_tuple
+from fuseport.tests.ops.cuda_on_cpu import stand_in
+from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES
+
+SPECS = [spec for spec in OPS.values() if ort.bound(spec, "cuda")]
+OF_OPERATOR = {operator.name: spec for spec in SPECS for operator in spec.operators}
+# Without the largest, for a GPU of one thread is slow; without other layouts, which nodes do not
+# see; and without those of one number, for a norm's gradient is nothing but rounding there.
+LEFT_OUT = ("many_units", "channels_130", "channels_700", "mamba_2", "height_131_width_40")
+LEFT_OUT += ("layout", "last_many_units", "packed_many_units", "one_of_everything")
+CASES = [
+    case
+    for spec in SPECS
+    for case in spec.cases
+    if case.lowers and not case.name.startswith(LEFT_OUT)
+]
+PLAIN = [next(case for case in spec.cases if case.name == "plain") for spec in SPECS]
+Runner = Callable[..., list[Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def library(fused_library: Path) -> Path:
+    """Of all kernels, its threads in ascending order, on one multiprocessor.
+
+    Skips where ONNX Runtime's headers are not.
+    """
+    path = stand_in.onnxruntime_library()
+    settings = stand_in.Settings(path)
+    settings.multiprocessors(1)
+    settings.order(0)
+    return path
+
+
+class OnNaN(Session):
+    """Runs each node twice, the second time into memory that is full of NaN."""
+
+    def __init__(self, library: Path) -> None:
+        super().__init__(None, str(library), 1)
+
+    def __call__(
+        self,
+        op: Type,
+        given: Sequence[Tensor | None],
+        attributes: Mapping[str, Any],
+        kinds: Sequence[Kind],
+    ) -> list[Tensor]:
+        self._loaded.clear()
+        once = super().__call__(op, given, attributes, kinds)
+        [session] = self._loaded.values()
+        binding = session.io_binding()
+        for i, t in enumerate(given):
+            assert t is not None
+            binding.bind_ortvalue_input(f"x{i}", to_value(t))
+        for i, t in enumerate(once):
+            binding.bind_ortvalue_output(f"y{i}", to_value(torch.full_like(t, torch.nan)))
+        session.run_with_iobinding(binding)
+        again = [from_value(value) for value in binding.get_outputs()]
+        assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
+        return again
+
+
+def contiguous(inputs: Inputs) -> Inputs:
+    return {k: v.contiguous() if isinstance(v, Tensor) else v for k, v in inputs.items()}
+
+
+def by_nodes(
+    run: Runner, spec: OpSpec, operator: Operator, given: Sequence[Any]
+) -> dict[str, Tensor]:
+    """The outputs of nodes of the operator's form in ONNX; it lacks some that only torch reads."""
+    nodes = Nodes(run, given)
+    with nodes, torch.no_grad():
+        found = as_tuple(spec.lowering().decompositions()[operator.name](*given))
+    named = zip(operator.outputs, found, strict=True)
+    return {name: t.contiguous() for name, t in named if nodes.origin(t)}
+
+
+def check(
+    run: Runner, spec: OpSpec, operator: Operator, inputs: Inputs, *, into: Inputs | None = None
+) -> dict[str, Tensor]:
+    """What nodes compute of contiguous inputs is as good as what the reference does."""
+    truth = stand_in.by_reference(operator, *stand_in.widened(inputs).values())
+    baseline = stand_in.by_reference(operator, *inputs.values())
+    got = by_nodes(run, spec, operator, list(inputs.values()))
+    expected = [
+        {name: t.contiguous() for name, t in zip(operator.outputs, those, strict=True)}
+        for those in (baseline, truth)
+    ]
+    stand_in.assert_as_good(got, *({name: those[name] for name in got} for those in expected))
+    if into is not None:
+        into |= expected[0]
+    return got
+
+
+def check_case(run: Runner, library: Path, case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Outputs, and gradients where the library has their node."""
+    spec = OF_OPERATOR[case.operator]
+    operator = spec.operator(case.operator)
+    inputs = contiguous(case.make(dtype, 1))
+    saved: Inputs = {}
+    got = check(run, spec, operator, inputs, into=saved)
+    assert got.keys() >= set(spec.differentiable(operator)[1])
+    if operator.backward is None or ort.calls(library, operator.backward) is None:
+        return got
+    gradient = spec.operator(operator.backward)
+    known = {**inputs, **saved, **stand_in.cotangents_of(spec, operator, inputs, 2)}
+    found = check(run, spec, gradient, {name: known[name] for name in gradient.inputs})
+    assert found.keys() == set(gradient.outputs)
+    return got | found
+
+
+@pytest.mark.in_turn(CASES, DTYPES, ("plain", "gated", "packed"))
+def test_nodes_are_as_good_as_the_reference(library: Path, case: Case, dtype: torch.dtype) -> None:
+    """And write all of their outputs."""
+    check_case(OnNaN(library), library, case, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_passes_have_scratch_memory(library: Path, dtype: torch.dtype) -> None:
+    """Time in segments, of which what each starts from is kept there."""
+    shape = _Shape(b=1, d=5, l=9 * CHUNK + 5, N=16, gated=True)
+    case = Case("segments", SCAN.operators[1].name, shape.make)
+    whole = check_case(OnNaN(library), library, case, dtype)
+    stand_in.Settings(library).multiprocessors(100)
+    cut = check_case(OnNaN(library), library, case, dtype)
+    assert any(not torch.equal(cut[name], whole[name]) for name in cut)
+
+
+def test_calls_are_counted_by_op(library: Path) -> None:
+    operator = WALKS.operators[0]
+    before = ort.calls(library, operator.name)
+    assert before is not None
+    inputs = contiguous(PLAIN[SPECS.index(WALKS)].make(torch.float32, 1))
+    by_nodes(Session(None, str(library), 1), WALKS, operator, list(inputs.values()))
+    assert ort.calls(library, operator.name) == before + 1
+
+
+def test_nodes_without_a_kernel_run_their_bodies(library: Path) -> None:
+    """One of an op that has a kernel for another node, in a session that has the library."""
+    operator = ATTENTION.operators[0]
+    inputs = contiguous(PLAIN[SPECS.index(ATTENTION)].make(torch.float32, 1))
+    gradient = ATTENTION.operator(operator.backward or "")
+    assert ort.calls(library, operator.name) is not None
+    assert ort.calls(library, gradient.name) is None
+    cotangents = stand_in.cotangents_of(ATTENTION, operator, inputs, 2)
+    given = {name: {**inputs, **cotangents}[name] for name in gradient.inputs}
+    check(Session(ATTENTION.lowering(), str(library), 1), ATTENTION, gradient, given)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.operator)
+def test_what_is_refused_is_refused_as_on_the_cpu(library: Path, case: Case) -> None:
+    """Each input with a step less along each dimension: the same words, or the same shapes."""
+    libraries = (str(onnxruntime_library()), str(library))
+    refused = set()
+
+    def outcome(session: Session, *node: Any) -> list[Tensor] | str:
+        try:
+            return session(*node)
+        except InvalidArgument as error:
+            return str(error)
+
+    def run(op: Type, given: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+        sessions = [Session(None, library, 1) for library in libraries]
+        right = [session(op, given, *rest) for session in sessions]
+        for index, t in enumerate(given):
+            for dim in range(t.dim()):
+                wrong = [*given]
+                wrong[index] = t.narrow(dim, 0, t.shape[dim] - 1).contiguous()
+                usual, found = (outcome(session, op, wrong, *rest) for session in sessions)
+                if isinstance(usual, str) and "within value" in usual:  # data, which nobody reads
+                    assert not isinstance(found, str)
+                    assert found[0].isnan().any()
+                elif isinstance(usual, str):
+                    assert found == usual
+                    refused.add(index)
+                else:
+                    assert [y.shape for y in found] == [y.shape for y in usual]
+        return right[0]
+
+    spec = OF_OPERATOR[case.operator]
+    operator = spec.operator(case.operator)
+    inputs = contiguous(case.make(torch.float32, 1))
+    by_nodes(run, spec, operator, list(inputs.values()))
+    tensors = sum(isinstance(value, Tensor) for value in inputs.values())
+    assert len(refused) >= tensors - 1
+
+
+def test_memory_that_a_caller_binds_askew_is_refused(library: Path) -> None:
+    """A kernel would write packs to it, which a GPU stops everything for."""
+    operator, memory = WALKS.operators[0], np.zeros(4 * 4 + 8, np.float32)
+    askew = memory.ctypes.data + 4 * (memory.ctypes.data % 16 == 0)
+
+    def run(op: Type, given: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+        holder = Session(None, str(library), 1)
+        found = holder(op, given, *rest)
+        [session] = holder._loaded.values()
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x0", to_value(given[0]))
+        binding.bind_output("y0", "cpu", 0, np.float32, list(found[0].shape), askew)
+        with pytest.raises(RuntimeError, match="the memory of output 0 must be aligned to 16"):
+            session.run_with_iobinding(binding)
+        return found
+
+    by_nodes(run, WALKS, operator, [torch.ones(1, 1, 2, 2)])
+    assert not memory.any()
