@@ -88,7 +88,7 @@ def added(specs: Iterable[OpSpec]) -> Iterator[None]:
             del OPS[spec.name]
 
 
-def onnxruntime_library(*names: str) -> Path:
+def onnxruntime_library(*names: str, device: str = "cpu") -> Path:
     """The library of fused kernels for ONNX Runtime, compiled now if it is not compiled yet.
 
     Give it to `SessionOptions.register_custom_ops_library`, once: the session then runs nodes of
@@ -97,12 +97,14 @@ def onnxruntime_library(*names: str) -> Path:
 
     Args:
         names: of the ops that it is to have; none for all, which take longer to compile.
+        device: `cpu`, or `cuda` for sessions on ONNX Runtime's CUDA provider. A session has the one
+            or the other. Some nodes have a kernel in that for the CPU alone.
 
     Raises:
         KeyError: there is no op of a name.
         fuseport.ops.build.BuildError: it cannot be compiled; the message says what is missing.
     """
-    return ort.library([OPS[name] for name in names] or OPS.values())
+    return ort.library([OPS[name] for name in names] or OPS.values(), device)
 
 
 OPS: dict[str, OpSpec] = _find()

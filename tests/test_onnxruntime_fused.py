@@ -1,5 +1,6 @@
 """The runtime onnxruntime+fused: the same `.onnx` files, by fused kernels, or it says why not."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
@@ -9,11 +10,20 @@ from onnx import TensorProto, helper
 
 from fuseport.exporter import api, runtimes
 from fuseport.exporter.errors import Missing
-from fuseport.exporter.runtimes import Unsupported, onnxruntime__fused
+from fuseport.exporter.runtimes import Unsupported, _onnxruntime, onnxruntime__fused
 from fuseport.exporter.runtimes._onnxruntime import OnnxRuntimeSession
-from fuseport.ops import ort
+from fuseport.ops import cuda, ort
+from fuseport.ops.spec import OpSpec
+from fuseport.tests.ops.cuda_on_cpu import stand_in
 
 NAME = "onnxruntime+fused"
+
+
+def one_node(name: str, domain: str) -> onnx.ModelProto:
+    node = helper.make_node(name, ["x"], ["y"], domain=domain)
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy")
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("fuseport.ops", 1)]
+    return helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets)
 
 
 def test_the_name_is_the_modules_with_a_plus() -> None:
@@ -57,13 +67,62 @@ def test_a_body_that_runs_in_the_kernels_place_is_an_error(
 def test_a_model_with_nothing_for_a_kernel_is_unsupported(
     fused_library: Path, tmp_path: Path, domain: str, reason: str
 ) -> None:
-    node = helper.make_node("Sin", ["x"], ["y"], domain=domain)
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy")
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("fuseport.ops", 1)]
-    model = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets)
-    onnx.save(model, tmp_path / "m.onnx")
+    onnx.save(one_node("Sin", domain), tmp_path / "m.onnx")
     with pytest.raises(Unsupported, match=reason):
         onnxruntime__fused.load(tmp_path / "m.onnx", {})
+
+
+class TestForAGpu:
+    def test_its_own_library_is_taken(
+        self, lightning_bundle: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The kernels of a GPU, run by the CPU's provider in its place, forward and backward."""
+        path = stand_in.onnxruntime_library()
+        settings = stand_in.Settings(path)
+        settings.multiprocessors(1)
+        settings.order(0)
+        asked = []
+
+        def library(specs: Iterable[OpSpec], device: str) -> Path:
+            asked.append(({spec.name for spec in specs}, device))
+            return path
+
+        monkeypatch.setattr(ort, "library", library)
+        monkeypatch.setitem(_onnxruntime.PROVIDERS, "cuda", "CPUExecutionProvider")
+        program = {"device": "cuda", "ops": ["fuseport::selective_scan_gated"]}
+        onnxruntime__fused.prepare(program)
+        session = onnxruntime__fused.load(lightning_bundle / "gradient.onnx", program)
+        assert asked == 2 * [({"selective_scan"}, "cuda")]
+        assert session._fused == ("selective_scan_gated", "selective_scan_gated_backward")
+        cotangent = torch.randn(1, 3, 256, generator=torch.Generator().manual_seed(0))
+        inputs = {"input_ids": torch.ones(1, 3, dtype=torch.int64), "cotangent_logits": cotangent}
+        found = session.run(inputs)
+        plain = OnnxRuntimeSession(lightning_bundle / "gradient.onnx").run(inputs)
+        assert found.keys() == plain.keys()
+        for name, value in found.items():
+            torch.testing.assert_close(value, plain[name], rtol=1e-3, atol=1e-4)
+
+    def test_nodes_that_have_a_kernel_on_the_cpu_alone_are_unsupported(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def library(specs: Iterable[OpSpec], device: str) -> Path:
+            return stand_in.onnxruntime_library()
+
+        monkeypatch.setattr(ort, "library", library)
+        for name in ("ssd_chunk_scan", "ms_deform_attn_backward"):
+            onnx.save(one_node(name, ort.DOMAIN), tmp_path / "m.onnx")
+            with pytest.raises(Unsupported, match=f"no fused kernel for {name}"):
+                onnxruntime__fused.load(tmp_path / "m.onnx", {"device": "cuda"})
+
+    def test_without_a_gpu_it_says_what_it_lacks(
+        self, lightning_bundle: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(cuda.ARCHITECTURES, raising=False)
+        monkeypatch.setattr(cuda, "_present", lambda: ())
+        program = {"device": "cuda", "ops": ["fuseport::selective_scan_gated"]}
+        onnxruntime__fused.prepare(program)
+        with pytest.raises(Unsupported, match="there is no GPU of compute capability"):
+            onnxruntime__fused.load(lightning_bundle / "forward.onnx", program)
 
 
 def test_nodes_are_found_in_whatever_graph_they_are(tmp_path: Path) -> None:

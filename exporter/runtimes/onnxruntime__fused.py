@@ -1,7 +1,7 @@
-"""ONNX Runtime on the CPU with the library of fused kernels, on the same `.onnx` files.
+"""ONNX Runtime with the library of fused kernels for a device, on the same `.onnx` files.
 
 ONNX Runtime would run a function body without a word where it did not take a kernel: each call
-counts what the library's kernels have done.
+counts what the library's kernels have done. On a GPU fewer nodes have one: `ops.ort`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,12 +21,15 @@ __all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "OPTIMISES", "load", "missing", "pre
 
 FORMAT = "onnx"
 AUTOGRAD = False
-DEVICES = {"cpu": PROVIDERS["cpu"]}
+DEVICES = PROVIDERS
 OPTIMISES = True
 
 
 def missing() -> str | None:
-    """What the library needs, where it is not built and cannot be."""
+    """What the library for the CPU needs, where it is not built and cannot be.
+
+    That for a GPU needs more, which `load` says: it is asked for by device.
+    """
     if reason := _onnxruntime.missing():
         return reason
     status = ort.status(OPS.values())
@@ -35,10 +38,11 @@ def missing() -> str | None:
 
 def prepare(program: Mapping[str, Any]) -> None:
     """Have the library of kernels compiled; see `runtimes.Runtime`."""
-    used = _bound({name.partition("::")[2] for name in program.get("ops", ())})
+    device = program.get("device", "cpu")
+    used = _bound({name.partition("::")[2] for name in program.get("ops", ())}, device)
     if used:
         with suppress(BuildError):
-            ort.library(used)
+            ort.library(used, device)
 
 
 def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
@@ -48,24 +52,30 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
         Unsupported: there is no node in it that the library has a kernel for, or ONNX Runtime has
             no kernel for another one; or the library cannot be compiled.
     """
-    types = _op_types(artifact)
-    used = _bound(types)
+    types, device = _op_types(artifact), program.get("device", "cpu")
+    used = _bound(types, device)
     if not used:
-        found = f"no fused kernel for {', '.join(sorted(types))}" if types else "nothing to fuse"
-        raise Unsupported(f"{found}: the runtime onnxruntime runs the same")
+        raise _nothing_fused(types)
     try:
-        library = ort.library(used)
+        library = ort.library(used, device)
     except BuildError as error:
         raise Unsupported(str(error)) from error
     fused = sorted(op for op in types if ort.calls(library, op) is not None)
+    if not fused:  # the op has a kernel for other nodes
+        raise _nothing_fused(types)
     optimised = program.get("optimised", True)
-    session = OnnxRuntimeSession(artifact, library, optimised=optimised)
+    session = OnnxRuntimeSession(artifact, library, optimised=optimised, device=device)
     return _FusedSession(session, library, fused)
 
 
-def _bound(types: set[str]) -> list[OpSpec]:
-    """The ops that have a kernel for one of these types of nodes."""
-    bound = [spec for spec in OPS.values() if spec.has("ort.cpp")]
+def _nothing_fused(types: set[str]) -> Unsupported:
+    found = f"no fused kernel for {', '.join(sorted(types))}" if types else "nothing to fuse"
+    return Unsupported(f"{found}: the runtime onnxruntime runs the same")
+
+
+def _bound(types: set[str], device: str) -> list[OpSpec]:
+    """The ops with one of these types of nodes that have a part in the library for a device."""
+    bound = [spec for spec in OPS.values() if ort.bound(spec, device)]
     return [spec for spec in bound if types & {o.name for o in spec.operators}]
 
 
