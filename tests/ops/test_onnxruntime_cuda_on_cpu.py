@@ -5,7 +5,7 @@ for the CUDA one: what is their own is not seen here. Models are single nodes, a
 without bodies: nothing but a kernel of the library can run them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +16,30 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from torch import Tensor
 
 from fuseport.exporter.runtimes._onnxruntime import from_value, to_value
-from fuseport.exporter.verify.op_check.symbolic import Kind, Nodes, Session, Type
-from fuseport.ops import OPS, onnxruntime_library, ort
+from fuseport.exporter.verify.op_check.symbolic import Kind, Session, Type
+from fuseport.ops import onnxruntime_library, ort
 from fuseport.ops.cross_scan import SPEC as WALKS
 from fuseport.ops.ms_deform_attn import SPEC as ATTENTION
 from fuseport.ops.selective_scan import SPEC as SCAN
 from fuseport.ops.selective_scan.cases import _Shape
 from fuseport.ops.selective_scan.shapes import CHUNK
-from fuseport.ops.spec import Case, Inputs, Operator, OpSpec, as_tuple
+from fuseport.ops.spec import Case
 from fuseport.tests.ops.cuda_on_cpu import stand_in
+from fuseport.tests.ops.cuda_on_cpu.nodes import (
+    CASES,
+    OF_OPERATOR,
+    SPECS,
+    by_nodes,
+    check,
+    check_case,
+    contiguous,
+)
 from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES
 
-SPECS = [spec for spec in OPS.values() if ort.bound(spec, "cuda")]
-OF_OPERATOR = {operator.name: spec for spec in SPECS for operator in spec.operators}
-# Without the largest, for a GPU of one thread is slow; without other layouts, which nodes do not
-# see; and without those of one number, for a norm's gradient is nothing but rounding there.
-LEFT_OUT = ("many_units", "channels_130", "channels_700", "mamba_2", "height_131_width_40")
-LEFT_OUT += ("layout", "last_many_units", "packed_many_units", "one_of_everything")
-CASES = [
-    case
-    for spec in SPECS
-    for case in spec.cases
-    if case.lowers and not case.name.startswith(LEFT_OUT)
-]
+# A GPU of one thread is slow: what the largest have, others have in less.
+LARGE = ("many_units", "channels_130", "channels_700", "mamba_2", "height_131_width_40")
+QUICK = [case for case in CASES if not any(name in case.name for name in LARGE)]
 PLAIN = [next(case for case in spec.cases if case.name == "plain") for spec in SPECS]
-Runner = Callable[..., list[Tensor]]
 
 
 @pytest.fixture(autouse=True)
@@ -84,56 +83,7 @@ class OnNaN(Session):
         return again
 
 
-def contiguous(inputs: Inputs) -> Inputs:
-    return {k: v.contiguous() if isinstance(v, Tensor) else v for k, v in inputs.items()}
-
-
-def by_nodes(
-    run: Runner, spec: OpSpec, operator: Operator, given: Sequence[Any]
-) -> dict[str, Tensor]:
-    """The outputs of nodes of the operator's form in ONNX; it lacks some that only torch reads."""
-    nodes = Nodes(run, given)
-    with nodes, torch.no_grad():
-        found = as_tuple(spec.lowering().decompositions()[operator.name](*given))
-    named = zip(operator.outputs, found, strict=True)
-    return {name: t.contiguous() for name, t in named if nodes.origin(t)}
-
-
-def check(
-    run: Runner, spec: OpSpec, operator: Operator, inputs: Inputs, *, into: Inputs | None = None
-) -> dict[str, Tensor]:
-    """What nodes compute of contiguous inputs is as good as what the reference does."""
-    truth = stand_in.by_reference(operator, *stand_in.widened(inputs).values())
-    baseline = stand_in.by_reference(operator, *inputs.values())
-    got = by_nodes(run, spec, operator, list(inputs.values()))
-    expected = [
-        {name: t.contiguous() for name, t in zip(operator.outputs, those, strict=True)}
-        for those in (baseline, truth)
-    ]
-    stand_in.assert_as_good(got, *({name: those[name] for name in got} for those in expected))
-    if into is not None:
-        into |= expected[0]
-    return got
-
-
-def check_case(run: Runner, library: Path, case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Outputs, and gradients where the library has their node."""
-    spec = OF_OPERATOR[case.operator]
-    operator = spec.operator(case.operator)
-    inputs = contiguous(case.make(dtype, 1))
-    saved: Inputs = {}
-    got = check(run, spec, operator, inputs, into=saved)
-    assert got.keys() >= set(spec.differentiable(operator)[1])
-    if operator.backward is None or ort.calls(library, operator.backward) is None:
-        return got
-    gradient = spec.operator(operator.backward)
-    known = {**inputs, **saved, **stand_in.cotangents_of(spec, operator, inputs, 2)}
-    found = check(run, spec, gradient, {name: known[name] for name in gradient.inputs})
-    assert found.keys() == set(gradient.outputs)
-    return got | found
-
-
-@pytest.mark.in_turn(CASES, DTYPES, ("plain", "gated", "packed"))
+@pytest.mark.in_turn(QUICK, DTYPES, ("plain", "gated", "packed"))
 def test_nodes_are_as_good_as_the_reference(library: Path, case: Case, dtype: torch.dtype) -> None:
     """And write all of their outputs."""
     check_case(OnNaN(library), library, case, dtype)
