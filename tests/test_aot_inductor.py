@@ -231,9 +231,7 @@ def test_a_package_of_another_device_is_unsupported(
         here, tmp_path / "f.aoti.pt2", lambda b: b.update({"device": "cuda", "gpu": [9, 0]})
     )
     on_a_gpu = {"outputs": [], "device": "cuda"}
-    with pytest.raises(
-        Unsupported, match=r"for cpu, not cuda; .*inductor --device cuda, or"
-    ):
+    with pytest.raises(Unsupported, match=r"for cpu, not cuda; .*inductor --device cuda, or"):
         runtime.load(here, on_a_gpu)
     with pytest.raises(Unsupported, match=r"for cuda, not cpu; .*or run it with --device cuda"):
         runtime.load(there, {"outputs": []})

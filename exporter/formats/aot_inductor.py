@@ -103,7 +103,7 @@ def _config(compiler: str, device: str) -> tuple[dict[str, Any], dict[str, Any]]
         # Inductor's own choice is -march=native, of a width that not all processors have.
         portable = {"cpp.march": "", "cpp.simdlen": 256}
         features = _AVX2
-    bound = {**machine.here(), "cpu": list(features), "device": device}
+    bound: dict[str, Any] = {**machine.here(), "cpu": list(features), "device": device}
     if device == "cuda":
         bound["gpu"] = machine.gpu()
     wanted = {

@@ -4,7 +4,6 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -15,12 +14,19 @@ from fuseport.exporter.runtimes import Unsupported
 __all__ = ["check", "contiguous"]
 
 
-def check(artifact: Path, program: Mapping[str, Any]) -> None:
+def check(artifact: Path, device: str | None) -> str:
     """Look into a package without running anything of it.
+
+    Args:
+        artifact: the file.
+        device: that it is to be run on; None for that which it was compiled for.
+
+    Returns:
+        The device.
 
     Raises:
         Unsupported: it was compiled for another machine or version of torch, or for another device
-            than the program is to be run on.
+            than it is to be run on.
         ValueError: it is no package.
     """
     try:
@@ -32,16 +38,17 @@ def check(artifact: Path, program: Mapping[str, Any]) -> None:
         raise ValueError(f"no AOTInductor package: {error}") from error
     if any(name.startswith("/") or ".." in Path(name).parts for name in names):
         raise ValueError("no AOTInductor package: a member of it points outside of it")
-    wanted = program.get("device", "cpu")
     for bound in (json.loads(metadata[BOUND]) for metadata in said if BOUND in metadata):
-        compiled = bound.get("device", "cpu")
-        if compiled != wanted:
+        compiled = str(bound.get("device", "cpu"))
+        if compiled != (device or compiled):
             raise Unsupported(
-                f"compiled for {compiled}, not {wanted}; export it with --format aot_inductor "
-                f"--device {wanted}, or run it with --device {compiled}"
+                f"compiled for {compiled}, not {device}; export it with --format aot_inductor "
+                f"--device {device}, or run it with --device {compiled}"
             )
         if reason := machine.unlike(bound):
             raise Unsupported(f"{reason}; export it here with --format aot_inductor")
+        device = compiled
+    return device or "cpu"
 
 
 def contiguous(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -57,11 +57,9 @@ def _timed(session: Session, job: Mapping[str, Any]) -> dict[str, Any]:
     with safe_open(job["tensors"], "pt") as file:
         inputs = {n: file.get_tensor(f"input/{n}").to(place) for n in job["inputs"]}
         cotangents = {n: file.get_tensor(f"cotangent/{n}").to(place) for n in job["cotangents"]}
-    # A GPU has done nothing yet when a call returns.
-    wait = torch.cuda.synchronize if place.type == "cuda" else lambda: None
     seconds: list[float] = []
     try:
-        wait()
+        _wait_for(place)
         for _ in range(job["calls"]):
             begin = time.perf_counter()
             if job["way"] == "autograd":
@@ -71,13 +69,19 @@ def _timed(session: Session, job: Mapping[str, Any]) -> dict[str, Any]:
                 session.run({**inputs, **named})
             else:
                 session.run(inputs)
-            wait()
+            _wait_for(place)
             passed = time.perf_counter() - begin
             # A session that hands tensors to another process says what the call itself took there.
             seconds.append(getattr(session, "seconds", None) or passed)
     except Exception as error:  # as above
         return failure("a call failed", error)
     return {"status": "done", "seconds": seconds, "peak": _peak()}
+
+
+def _wait_for(device: torch.device) -> None:
+    """A GPU may have done nothing yet when a call returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _peak() -> int:

@@ -30,7 +30,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_Session":
     Raises:
         Unsupported: it was compiled for another machine, device or version of torch.
     """
-    check(artifact, program)
+    check(artifact, program.get("device", "cpu"))
     register(program)
     return _Session(artifact, [spec["name"] for spec in program["outputs"]], device_of(program))
 

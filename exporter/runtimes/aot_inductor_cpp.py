@@ -28,7 +28,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_Session":
     Raises:
         Unsupported: it was compiled for another machine, device or version of torch.
     """
-    check(artifact, program)
+    check(artifact, program.get("device", "cpu"))
     return _Session(_host.HostSession(FORMAT, artifact, program))
 
 

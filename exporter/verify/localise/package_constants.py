@@ -22,11 +22,12 @@ def constants(artifact: Path) -> dict[str, Tensor]:
     Raises:
         Unsupported: it was compiled for another machine or version of torch.
     """
-    _aot_inductor.check(artifact)
+    device = _aot_inductor.check(artifact, None)
     with tempfile.TemporaryDirectory(prefix="fuseport-") as folder:
         with zipfile.ZipFile(artifact) as package:
             [library] = [n for n in package.namelist() if n.endswith(".so")]
             file = Path(package.extract(library, folder))
-        runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
+        kind = getattr(torch._C._aoti, f"AOTIModelContainerRunner{device.title()}")
+        runner: Any = kind(str(file), 1)
         found = runner.extract_constants_map(False)
-        return {name: tensor.clone() for name, tensor in found.items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in found.items()}
