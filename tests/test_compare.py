@@ -214,12 +214,30 @@ class TestAccuracy:
         assert "root mean square" in str(found.reason)
 
     def test_gradients_may_be_off_by_more_than_outputs(self) -> None:
-        truth = torch.ones(4, dtype=torch.float64)
+        truth = torch.ones(100, dtype=torch.float64)
         expected = Expected("float32", norms(truth), Norms(1e-4, 1e-4))
         candidate = truth.float()
         candidate[0] += 2.5e-4
         assert judge("y", candidate, truth, expected).verdict == "fail"
         assert judge("grad/w", candidate, truth, expected).verdict == "pass"
+
+    @pytest.mark.parametrize("count", [1, 2, 4, 9])
+    def test_few_values_are_no_false_alarm(self, count: int) -> None:
+        """Candidates of the baseline's own quality, which is known by four of its errors."""
+        generator = torch.Generator().manual_seed(count)
+        truth = torch.ones(count, dtype=torch.float64)
+        for _ in range(3000):
+            off = 1e-3 * torch.randn(5, count, generator=generator, dtype=torch.float64)
+            known = Norms(off[1:].abs().max().item(), off[1:].square().mean(1).sqrt().max().item())
+            candidate = (truth + off[0]).float()
+            judged = judge("grad/w", candidate, truth, Expected("float32", norms(truth), known))
+            assert judged.verdict == "pass", judged
+
+    def test_a_single_value_may_not_be_off_by_anything(self) -> None:
+        truth = torch.ones((), dtype=torch.float64)
+        expected = Expected("float32", norms(truth), Norms(1e-5, 1e-5))
+        for name, off in (("y", 1.2e-4), ("grad/w", 1.8e-4)):
+            assert judge(name, (truth + off).float(), truth, expected).verdict == "fail"
 
     @pytest.mark.parametrize("scale", SCALES)
     def test_an_exact_baseline_leaves_a_few_ulps_of_the_tensor_itself(self, scale: float) -> None:

@@ -110,7 +110,12 @@ def standard(subject: Subject, operator: Operator, given: Inputs, seeds: Inputs 
     for move in range(_MOVES):
         generator = torch.Generator().manual_seed(move)
         moved = {k: _moved(v, generator) if isinstance(v, Tensor) else v for k, v in plain.items()}
-        baselines.append(compute(moved, plain_seeds))
+        # In float64 the baseline sums in the truth's own order: what is summed has to move.
+        seeded = {
+            k: _moved(t, generator) if t.dtype == torch.float64 else t
+            for k, t in plain_seeds.items()
+        }
+        baselines.append(compute(moved, seeded))
     return Standard(compute(widened(given), widened(seeds or {})), baselines)
 
 
