@@ -9,6 +9,7 @@
 namespace fuseport::nf4_linear::FUSEPORT_ISA {
 
 constexpr int DEPTH = 128;  // rows of a tile
+constexpr int SUMMED = 64;  // of a sum in registers: errors of longer ones would grow with the depth
 constexpr int ROWS = 4;     // of a block of registers
 #if defined(__AVX512F__)
 constexpr int VECTORS = 4;
@@ -73,10 +74,13 @@ FUSEPORT_INLINE void product_block(const typename F::Real* panel, const typename
 template <class F, int COUNT>
 static void product_rows(const typename F::Real* panel, const typename F::Real* tile, int depth,
                          int columns, typename F::Real* sums) {
-  int c = 0;
-  for (; c + VECTORS * F::LANES <= columns; c += VECTORS * F::LANES)
-    product_block<F, COUNT, VECTORS>(panel, tile + c, depth, sums + c);
-  for (; c < columns; c += F::LANES) product_block<F, COUNT, 1>(panel, tile + c, depth, sums + c);
+  for (; depth > 0; panel += SUMMED, tile += SUMMED * STRIP, depth -= SUMMED) {
+    const int part = depth < SUMMED ? depth : SUMMED;
+    int c = 0;
+    for (; c + VECTORS * F::LANES <= columns; c += VECTORS * F::LANES)
+      product_block<F, COUNT, VECTORS>(panel, tile + c, part, sums + c);
+    for (; c < columns; c += F::LANES) product_block<F, COUNT, 1>(panel, tile + c, part, sums + c);
+  }
 }
 
 template <class F>

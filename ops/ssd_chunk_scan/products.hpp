@@ -33,6 +33,7 @@ struct Product {
 };
 
 constexpr int ROWS = 4;  // of a block of registers
+constexpr int DEPTH = 32;  // of a sum in registers: errors of longer ones would grow with the depth
 #if defined(__AVX512F__)
 constexpr int VECTORS = 4;
 #else
@@ -40,7 +41,8 @@ constexpr int VECTORS = 2;
 #endif
 
 template <class F, int ROWS_, int VECTORS_>
-FUSEPORT_INLINE void product_block(const Product<F>& p, int row, int column, int from, int to) {
+FUSEPORT_INLINE void product_block(const Product<F>& p, int row, int column, int from, int to,
+                                   typename F::Real keep) {
   using Real = typename F::Real;
   using Vector = typename F::Vector;
   Vector sums[ROWS_][VECTORS_] = {};
@@ -64,7 +66,7 @@ FUSEPORT_INLINE void product_block(const Product<F>& p, int row, int column, int
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS_; ++v) {
       const Vector sum = sums[r][v] * scale;
-      const Vector all = p.keep == 0 ? sum : load<F>(c + v * F::LANES) * p.keep + sum;
+      const Vector all = keep == 0 ? sum : load<F>(c + v * F::LANES) * keep + sum;
       store<F>(c + v * F::LANES, all);
     }
   }
@@ -75,10 +77,16 @@ FUSEPORT_INLINE void product_rows(const Product<F>& p, int row, Zeros zeros, int
   const int past = row + ROWS_ < p.depth ? row + ROWS_ : p.depth;
   const int from = zeros == Zeros::below ? (row < p.depth ? row : p.depth) : 0;
   const int to = zeros == Zeros::above ? past : p.depth;
-  int c = 0;
-  for (; c + VECTORS * F::LANES <= columns; c += VECTORS * F::LANES)
-    product_block<F, ROWS_, VECTORS>(p, row, c, from, to);
-  for (; c < columns; c += F::LANES) product_block<F, ROWS_, 1>(p, row, c, from, to);
+  int begin = from;
+  do {  // once, too, where there is nothing to sum up
+    const int end = to - begin > DEPTH ? begin + DEPTH : to;
+    const typename F::Real keep = begin == from ? p.keep : 1;
+    int c = 0;
+    for (; c + VECTORS * F::LANES <= columns; c += VECTORS * F::LANES)
+      product_block<F, ROWS_, VECTORS>(p, row, c, begin, end, keep);
+    for (; c < columns; c += F::LANES) product_block<F, ROWS_, 1>(p, row, c, begin, end, keep);
+    begin = end;
+  } while (begin < to);
 }
 
 // The product; with `lower`, only what is not above the diagonal, and some more of it.
