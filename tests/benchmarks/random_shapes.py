@@ -1,0 +1,336 @@
+"""Ops at random shapes, flags, dtypes and memory layouts, against their references in float64.
+
+    python tests/benchmarks/random_shapes.py               # writes results/random_shapes.json
+    python tests/benchmarks/random_shapes.py --device cuda --jobs 16
+    python tests/benchmarks/random_shapes.py --op selective_scan --count 50 --json -
+
+Each draw is judged as `fuseport ops check` judges a case: outputs and gradients may be a small
+factor worse than plain torch in the same dtype is. Many sizes are at the edges of blocks of 16 to
+256, where kernels err. The exit code is 1 if one fails, with the draw's number, which `--first`
+begins at; 5 where there is no such device.
+"""
+
+import argparse
+import json
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseport.exporter.describe import environment
+from fuseport.exporter.verify.op_check import surroundings
+from fuseport.exporter.verify.op_check.gradients import standard
+from fuseport.exporter.verify.op_check.subject import (
+    LAYOUTS,
+    Point,
+    Subject,
+    cotangents,
+    differentiated,
+    outputs,
+)
+from fuseport.ops import OPS, registration
+from fuseport.ops.causal_conv1d.cases import _Shape as ConvShape
+from fuseport.ops.causal_conv1d_update.cases import _Shape as ConvStepShape
+from fuseport.ops.cross_scan.cases import ImageShape
+from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
+from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
+from fuseport.ops.rms_norm.cases import NormShape
+from fuseport.ops.selective_scan.cases import _Shape as ScanShape
+from fuseport.ops.selective_state_update.cases import _Shape as StateShape
+from fuseport.ops.spec import Case, Inputs
+from fuseport.ops.ssd_chunk_scan.cases import _Shape as ChunkShape
+
+__all__ = ["DRAWS", "drawn", "main", "tried"]
+
+RESULTS = Path(__file__).parent / "results" / "random_shapes.json"
+MISSING = 5
+DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+Draw = Callable[[random.Random], tuple[str, Any]]
+
+
+def size(r: random.Random, most: int) -> int:
+    """From 1 to `most`: as often small as large, and often beside a power of two."""
+    if r.random() < 0.4:
+        edges = [n + off for n in (16, 32, 64, 128, 256) for off in (-1, 0, 1) if n + off <= most]
+        if edges:
+            return r.choice(edges)
+    return min(most, int(2 ** r.uniform(0, torch.tensor(most + 0.999).log2().item())))
+
+
+def flag(r: random.Random) -> bool:
+    return r.random() < 0.5
+
+
+def divisor(r: random.Random, of: int) -> int:
+    return r.choice([n for n in range(1, of + 1) if of % n == 0])
+
+
+def _scan(r: random.Random) -> tuple[str, Any]:
+    d = size(r, 130)
+    groups: tuple[int | None, ...] = (None, 0, divisor(r, d), divisor(r, d))
+    shape = ScanShape(
+        b=size(r, 4),
+        d=d,
+        l=size(r, 300),
+        N=size(r, 40),
+        B_groups=r.choice(groups),
+        C_groups=r.choice(groups),
+        skip=flag(r),
+        gated=flag(r),
+        bias=flag(r),
+        softplus=flag(r),
+        complex=r.random() < 0.2,
+    )
+    return "selective_scan_gated" if shape.gated else "selective_scan", shape
+
+
+def _conv(r: random.Random) -> tuple[str, Any]:
+    packed = tuple(r.choice((-1, 0, 1, 2, 7)) for _ in range(r.randrange(1, 6)))
+    shape = ConvShape(
+        b=size(r, 4),
+        d=size(r, 130),
+        l=size(r, 600),
+        W=size(r, 9),
+        bias=flag(r),
+        silu=flag(r),
+        packed=packed if flag(r) else (),
+        wide_weight=flag(r),
+    )
+    return "causal_conv1d_packed" if shape.packed else "causal_conv1d", shape
+
+
+def _conv_step(r: random.Random) -> tuple[str, Any]:
+    width = size(r, 9)
+    slots = max(width - 1, 1) + size(r, 8) - 1
+    circular = tuple(r.randrange(0, 3 * slots) for _ in range(4)) if flag(r) else ()
+    shape = ConvStepShape(
+        b=size(r, 8),
+        d=size(r, 300),
+        l=size(r, 12),
+        W=width,
+        slots=slots,
+        silu=flag(r),
+        seqlens=circular,
+        wide_weight=flag(r),
+    )
+    return "causal_conv1d_update_circular" if circular else "causal_conv1d_update", shape
+
+
+def _state(r: random.Random) -> tuple[str, Any]:
+    h = size(r, 12)
+    shape = StateShape(
+        b=size(r, 6),
+        h=h,
+        d=size(r, 130),
+        N=size(r, 130),
+        g=divisor(r, h),
+        gated=flag(r),
+        softplus=flag(r),
+        first=flag(r),
+        wide_state=flag(r),
+    )
+    return "selective_state_update_gated" if shape.gated else "selective_state_update", shape
+
+
+def _chunk(r: random.Random) -> tuple[str, Any]:
+    H, length = size(r, 12), size(r, 300)
+    starts = sorted(r.sample(range(1, length), min(length - 1, r.randrange(0, 4))))
+    shape = ChunkShape(
+        b=size(r, 3),
+        l=length,
+        H=H,
+        P=size(r, 70),
+        N=size(r, 130),
+        G=divisor(r, H),
+        gated=flag(r),
+        softplus=flag(r),
+        skip=flag(r),
+        initial=flag(r),
+        limit=r.choice(((0.0, float("inf")), (0.05, 0.6))),
+        packed=((0, 0), *((n + 1, start) for n, start in enumerate(starts))),
+    )
+    return "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan", shape
+
+
+def _norm(r: random.Random, gate: bool | None) -> NormShape:
+    d = size(r, 700)
+    shape = (*(size(r, 20) for _ in range(r.randrange(1, 3))), d)
+    return NormShape(shape, r.choice((None, divisor(r, d))), r.choice((1e-5, 0.1)), flag(r), gate)
+
+
+def _deform(r: random.Random) -> tuple[str, Any]:
+    levels = tuple((size(r, 20), size(r, 20)) for _ in range(size(r, 4)))
+    shape = DeformShape(
+        b=size(r, 3),
+        h=size(r, 4),
+        c=size(r, 70),
+        q=size(r, 130),
+        P=size(r, 5),
+        levels=levels,
+        reach=r.choice((0.5, 1.4, 3.0)),
+        wide_points=flag(r),
+    )
+    return "ms_deform_attn", shape
+
+
+def _linear(r: random.Random) -> tuple[str, Any]:
+    block = 2 ** r.randrange(4, 9)
+    return "nf4_linear", LinearShape((size(r, 70),), size(r, 600), size(r, 200), block)
+
+
+def _image(r: random.Random, walks: bool) -> ImageShape:
+    return ImageShape(size(r, 4), size(r, 20), size(r, 70), size(r, 70), walks=walks)
+
+
+DRAWS: dict[str, Draw] = {
+    "selective_scan": _scan,
+    "causal_conv1d": _conv,
+    "causal_conv1d_update": _conv_step,
+    "selective_state_update": _state,
+    "ssd_chunk_scan": _chunk,
+    "rms_norm": lambda r: ("rms_norm", _norm(r, None)),
+    "rms_norm_gated": lambda r: ("rms_norm_gated", _norm(r, flag(r))),
+    "ms_deform_attn": _deform,
+    "nf4_linear": _linear,
+    "cross_scan": lambda r: ("cross_scan", _image(r, walks=False)),
+    "cross_merge": lambda r: ("cross_merge", _image(r, walks=True)),
+}
+"""By op: the operator and what a case of it is made from, drawn."""
+
+
+def drawn(op: str, number: int) -> Point:
+    """The draw of that number: the same one each time."""
+    r = random.Random(f"{op} {number}")
+    operator, shape = DRAWS[op](r)
+    layout = r.choice(["as it is", *LAYOUTS])
+    return Point(Case(repr(shape), operator, shape.make), r.choice(DTYPES), number, layout)
+
+
+def moved(inputs: Inputs, device: str) -> Inputs:
+    """On the device, laid out in memory as they are."""
+    return {k: _placed(v, device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+
+
+def _placed(t: Tensor, device: str) -> Tensor:
+    if device == "cpu" or t.numel() == 0:
+        return t.to(device)
+    # `to` packs what has gaps: the buffer goes there whole.
+    buffer = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()).to(device)
+    return buffer.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+@cache
+def _ready(op: str, device: str) -> None:
+    """Registered, with a kernel of its own for the device."""
+    spec = OPS[op]
+    registration.ensure(spec)
+    for operator in spec.operators:
+        name = operator.qualified_name
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper()):
+            raise RuntimeError(f"{name} has no kernel for {device}")
+
+
+def tried(op: str, number: int, device: str) -> tuple[str | None, bool]:
+    """What is wrong at a draw, None for nothing; and whether the op took it at all."""
+    _ready(op, device)
+    spec, point = OPS[op], drawn(op, number)
+    subject = Subject(spec, (point.case,), number)
+    operator, given = subject.forward(point.case), point.inputs()
+    try:
+        outputs(operator.reference, given)
+    except ValueError:  # a layout of ours: sizes of levels that are all the first one, for example
+        if point.layout == "as it is":
+            raise
+        return None, False
+    with surroundings():
+        seeds = cotangents(subject, operator, given, "as it is") if operator.backward else None
+        right = standard(subject, operator, given, seeds)
+        there = moved(given, device)
+        if seeds is None:
+            results = outputs(operator, there)
+            found: dict[str, Tensor | None] = dict(zip(operator.outputs, results, strict=True))
+        else:
+            found = differentiated(subject, operator, operator, there, moved(seeds, device))
+        fault = right.fault({n: None if t is None else t.cpu() for n, t in found.items()})
+    return None if fault is None else f"{op} {number}: {point}: {fault}", True
+
+
+def _batch(task: tuple[str, Sequence[int], str]) -> tuple[str, int, int, list[str]]:
+    op, numbers, device = task
+    torch.set_num_threads(1)
+    taken, faults = 0, []
+    for number in numbers:
+        try:
+            fault, took = tried(op, number, device)
+        except Exception as error:  # whatever an op raises is a finding
+            fault, took = f"{op} {number}: {drawn(op, number)}: raises {error!r}", True
+        taken += took
+        faults += [] if fault is None else [fault]
+    return op, len(numbers), taken, faults
+
+
+def _tasks(ops: Sequence[str], first: int, count: int, device: str) -> Iterator[Any]:
+    """Some draws of one op each, so that processes end at about the same time."""
+    each = 20
+    for begin in range(first, first + count, each):
+        for op in ops:
+            yield op, range(begin, min(begin + each, first + count)), device
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--op", action="append", choices=DRAWS)
+    parser.add_argument("--count", type=int, default=10_000, help="of all ops together")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where to write; - for nowhere")
+    chosen = parser.parse_args(arguments)
+    if chosen.device == "cuda" and not torch.cuda.is_available():
+        print("nothing is tried: torch sees no GPU", file=sys.stderr)
+        return MISSING
+    ops, begin = chosen.op or list(DRAWS), time.monotonic()
+    for op in ops:  # compiled once, not by each process
+        _ready(op, chosen.device)
+    each = -(-chosen.count // len(ops))
+    rows = {op: {"op": op, "draws": 0, "taken": 0, "faults": []} for op in ops}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(chosen.jobs, context) as pool:
+        tasks = _tasks(ops, chosen.first, each, chosen.device)
+        for op, draws, taken, faults in pool.map(_batch, tasks):
+            row: Any = rows[op]
+            row["draws"], row["taken"] = row["draws"] + draws, row["taken"] + taken
+            row["faults"] += faults
+            for fault in faults:
+                print(fault, flush=True)
+    wrong = sum(len(row["faults"]) for row in rows.values())  # type: ignore[arg-type]
+    taken = sum(row["taken"] for row in rows.values())  # type: ignore[misc]
+    print(f"{taken} draws of {len(ops)} ops on {chosen.device}, {wrong} wrong")
+    if str(chosen.json) != "-":
+        content = {
+            "command": "python tests/benchmarks/random_shapes.py " + " ".join(sys.argv[1:]),
+            "date": time.strftime("%Y-%m-%d"),
+            "device": chosen.device,
+            "seconds": round(time.monotonic() - begin),
+            **environment(),
+            "results": list(rows.values()),
+        }
+        known = json.loads(chosen.json.read_text()) if chosen.json.exists() else {}
+        chosen.json.write_text(json.dumps({**known, chosen.device: content}, indent=1) + "\n")
+    if not taken:
+        print("nothing was tried", file=sys.stderr)
+        return 6
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
