@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all faults fuzz coverage lint types format ort-headers wheel-test clean
+.PHONY: help setup demo test test-all faults fuzz gpu coverage lint types format ort-headers wheel-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,19 @@ faults: $(SET_UP) ## every death of every runtime, every fault of every writer; 
 	$(BIN)/python -m pytest -n logical --maxprocesses 2 -m faults
 	$(BIN)/python tests/benchmarks/faults.py
 	FUSEPORT_MOMENTS=40 $(BIN)/python -m pytest tests/test_interrupted.py
+
+SANITIZE := compute-sanitizer --error-exitcode 1
+gpu: $(SET_UP) ## on a machine with a GPU: its tests, random shapes, a bundle, sanitizers, figures
+	$(BIN)/python -m pytest tests/ops/test_cuda.py tests/ops/test_onnxruntime_cuda.py tests/test_device.py
+	$(BIN)/python tests/benchmarks/random_shapes.py --device cuda
+	$(BIN)/fuseport export $(CHECKPOINT) -o .demo/gpu --force --format all --device cuda
+	$(BIN)/fuseport verify .demo/gpu --device cuda --reference cpu
+	$(BIN)/fuseport verify .demo/gpu --device cuda --self-test
+	for tool in memcheck racecheck initcheck; do \
+		$(SANITIZE) --tool $$tool $(BIN)/python tests/benchmarks/random_shapes.py \
+			--device cuda --count 220 --jobs 1 --json - || exit 1; done
+	$(BIN)/fuseport bench .demo/gpu --device cuda
+	$(BIN)/python tests/benchmarks/gpu.py
 
 # Another number: make fuzz COUNT=1000000
 COUNT ?= 100000

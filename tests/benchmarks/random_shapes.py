@@ -286,6 +286,15 @@ def _tasks(ops: Sequence[str], first: int, count: int, device: str) -> Iterator[
             yield op, range(begin, min(begin + each, first + count)), device
 
 
+def _done(tasks: Iterator[Any], jobs: int) -> Iterator[tuple[str, int, int, list[str]]]:
+    """What comes of tasks, in their order; one job is this process, which a tool may watch."""
+    if jobs == 1:
+        yield from map(_batch, tasks)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_batch, tasks)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -303,15 +312,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _ready(op, chosen.device)
     each = -(-chosen.count // len(ops))
     rows = {op: {"op": op, "draws": 0, "taken": 0, "faults": []} for op in ops}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(chosen.jobs, context) as pool:
-        tasks = _tasks(ops, chosen.first, each, chosen.device)
-        for op, draws, taken, faults in pool.map(_batch, tasks):
-            row: Any = rows[op]
-            row["draws"], row["taken"] = row["draws"] + draws, row["taken"] + taken
-            row["faults"] += faults
-            for fault in faults:
-                print(fault, flush=True)
+    tasks = _tasks(ops, chosen.first, each, chosen.device)
+    for op, draws, taken, faults in _done(tasks, chosen.jobs):
+        row: Any = rows[op]
+        row["draws"], row["taken"] = row["draws"] + draws, row["taken"] + taken
+        row["faults"] += faults
+        for fault in faults:
+            print(fault, flush=True)
     wrong = sum(len(row["faults"]) for row in rows.values())  # type: ignore[arg-type]
     taken = sum(row["taken"] for row in rows.values())  # type: ignore[misc]
     print(f"{taken} draws of {len(ops)} ops on {chosen.device}, {wrong} wrong")
