@@ -87,7 +87,10 @@ def of(
         # shows; or else the compiler, which shows it again where the cuts leave it what it was.
         inside = replace(program, exported=_with_state(program.exported, constants(artifact)))
         yield Graph("exported_program", "exported_program", inside, frozenset(nodes))
-        yield Graph(runtime, format_name, inside, frozenset(nodes), "bisection", weights)
+        bound = facts.get("compiled_for", {})
+        assert isinstance(bound, Mapping)
+        device = bound.get("device", "cpu")
+        yield Graph(runtime, format_name, inside, frozenset(nodes), "bisection", weights, device)
 
 
 def differentiable(
@@ -127,6 +130,7 @@ class Graph:
     visible: frozenset[str]
     method: Method = "intermediates"
     weights: Path = Path()
+    device: str = "cpu"  # that machine code is compiled for
 
     def whole(self, names: Sequence[str], folder: Path) -> Written:
         """As `Candidate` says."""
@@ -149,7 +153,7 @@ class Graph:
     def _write(self, program: Program, folder: Path) -> Path:
         writer = formats.get(self.format)
         file = folder / f"{program.kind}{writer.SUFFIX}"
-        writer.write(program, file, formats.Options(self.weights))
+        writer.write(program, file, formats.Options(self.weights, device=self.device))
         return file
 
 

@@ -18,7 +18,7 @@ from fuseport.exporter.verify.localise.reference import Measured, measured
 from fuseport.exporter.verify.localise.search import Found
 from fuseport.exporter.verify.localise.trial import Trials
 from fuseport.exporter.verify.localise.written import Written
-from fuseport.ops import OPS
+from fuseport.ops import OPS, ort
 
 __all__ = ["Alone", "Forward", "Look", "dtype_of", "judged"]
 
@@ -149,7 +149,7 @@ class Forward:
         # A file may take sizes from inputs where the graph takes them from another value.
         inputs = {**self._by_node(), **inputs}
         operators = frozenset(parts.called(self.nodes[name]) for name in found.within)
-        runtime = _plain(self.candidate.runtime, operators)
+        runtime = _plain(self.candidate.runtime, operators, self.trials.device)
         results = self.trials.part(runtime, written, inputs)
         judgement = self._judged(found.value, results[found.value], {found.value: known})
         within = None
@@ -213,11 +213,12 @@ class Forward:
         return judged(name, value, known[name], backward=name in self._backward)
 
 
-def _plain(runtime: str, operators: frozenset[str]) -> str:
+def _plain(runtime: str, operators: frozenset[str], device: str) -> str:
     """The runtime for some operators alone: one with kernels more refuses what has no use for them,
     since it would say of itself what is true of the plain one."""
     base, _, more = runtime.partition("+")
-    bound = {o.qualified_name for s in OPS.values() if s.has("ort.cpp") for o in s.operators}
+    specs = [spec for spec in OPS.values() if ort.bound(spec, device)]
+    bound = {operator.qualified_name for spec in specs for operator in spec.operators}
     return base if more == "fused" and bound.isdisjoint(operators) else runtime
 
 

@@ -22,7 +22,7 @@ from fuseport.exporter.verify.localise.investigation import Finding
 from fuseport.exporter.verify.localise.look import Alone, dtype_of
 from fuseport.exporter.verify.localise.scene import Failure, Scene
 from fuseport.exporter.verify.sample import opened
-from fuseport.ops import OPS, onnxruntime_library
+from fuseport.ops import OPS, onnxruntime_library, ort
 from fuseport.ops.build import BuildError
 from fuseport.ops.registration import implementation
 
@@ -209,7 +209,7 @@ def _fused(file: Path) -> list[str]:
     return [
         name
         for name, spec in OPS.items()
-        if spec.has("ort.cpp") and types & {o.name for o in spec.operators}
+        if ort.bound(spec) and types & {o.name for o in spec.operators}
     ]
 
 

@@ -46,6 +46,11 @@ class Trials:
     call: int = 1
     _numbers: Any = field(default_factory=count)
 
+    @property
+    def device(self) -> str:
+        """That runtimes compute on."""
+        return str(next(iter(self.programs.values()))["device"])
+
     def fresh(self) -> Path:
         """A new empty folder."""
         folder = self.folder / f"trial{next(self._numbers)}"
