@@ -3,6 +3,7 @@
     python tests/benchmarks/gpu.py                        # everything; writes results/cuda.json
     python tests/benchmarks/gpu.py --shape 8,1536,2048,16 --dtype bfloat16 --json /tmp/one.json
     python tests/benchmarks/gpu.py --op causal_conv1d --op rms_norm
+    python tests/benchmarks/gpu.py --markdown             # README's table, of what was measured
 
 Medians by CUDA events, over inputs that rotate through more than twice the L2. The floor of a pass
 is the larger of two times: the bytes of its inputs and outputs, each moved once, over the bandwidth
@@ -184,6 +185,34 @@ def measure(text: str, name: str, rates: tuple[float, float], rounds: int) -> li
     return rows
 
 
+def markdown(content: dict[str, Any]) -> str:
+    """A table of results, and how much faster than its peer each pass of an op is, as a mean."""
+    lines = [
+        f"{content['gpu']}, CUDA {content['cuda']}, torch {content['versions']['torch']}, "
+        f"{content['date']}: `{content['command'].strip()}`",
+        "",
+        "| op | shape | dtype | pass | time | floor | peer |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    faster: dict[tuple[str, str], list[float]] = {}
+    for row in content["results"]:
+        shape = row["shape"] if isinstance(row["shape"], str) else ",".join(map(str, row["shape"]))
+        peer = "" if row["peer_us"] is None else f"{row['peer_us'] / row['ours_us']:.2f} ×"
+        share = f"{row['floor_us'] / row['ours_us']:.0%} by {row['floor_is']}"
+        cells = row["op"], shape, row["dtype"], row["direction"], f"{row['ours_us']:.1f} µs"
+        lines.append("| " + " | ".join((*cells, share, peer)) + " |")
+        if row["peer_us"] is not None:
+            of_pass = faster.setdefault((row["op"], row["direction"]), [])
+            of_pass.append(row["peer_us"] / row["ours_us"])
+    lines += ["", "The floor is the share of it that is reached; the peer, the time that it takes."]
+    for (op, direction), ratios in faster.items():
+        mean, least = statistics.geometric_mean(ratios), min(ratios)
+        lines.append(
+            f"- {op}, {direction}: {mean:.2f} × as fast as its peer, {least:.2f} × at the least"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", action="append", help="b,d,l,N; may be given several times")
@@ -192,7 +221,11 @@ def main() -> None:
     parser.add_argument("--op", action="append", choices=known)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--markdown", action="store_true", help="measure nothing: print the table")
     arguments = parser.parse_args()
+    if arguments.markdown:
+        print(markdown(json.loads(arguments.json.read_text(encoding="utf-8"))))
+        return
     if torch.version.cuda is None:
         refuse(f"torch {torch.__version__} is built without CUDA")
     if not torch.cuda.is_available():

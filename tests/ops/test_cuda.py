@@ -4,6 +4,7 @@ What nvcc makes of the kernels is compiled by `.ci/nvcc`; their arithmetic witho
 `test_…cuda_on_cpu.py`. On a GPU, all ops that have kernels for it are tested.
 """
 
+import json
 import os
 import re
 import shutil
@@ -214,6 +215,31 @@ def test_the_benchmark_says_that_there_is_no_gpu() -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 5
     assert done.stderr.startswith("nothing is measured: ")
+
+
+def test_the_table_is_made_from_the_results(tmp_path: Path) -> None:
+    """Of what a run writes; peers are not everywhere."""
+    row = {"op": "selective_scan", "shape": [8, 1536, 2048, 16], "dtype": "bfloat16"}
+    times = {"ours_us": 100.0, "peer_us": 150.0, "floor_us": 80.0, "floor_is": "bytes"}
+    alone = {"op": "cross_scan", "shape": "32,192,56,56", "dtype": "float32", "peer_us": None}
+    results = [
+        {**row, "direction": "forward", **times},
+        {**row, "direction": "forward", **times, "ours_us": 50.0},
+        {**times, **alone, "direction": "backward"},
+    ]
+    content = {"command": "python it", "date": "2026-11-22", "gpu": "a GPU", "cuda": "13.0"}
+    file = tmp_path / "cuda.json"
+    file.write_text(json.dumps({**content, "versions": {"torch": "2.13"}, "results": results}))
+    script = ROOT / "tests" / "benchmarks" / "gpu.py"
+    command = [sys.executable, script, "--markdown", "--json", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "8,1536,2048,16 | bfloat16 | forward | 100.0 µs | 80% by bytes | 1.50 × |" in done.stdout
+    assert "| cross_scan | 32,192,56,56 | float32 | backward | 100.0 µs | 80% by bytes |  |" in (
+        done.stdout
+    )
+    assert "selective_scan, forward: 2.12 × as fast as its peer, 1.50 × at the least" in done.stdout
+    assert "cross_scan, backward:" not in done.stdout
 
 
 def on_gpu(inputs: Inputs) -> Inputs:
