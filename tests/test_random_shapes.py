@@ -33,9 +33,10 @@ def test_every_op_with_kernels_for_a_gpu_is_drawn(script: ModuleType) -> None:
     }
 
 
+@pytest.mark.parametrize("device", ["cpu", "stand-in"])
 @pytest.mark.parametrize("op", sorted(name for name, spec in OPS.items() if spec.has("kernel.cu")))
-def test_draws_are_right_and_repeat(op: str, script: ModuleType) -> None:
-    tried = [script.tried(op, number, "cpu") for number in range(4)]
+def test_draws_are_right_and_repeat(op: str, device: str, script: ModuleType) -> None:
+    tried = [script.tried(op, number, device) for number in range(4)]
     assert [fault for fault, _ in tried if fault] == []
     assert any(taken for _, taken in tried)
     assert str(script.drawn(op, 1)) == str(script.drawn(op, 1)) != str(script.drawn(op, 2))

@@ -2,12 +2,14 @@
 
     python tests/benchmarks/random_shapes.py               # writes results/random_shapes.json
     python tests/benchmarks/random_shapes.py --device cuda --jobs 16
+    python tests/benchmarks/random_shapes.py --device stand-in    # CUDA kernels, run by the CPU
     python tests/benchmarks/random_shapes.py --op selective_scan --count 50 --json -
 
 Each draw is judged as `fuseport ops check` judges a case: outputs and gradients may be a small
 factor worse than plain torch in the same dtype is. Many sizes are at the edges of blocks of 16 to
-256, where kernels err. The exit code is 1 if one fails, with the draw's number, which `--first`
-begins at; 5 where there is no such device.
+256, where kernels err; the stand-in for a GPU, which is slow, has smaller ones, and in each draw
+another number of multiprocessors and order of threads. The exit code is 1 if one fails, with the
+draw's number, which `--first` begins at; 5 where there is no such device.
 """
 
 import argparse
@@ -45,8 +47,9 @@ from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
 from fuseport.ops.rms_norm.cases import NormShape
 from fuseport.ops.selective_scan.cases import _Shape as ScanShape
 from fuseport.ops.selective_state_update.cases import _Shape as StateShape
-from fuseport.ops.spec import Case, Inputs
+from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
 from fuseport.ops.ssd_chunk_scan.cases import _Shape as ChunkShape
+from fuseport.tests.ops.cuda_on_cpu import stand_in
 
 __all__ = ["DRAWS", "drawn", "main", "tried"]
 
@@ -54,11 +57,15 @@ RESULTS = Path(__file__).parent / "results" / "random_shapes.json"
 MISSING = 5
 DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
+STAND_IN, STAND_INS_MOST = "stand-in", 80
+_MOST = [10_000]  # of any size, now
+
 Draw = Callable[[random.Random], tuple[str, Any]]
 
 
 def size(r: random.Random, most: int) -> int:
     """From 1 to `most`: as often small as large, and often beside a power of two."""
+    most = min(most, _MOST[-1])
     if r.random() < 0.4:
         edges = [n + off for n in (16, 32, 64, 128, 256) for off in (-1, 0, 1) if n + off <= most]
         if edges:
@@ -207,10 +214,12 @@ DRAWS: dict[str, Draw] = {
 """By op: the operator and what a case of it is made from, drawn."""
 
 
-def drawn(op: str, number: int) -> Point:
+def drawn(op: str, number: int, device: str = "cpu") -> Point:
     """The draw of that number: the same one each time."""
     r = random.Random(f"{op} {number}")
+    _MOST.append(STAND_INS_MOST if device == STAND_IN else _MOST[0])
     operator, shape = DRAWS[op](r)
+    _MOST.pop()
     layout = r.choice(["as it is", *LAYOUTS])
     return Point(Case(repr(shape), operator, shape.make), r.choice(DTYPES), number, layout)
 
@@ -233,6 +242,9 @@ def _ready(op: str, device: str) -> None:
     """Registered, with a kernel of its own for the device."""
     spec = OPS[op]
     registration.ensure(spec)
+    if device == STAND_IN:
+        with stand_in.device(spec):  # compiled now
+            return
     for operator in spec.operators:
         name = operator.qualified_name
         if not torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper()):
@@ -242,7 +254,7 @@ def _ready(op: str, device: str) -> None:
 def tried(op: str, number: int, device: str) -> tuple[str | None, bool]:
     """What is wrong at a draw, None for nothing; and whether the op took it at all."""
     _ready(op, device)
-    spec, point = OPS[op], drawn(op, number)
+    spec, point = OPS[op], drawn(op, number, device)
     subject = Subject(spec, (point.case,), number)
     operator, given = subject.forward(point.case), point.inputs()
     try:
@@ -254,14 +266,32 @@ def tried(op: str, number: int, device: str) -> tuple[str | None, bool]:
     with surroundings():
         seeds = cotangents(subject, operator, given, "as it is") if operator.backward else None
         right = standard(subject, operator, given, seeds)
-        there = moved(given, device)
-        if seeds is None:
-            results = outputs(operator, there)
-            found: dict[str, Tensor | None] = dict(zip(operator.outputs, results, strict=True))
+        found: dict[str, Tensor | None]
+        if device == STAND_IN:
+            found = _emulated(spec, operator, given, seeds or {}, number)
+        elif seeds is None:
+            results = outputs(operator, moved(given, device))
+            found = dict(zip(operator.outputs, results, strict=True))
         else:
-            found = differentiated(subject, operator, operator, there, moved(seeds, device))
+            there = moved(given, device), moved(seeds, device)
+            found = differentiated(subject, operator, operator, *there)
         fault = right.fault({n: None if t is None else t.cpu() for n, t in found.items()})
     return None if fault is None else f"{op} {number}: {point}: {fault}", True
+
+
+def _emulated(
+    spec: OpSpec, operator: Operator, given: Inputs, seeds: Inputs, number: int
+) -> dict[str, Tensor | None]:
+    """Outputs and gradients as `differentiated` names them, from CUDA kernels on the stand-in."""
+    r = random.Random(number)
+    with stand_in.device(spec) as device:
+        device.multiprocessors(r.choice((1, 2, 7, 132)))
+        device.order(r.randrange(4))
+        found = device.forward_and_backward(operator, given, seeds)
+    named: dict[str, Tensor | None] = {name: found[name] for name in operator.outputs}
+    if operator.backward:
+        named |= {f"grad/{n}": found["d" + n] for n in spec.differentiable(operator)[0]}
+    return named
 
 
 def _batch(task: tuple[str, Sequence[int], str]) -> tuple[str, int, int, list[str]]:
@@ -272,7 +302,7 @@ def _batch(task: tuple[str, Sequence[int], str]) -> tuple[str, int, int, list[st
         try:
             fault, took = tried(op, number, device)
         except Exception as error:  # whatever an op raises is a finding
-            fault, took = f"{op} {number}: {drawn(op, number)}: raises {error!r}", True
+            fault, took = f"{op} {number}: {drawn(op, number, device)}: raises {error!r}", True
         taken += took
         faults += [] if fault is None else [fault]
     return op, len(numbers), taken, faults
@@ -297,7 +327,7 @@ def _done(tasks: Iterator[Any], jobs: int) -> Iterator[tuple[str, int, int, list
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda", STAND_IN), default="cpu")
     parser.add_argument("--op", action="append", choices=DRAWS)
     parser.add_argument("--count", type=int, default=10_000, help="of all ops together")
     parser.add_argument("--first", type=int, default=0)
