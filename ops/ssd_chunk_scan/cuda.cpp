@@ -27,7 +27,7 @@ struct Work {
   void* stream;
   at::TensorOptions real;
   int64_t chunks = p.batches * p.chunks();
-  Tensor step, total, begin;
+  Tensor step, total, rest, begin;
   Tensor x, weighted, B, C, CB, M, states, within, across;
   cuda::Steps steps;
   cuda::Forward forward;
@@ -36,8 +36,10 @@ struct Work {
       : op(op), p(p), stream(stream), real(real) {
     step = at::empty({chunks, CHUNK, p.heads}, real);
     total = at::empty_like(step);
+    rest = at::empty_like(step);
     begin = at::empty({chunks, CHUNK}, real.dtype(at::kInt));
-    steps = {step.mutable_data_ptr(), total.mutable_data_ptr(), begin.mutable_data_ptr<int32_t>()};
+    steps = {step.mutable_data_ptr(), total.mutable_data_ptr(), rest.mutable_data_ptr(),
+             begin.mutable_data_ptr<int32_t>()};
     check(cuda::find_steps(p, steps, stream));
     x = heads(p.width);
     weighted = groups(p.heads_per_group() * p.width);

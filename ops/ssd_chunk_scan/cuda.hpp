@@ -13,7 +13,9 @@ namespace fuseport::ssd_chunk_scan::cuda {
 // What all kernels read of the steps; contiguous.
 struct Steps {
   void* step = nullptr;      // δ, (b, c, T, H), real
-  void* total = nullptr;     // the sum of δ·A from the chunk's first step on, (b, c, T, H), real
+  // The sum of δ·A from the chunk's first step on, (b, c, T, H), as a real and what that lacks: a
+  // difference of two large sums is then as good as a small one.
+  void *total = nullptr, *rest = nullptr;
   int32_t* begin = nullptr;  // the step at which its sequence began, -1 if before the chunk, (b, c, T)
 };
 

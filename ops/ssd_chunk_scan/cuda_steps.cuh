@@ -81,13 +81,14 @@ FUSEPORT_DEVICE void put(const Real* from, void* to, int64_t at) {
 // The factors of a chunk's steps for one head.
 template <class Real>
 struct Decays {
-  const Real *step, *total;
+  const Real *step, *total, *rest;
   const int32_t* begin;
   int64_t heads;
 
   FUSEPORT_DEVICE Decays(const Problem& p, const Steps& s, int64_t chunk, int64_t h)
       : step((const Real*)s.step + chunk * T * p.heads + h),
         total((const Real*)s.total + chunk * T * p.heads + h),
+        rest((const Real*)s.rest + chunk * T * p.heads + h),
         begin(s.begin + chunk * T),
         heads(p.heads) {}
 
@@ -95,7 +96,8 @@ struct Decays {
   // L of reference.py, without what is later than t.
   FUSEPORT_DEVICE Real between(int s, int t) const {
     if (s > t || begin[t] > s) return 0;
-    return exp_of_any(total[t * heads] - total[s * heads]);
+    const int64_t to = t * heads, from = s * heads;
+    return exp_of_any((total[to] - total[from]) + (rest[to] - rest[from]));
   }
   // exp(c_t), of the state before the chunk.
   FUSEPORT_DEVICE Real outer(int t) const {
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) steps_kernel(Problem p, Steps
   for_each(p.batches * chunks * p.heads, [&](int64_t i) {
     const int64_t chunk = i / p.heads, h = i % p.heads, batch = chunk / chunks;
     const Real A = ((const Real*)p.A)[h];
-    Real total = 0;
+    double total = 0;
     int32_t begin = -1;
 #pragma unroll 8
     for (int t = 0; t < T; ++t) {
@@ -137,9 +139,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) steps_kernel(Problem p, Steps
         delta = delta < low ? low : delta;
         delta = delta > high ? high : delta;
       }
-      total += delta * A;
+      total += (double)delta * (double)A;
+      const Real rest = (Real)(total - (double)(Real)total);
       ((Real*)s.step)[at] = delta;
-      ((Real*)s.total)[at] = total;
+      ((Real*)s.total)[at] = (Real)total;
+      ((Real*)s.rest)[at] = rest == rest ? rest : (Real)0;
       if (h > 0) continue;
       const int32_t* const numbers = p.seq_idx + batch * p.length;
       if (step > 0 && step < p.length && numbers[step] != numbers[step - 1]) begin = t;
