@@ -36,6 +36,7 @@ WRONG = {
     "an unknown format": ("formats = ['onyx']\n@", 'formats: there is no "onyx"; there are: aot'),
     "an unknown program": ("@\nprograms = ['back']", 'there is no "back"; there are: forward'),
     "an unknown runtime": ("@\nruntimes = ['ort']", 'there is no "ort"; there are: aot'),
+    "an unknown device": ("@\ndevice = 'tpu'", 'device: there is no "tpu"; there are: cpu, cuda'),
     "no format": ("@\nformats = []", "formats: an empty list"),
     "an unknown dtype": ("@\ndtype = 'int8'", 'there is no "int8"; there are: float32'),
     "an opset of tomorrow": ("@\nopset = 99", "opset: 99 is not one of 18 to"),
@@ -90,11 +91,13 @@ def test_what_is_wrong_in_the_file_is_one_line_that_says_where(what: str, tmp_pa
 def test_the_file_is_read_with_what_holds_for_all(tmp_path: Path) -> None:
     text = """
         formats = ["onnx"]
+        device = "cuda"
         tolerances = { atol = 1, tensors = { "grad/*" = { rtol = 0.5 } } }
         @
         @
         name = "other"
         formats = "torchscript"
+        device = "cpu"
         model = "net.py:Net"
         [checkpoint.limits]
         memory = 2
@@ -102,6 +105,7 @@ def test_the_file_is_read_with_what_holds_for_all(tmp_path: Path) -> None:
     (tmp_path / "net.py").touch()
     first, other = read(written(tmp_path, text)).checkpoint
     assert (first.name, first.formats, other.formats) == ("c", ("onnx",), ("torchscript",))
+    assert (first.device, other.device) == ("cuda", "cpu")
     assert Path(first.path).resolve() == tmp_path / "c.pt"
     assert other.model is not None
     assert Path(other.model.removesuffix(":Net")).resolve() == tmp_path / "net.py"

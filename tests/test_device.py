@@ -43,6 +43,11 @@ def test_a_device_that_is_not_here_ends_with_5(
         assert line.startswith("fuseport: cuda: ")
         assert ("torch is built without CUDA" in line) == (torch.version.cuda is None)
     assert not Path(there).exists()
+    config = tmp_path / "fuseport.toml"
+    config.write_text(f'device = "cuda"\n[[checkpoint]]\npath = "{LIGHTNING}"\n')
+    done = CliRunner().invoke(main, ["ci", "--config", str(config)])
+    assert done.exit_code == 5
+    assert "cuda: " in done.output
 
 
 def test_a_device_that_is_none_is_wrong_usage(small_bundle: tuple[Path, str]) -> None:

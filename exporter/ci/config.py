@@ -15,6 +15,7 @@ from fuseport.exporter.errors import FuseportError, StorageError, UsageError
 from fuseport.exporter.models.given import parse_dynamic
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import KINDS
+from fuseport.exporter.runtimes._device import DEVICES
 from fuseport.exporter.verify.tolerances import Tolerances
 
 __all__ = ["FILE", "Bounds", "Checkpoint", "Config", "Expected", "Limits", "Tolerated", "read"]
@@ -23,6 +24,9 @@ FILE = "fuseport.toml"
 """The name that the file has unless another is given."""
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
+_OF_ALL = (
+    "formats", "programs", "runtimes", "device", "strict", "seeds", "limits", "tolerances",
+)  # fmt: skip
 _VERDICTS = ("fail", "error", "unsupported")
 
 
@@ -85,7 +89,8 @@ class Checkpoint:
 
     What is None is as the file says for all checkpoints. Paths are relative to the file.
     `inputs` is a file of examples, `bundle` the folder that the bundle is kept in, `seed` that of
-    the export, and `seeds` how many sets of values are compared.
+    the export, and `seeds` how many sets of values are compared. `device` is where runtimes
+    compute, and what AOTInductor compiles for.
     """
 
     path: str
@@ -104,6 +109,7 @@ class Checkpoint:
     formats: tuple[str, ...] | None = None
     programs: tuple[str, ...] | None = None
     runtimes: tuple[str, ...] | None = None
+    device: str | None = None
     strict: bool | None = None
     seeds: int | None = None
     limits: Limits | None = None
@@ -121,6 +127,7 @@ class Config:
         formats: None for those that an export writes unasked.
         programs: what to export.
         runtimes: None for all that are installed; one that is named must be.
+        device: `cpu`, or `cuda` for runtimes on a GPU.
         strict: whether what is unsupported is a mismatch.
         seeds: how many sets of values to compare.
         limits, tolerances: as of a checkpoint.
@@ -131,6 +138,7 @@ class Config:
     formats: tuple[str, ...] | None = None
     programs: tuple[str, ...] = ("forward", "gradient")
     runtimes: tuple[str, ...] | None = None
+    device: str = "cpu"
     strict: bool = False
     seeds: int = 1
     limits: Limits = field(default_factory=Limits)
@@ -187,11 +195,7 @@ def _complete(given: Checkpoint, config: Config, source: Source, index: int) -> 
     if given.input_shapes and (given.inputs or given.dynamic):
         reason = "it says all of the inputs: leave inputs and dynamic out"
         raise source.wrong((*where, "input-shapes"), reason)
-    defaults = {
-        key: getattr(config, key)
-        for key in ("formats", "programs", "runtimes", "strict", "seeds", "limits", "tolerances")
-        if getattr(given, key) is None
-    }
+    defaults = {key: getattr(config, key) for key in _OF_ALL if getattr(given, key) is None}
     return replace(
         given,
         **defaults,
@@ -213,6 +217,8 @@ def _check(table: Config | Checkpoint, source: Source, where: Sequence[str]) -> 
     _known(table.formats, formats.FORMATS, source, (*where, "formats"))
     _known(table.programs, KINDS, source, (*where, "programs"))
     _known(table.runtimes, runtimes.RUNTIMES, source, (*where, "runtimes"))
+    if table.device is not None:
+        _known((table.device,), DEVICES, source, (*where, "device"))
     for key in ("formats", "programs", "runtimes"):
         if getattr(table, key) == ():
             raise source.wrong((*where, key), "an empty list: leave the key out")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fuseport.exporter import api
+from fuseport.exporter import api, formats
+from fuseport.exporter.availability import require
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.bundle.staging import write_whole
 from fuseport.exporter.ci import expected, reuse
@@ -97,8 +98,9 @@ def _outcome(checkpoint: Checkpoint, file: Path, progress: Progress) -> Outcome:
     def told(message: str) -> None:
         progress(f"{name}: {message}")
 
-    given = checkpoint.tolerances
+    given, device = checkpoint.tolerances, checkpoint.device or "cpu"
     try:
+        require(device)
         with _locked(folder):
             bundle, reused = _exported(checkpoint, folder, told)
             report = api.verify(
@@ -109,6 +111,7 @@ def _outcome(checkpoint: Checkpoint, file: Path, progress: Progress) -> Outcome:
                 tolerance=None if given is None else given.tolerances().fitting(bundle.tensors),
                 seeds=range(checkpoint.seeds or 1),
                 limits=_limits(checkpoint),
+                device=device,
                 progress=told,
             )
     except FuseportError as error:
@@ -128,6 +131,7 @@ def _exported(checkpoint: Checkpoint, folder: Path, progress: Progress) -> tuple
     if known is not None:
         progress("exported by an earlier run, of the same")
         return known, True
+    compiled = any(map(formats.compiled, checkpoint.formats or formats.default()))
     bundle = api.export(
         checkpoint.path,
         folder,
@@ -141,6 +145,7 @@ def _exported(checkpoint: Checkpoint, folder: Path, progress: Progress) -> tuple
         programs=[kind for kind in KINDS if kind in (checkpoint.programs or api.PROGRAMS)],
         format=checkpoint.formats,
         opset=checkpoint.opset,
+        device=(checkpoint.device if compiled else None) or "cpu",
         dtype=checkpoint.dtype,
         seed=checkpoint.seed,
         force=True,

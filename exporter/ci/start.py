@@ -13,6 +13,7 @@ report = "fuseport-report"             # a page and data for each checkpoint go 
 # formats = ["torchscript", "onnx"]    # absent: exported_program, onnx and torchscript
 # programs = ["forward", "gradient"]
 # runtimes = ["onnxruntime"]           # absent: all that are installed; one that is named must be
+# device = "cuda"                      # runtimes on a GPU, against float64 on the CPU
 # strict = true                        # what is unsupported is a mismatch
 # seeds = 3                            # sets of values for each case
 
