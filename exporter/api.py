@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from fuseport.exporter import admission, formats, models, shims
 from fuseport.exporter import bench as timing
 from fuseport.exporter import checkpoint as checkpoints
-from fuseport.exporter.availability import chosen_runtimes, require, unavailable
+from fuseport.exporter.availability import chosen_runtimes, refuse, require, unavailable
 from fuseport.exporter.bench import Bench, Timing
 from fuseport.exporter.bundle import (
     WEIGHTS,
@@ -237,6 +237,8 @@ def verify(
         trust.add(sha256)
     loads = load_outputs is not None
     chosen = () if loads else chosen_runtimes(runtime, device)
+    if runtime is not None and artifact is None:
+        refuse(chosen, opened)
     file = None if artifact is None else Path(artifact)
     options = {
         "runtime": chosen,

@@ -8,7 +8,7 @@ from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.errors import Missing, UnsafeInput, UsageError
 from fuseport.exporter.runtimes import _device
 
-__all__ = ["chosen_runtimes", "require", "unavailable"]
+__all__ = ["chosen_runtimes", "refuse", "require", "unavailable"]
 
 
 def require(device: str) -> None:
@@ -43,6 +43,19 @@ def chosen_runtimes(names: Sequence[str] | None, device: str = "cpu") -> tuple[s
         if reason is not None:
             raise Missing(f"{name}: {reason}")
     return tuple(dict.fromkeys(names))
+
+
+def refuse(names: Sequence[str], bundle: Bundle) -> None:
+    """See that runtimes that were named may load what a bundle has for them, before any work.
+
+    Raises:
+        UnsafeInput: it is a program that is not trusted.
+    """
+    formats = {entry["format"] for entry in bundle.manifest["artifacts"]}
+    for name in names:
+        reason = admission.refused(name, bundle, None)
+        if reason is not None and runtimes.get(name).FORMAT in formats:
+            raise UnsafeInput(f"{name}: {reason}")
 
 
 def unavailable(runtime: str, bundle: Bundle, artifact: Path | None, *, named: bool) -> str | None:

@@ -248,6 +248,8 @@ def _op(spec: "OpSpec") -> _Finding:
         return _Finding(
             "runs in plain torch", "warning", "FUSEPORT_NATIVE=0 asks for that: unset it"
         )
+    if spec.library is None and not spec.has("torch.cpp"):
+        return _Finding("plain torch: there are no kernels to compile")
     status = build.status(spec)
     if status.state == "unavailable":
         return _Finding("runs in plain torch, slowly", "warning", status.detail)

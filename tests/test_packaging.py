@@ -117,3 +117,14 @@ for arguments in ["--help"], *([name, "--help"] for name in main.commands):
     print(*(f"{{arguments[0]}}:{{m}}" for m in {HEAVY} if m in sys.modules))
 """
     assert run(code) == []
+
+
+def test_ops_and_shims_are_there_without_an_import_of_their_own() -> None:
+    code = (
+        "import sys, fuseport\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert callable(fuseport.ops.selective_scan)\n"
+        "assert callable(fuseport.shims.installed)\n"
+        "assert callable(fuseport.verify)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

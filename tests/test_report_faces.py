@@ -185,7 +185,21 @@ def test_the_terminal_has_diagnoses_and_ends_after_a_screen_or_two() -> None:
     assert any("begins at aten::mm in layers.1, backward: mm_7" in line for line in said)
     assert any("… and 35 more diagnoses" in line for line in said)
     assert any("… and 2980 more rows" in line for line in said)
-    assert said[-1] == "3000 fail in 12 s"
+    assert said[-1] == "not equal: 3000 fail in 12 s"
+
+
+def test_the_terminal_says_what_was_not_compared() -> None:
+    lacking = [
+        replace(ABSENT, runtime="ort", artifact="g.onnx", tensor=f"t{i}", reason="no kernel")
+        for i in range(30)
+    ]
+    said = lines(report(PASSED, ABSENT, *lacking))
+    assert said[-4:-2] == ["unsupported: aot: not installed",
+                           "unsupported: ort · g.onnx: no kernel (30 rows)"]  # fmt: skip
+    assert said[-2] == "nothing was compared in aot, ort: --strict makes that a mismatch"
+    assert said[-1] == "equal within bounds: 1 pass, 31 unsupported in 12 s"
+    assert lines(report(ABSENT))[-1] == "no runtime here can run it: 1 unsupported in 12 s"
+    assert not [line for line in lines(report(PASSED)) if "nothing was compared" in line]
 
 
 def test_what_is_printed_as_enough_is_enough() -> None:

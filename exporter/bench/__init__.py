@@ -112,7 +112,8 @@ class Bench:
 
     def table(self) -> Table:
         """For a terminal."""
-        table = Table(box=box.HORIZONTALS, pad_edge=False)
+        caption = "to eager: the median over turns, each beside eager's own in the same second"
+        table = Table(box=box.HORIZONTALS, pad_edge=False, caption=caption, caption_justify="left")
         table.add_column("runtime, artifact")
         for title in ("time", "to eager", "peak memory"):
             table.add_column(title, justify="right")

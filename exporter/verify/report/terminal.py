@@ -1,6 +1,7 @@
 """A report in the terminal: a table, and lines below it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rich import box
 from rich.table import Table
@@ -27,6 +28,11 @@ _STYLES: Mapping[Verdict, str] = {
     "fail": "bold red",
     "error": "bold magenta",
     "unsupported": "yellow",
+}
+_VERDICTS = {
+    "pass": "equal within bounds",
+    "fail": "not equal",
+    "unsupported": "no runtime here can run it",
 }
 _NAME_WIDTH = 19  # of a tensor in the table, so that it fits a terminal of 80 columns
 _LISTED = 20
@@ -62,12 +68,36 @@ def lines(report: Report) -> list[str]:
     rows = failures(report)
     found += rows[:_LISTED]
     found += _rest(len(rows) - _LISTED, "rows that are no pass")
-    return [*found, f"{counted(report)} in {report.seconds:.0f} s"]
+    found += _left_out(report)
+    told = _VERDICTS.get(report.verdict, report.verdict)
+    return [*found, f"{told}: {counted(report)} in {report.seconds:.0f} s"]
 
 
 def failures(report: Report) -> list[str]:
-    """A line for each row that is no pass: the worst verdicts first, then the worst errors."""
-    return [_line(row) for row in worst_first(report.results)]
+    """A line for each row that is no pass: the worst verdicts first, then the worst errors.
+
+    What is unsupported for one reason in one artifact is one line.
+    """
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for number, row in enumerate(worst_first(report.results)):
+        of_artifact = row.runtime, row.artifact, str(row.reason)
+        key = of_artifact if row.verdict == "unsupported" else (str(number),)
+        alike.setdefault(key, []).append(row)
+    return [_line(rows[0]) if len(rows) == 1 else _one_reason(rows) for rows in alike.values()]
+
+
+def _one_reason(rows: Sequence[Row]) -> str:
+    where = replace(rows[0], program="*", way="run", case="*", tensor="*")
+    return f"{_line(where)} ({len(rows)} rows)"
+
+
+def _left_out(report: Report) -> list[str]:
+    """The runtimes of which nothing was compared, where others' results were."""
+    judged = {row.runtime for row in report.results if row.verdict in ("pass", "fail")}
+    left = [name for name in dict.fromkeys(r.runtime for r in report.results) if name not in judged]
+    if not judged or not left:
+        return []
+    return [f"nothing was compared in {', '.join(left)}: --strict makes that a mismatch"]
 
 
 def _line(row: Row) -> str:
