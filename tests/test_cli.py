@@ -1,6 +1,7 @@
 """What the command prints, where, and the code that it ends with."""
 
 import logging
+import logging.handlers
 import os
 import re
 import signal
@@ -202,3 +203,21 @@ def test_the_next_command_has_the_same_model_and_ops() -> None:
     model, ops = f"{example / 'net.py'}:Net", str(example / "my_ops.py")
     assert _next(Path("a b"), model, ops) == f"fuseport verify 'a b' --model {model} --ops {ops}"
     assert _next(Path("b"), None, None) == "fuseport verify b"
+
+
+def test_that_truth_takes_transformers_plain_path_is_not_told() -> None:
+    """It says so of every model, as if something were wrong; other things that it says are told."""
+    logger = logging.getLogger("transformers.integrations.hub_kernels")
+    heard = logging.handlers.BufferingHandler(10)
+    logger.addHandler(heard)
+    try:
+        for _ in range(2):
+            with progress():
+                logger.warning("`scan` is falling back to its reference PyTorch implementation")
+                logger.warning("another thing")
+        logger.warning("`scan` is falling back to its reference PyTorch implementation")
+    finally:
+        logger.removeHandler(heard)
+    said = [record.getMessage() for record in heard.buffer]
+    assert said[:2] == ["another thing"] * 2
+    assert len(said) == 3

@@ -63,14 +63,22 @@ def _telling() -> "Iterator[Progress]":
 def _logged(tell: "Progress") -> Iterator[None]:
     """What fuseport logs is told: what takes long as a step, warnings as lines of their own."""
     logger, handler = logging.getLogger("fuseport"), _Teller(tell)
+    theirs = logging.getLogger("transformers.integrations.hub_kernels")
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
+    theirs.addFilter(_no_fallback)
     try:
         yield
     finally:
+        theirs.removeFilter(_no_fallback)
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def _no_fallback(record: logging.LogRecord) -> bool:
+    """Not that transformers takes its plain path: truth is computed by it on purpose."""
+    return "falling back to its reference" not in record.getMessage()
 
 
 class _Teller(logging.Handler):
