@@ -276,7 +276,7 @@ def verify(
             causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
     notes = (*subject.notes, *untried(rows), *([keep.saved.note] if keep.saved else []), *more)
     seconds = time.monotonic() - begin
-    where = str(bundle), opened.sha256, {**environment(), "device": keep.device}
+    where = str(bundle), opened.sha256, environment(keep.device)
     return Report(*where, seconds, tuple(rows), notes, causes, dict(spent.seconds))
 
 
@@ -305,8 +305,7 @@ def self_test(
         test = SelfTest(subject, work, limits or Limits(), seed, progress)
         for name in chosen if runtime else preferred(chosen, opened.manifest):
             test.run(name, ops, unavailable(name, opened, None, named=runtime is not None))
-    where = {**environment(), "device": device}
-    return test.power(where, time.monotonic() - begin)
+    return test.power(environment(device), time.monotonic() - begin)
 
 
 def bench(
@@ -385,8 +384,7 @@ def bench(
                 progress=progress,
             )
             shutil.rmtree(folder)
-    where = {**environment(), "device": device}
-    return Bench(str(bundle), opened.sha256, rounds, tuple(results), where)
+    return Bench(str(bundle), opened.sha256, rounds, tuple(results), environment(device))
 
 
 def _planned(

@@ -89,15 +89,16 @@ def versions() -> dict[str, str]:
     return found
 
 
-def environment() -> dict[str, Any]:
-    """Versions and machine, for a report."""
-    return {
+def environment(device: str | None = None) -> dict[str, Any]:
+    """Versions and machine, for a report; and the device that runtimes computed on, if any did."""
+    found = {
         "versions": versions(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
+    return found if device is None else {**found, "device": device}
 
 
 @functools.cache

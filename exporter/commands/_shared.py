@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from fuseport.exporter.errors import UsageError
 if TYPE_CHECKING:
     from fuseport.exporter.api import Progress
 
-__all__ = ["JSON", "OPS", "console", "one_of", "progress", "write"]
+__all__ = ["JSON", "OPS", "console", "device_option", "one_of", "progress", "write"]
 
 JSON = click.option(
     "--json", "json_", type=click.Path(path_type=Path), help="Write the result; - prints it."
@@ -26,6 +26,11 @@ JSON = click.option(
 OPS = click.option(
     "--ops", "own", metavar="FILE", help="Your own: a file, folder or module that defines SPEC(S)."
 )
+
+
+def device_option(what: str) -> Callable[[Any], Any]:
+    """`--device`, with what it is the device of."""
+    return click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda", help=what)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import JSON, OPS, one_of, progress, write
+from fuseport.exporter.commands._shared import JSON, OPS, device_option, one_of, progress, write
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["bench"]
@@ -31,13 +31,7 @@ Examples:
 )
 @click.option("--model", metavar="MODULE:CALLABLE", help="Your own code that builds the model.")
 @OPS
-@click.option(
-    "--device",
-    default="cpu",
-    show_default=True,
-    metavar="cpu|cuda",
-    help="Where runtimes compute, eager too.",
-)
+@device_option("Where runtimes compute, eager too.")
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1), help="Turns.")
 @JSON
 @click.option(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import OPS, one_of, progress
+from fuseport.exporter.commands._shared import OPS, device_option, one_of, progress
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["export"]
@@ -80,13 +80,7 @@ Examples:
     show_default=True,
     help="native: also ONNX files with operators that opset 23 or ONNX Runtime has for fused ops.",
 )
-@click.option(
-    "--device",
-    default="cpu",
-    show_default=True,
-    metavar="cpu|cuda",
-    help="That AOTInductor compiles for; all other files serve any.",
-)
+@device_option("That AOTInductor compiles for; all other files serve any.")
 @click.option("--opset", type=int, metavar="N", help="Of ONNX's standard operators, 18 to 23.")
 @click.option("--dtype", metavar="DTYPE", help="Convert the weights to it, bfloat16 for example.")
 @click.option("--seed", default=0, show_default=True, help="Of example inputs and samples.")

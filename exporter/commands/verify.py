@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from fuseport.exporter.commands._faces import FACES, TOLERANCES, Faces
-from fuseport.exporter.commands._shared import OPS, one_of, progress, write
+from fuseport.exporter.commands._shared import OPS, device_option, one_of, progress, write
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["verify"]
@@ -55,13 +55,7 @@ Exit codes: 0 pass, 1 mismatch, 2 usage, 3 refused as unsafe, 4 unreadable or co
     "--timeout", type=float, default=900.0, show_default=True, help="Seconds for one job."
 )
 @click.option("--memory", type=float, help="GiB that a runtime's process may take.")
-@click.option(
-    "--device",
-    default="cpu",
-    show_default=True,
-    metavar="cpu|cuda",
-    help="Where runtimes compute.",
-)
+@device_option("Where runtimes compute.")
 @click.option(
     "--reference",
     type=click.Choice(["cpu"]),

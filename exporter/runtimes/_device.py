@@ -5,10 +5,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["DEVICES", "device_of", "missing"]
+__all__ = ["DEVICES", "OF_TORCH", "device_of", "missing", "place_of"]
 
 DEVICES = ("cpu", "cuda")
 """What a program's `device` can be."""
+
+OF_TORCH: Mapping[str, str | None] = dict.fromkeys(DEVICES)
+"""`DEVICES` of a runtime of torch's, which has them all, and no execution providers."""
 
 
 def device_of(program: Mapping[str, Any]) -> torch.device:
@@ -22,6 +25,11 @@ def device_of(program: Mapping[str, Any]) -> torch.device:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
     return device
+
+
+def place_of(session: object) -> torch.device:
+    """Where a session takes its tensors: on the CPU, if it does not say."""
+    return getattr(session, "device", torch.device("cpu"))
 
 
 def missing(device: str) -> str | None:

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from fuseport.exporter import runtimes
 from fuseport.exporter.child.confined import work_in
 from fuseport.exporter.runtimes import Session
+from fuseport.exporter.runtimes._device import place_of
 from fuseport.exporter.runtimes._worker import die_with, failure, standard_input, write
 from fuseport.exporter.user_code.op_choice import own_ops
 
@@ -53,7 +54,7 @@ def _answer(request: Mapping[str, Any], asked: IO[bytes], folder: Path) -> None:
 
 
 def _timed(session: Session, job: Mapping[str, Any]) -> dict[str, Any]:
-    place = getattr(session, "device", torch.device("cpu"))
+    place = place_of(session)
     with safe_open(job["tensors"], "pt") as file:
         inputs = {n: file.get_tensor(f"input/{n}").to(place) for n in job["inputs"]}
         cotangents = {n: file.get_tensor(f"cotangent/{n}").to(place) for n in job["cotangents"]}

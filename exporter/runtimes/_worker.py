@@ -29,6 +29,7 @@ from fuseport.exporter import runtimes
 from fuseport.exporter.child.confined import work_in
 from fuseport.exporter.child.spent import OF_CHILD, Spent
 from fuseport.exporter.runtimes import Session, Unsupported
+from fuseport.exporter.runtimes._device import place_of
 from fuseport.exporter.runtimes._forms import run_forms
 from fuseport.exporter.runtimes._layouts import apart, lay_out
 from fuseport.exporter.runtimes._reason import telling_line
@@ -110,7 +111,7 @@ def _load(job: Mapping[str, Any]) -> Session | dict[str, Any]:
 
 
 def _run(session: Session, job: Mapping[str, Any], folder: Path, spent: Spent) -> dict[str, Any]:
-    place = getattr(session, "device", torch.device("cpu"))
+    place = place_of(session)
     with spent.on("comparing"):
         inputs, cotangents = _passed(job, place)
     if job["way"].endswith("forms"):

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from fuseport.exporter.program import named_outputs
 from fuseport.exporter.runtimes._aot_inductor import check, contiguous
-from fuseport.exporter.runtimes._device import device_of
+from fuseport.exporter.runtimes._device import OF_TORCH, device_of
 from fuseport.exporter.runtimes._ops import prepare, register
 
 __all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "aot_inductor"
 AUTOGRAD = False
-DEVICES = {"cpu": None, "cuda": None}
+DEVICES = OF_TORCH
 
 
 def missing() -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fuseport.exporter import models, shims
 from fuseport.exporter.models.model import at
 from fuseport.exporter.program import entry_of, named_outputs
-from fuseport.exporter.runtimes._device import device_of
+from fuseport.exporter.runtimes._device import OF_TORCH, device_of
 from fuseport.exporter.runtimes._ops import prepare
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 
@@ -19,7 +19,7 @@ __all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = None
 AUTOGRAD = True
-DEVICES = {"cpu": None, "cuda": None}
+DEVICES = OF_TORCH
 
 
 def missing() -> str | None:

@@ -8,7 +8,7 @@ import torch
 from torch.export.passes import move_to_device_pass
 
 from fuseport.exporter.program import named_outputs
-from fuseport.exporter.runtimes._device import device_of
+from fuseport.exporter.runtimes._device import OF_TORCH, device_of
 from fuseport.exporter.runtimes._ops import prepare, register
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 
@@ -16,7 +16,7 @@ __all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "exported_program"
 AUTOGRAD = True
-DEVICES = {"cpu": None, "cuda": None}
+DEVICES = OF_TORCH
 
 
 def missing() -> str | None:

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.runtimes import _host
+from fuseport.exporter.runtimes._device import OF_TORCH
 from fuseport.exporter.runtimes._host import HostSession, prepare
 
 __all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
 
 FORMAT = "torchscript"
 AUTOGRAD = True
-DEVICES = {"cpu": None, "cuda": None}
+DEVICES = OF_TORCH
 
 
 def missing() -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.program import named_outputs
-from fuseport.exporter.runtimes._device import device_of
+from fuseport.exporter.runtimes._device import OF_TORCH, device_of
 from fuseport.exporter.runtimes._ops import prepare, register
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 
@@ -17,7 +17,7 @@ __all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "OPTIMISES", "load", "missing", "pre
 
 FORMAT = "torchscript"
 AUTOGRAD = True
-DEVICES = {"cpu": None, "cuda": None}
+DEVICES = OF_TORCH
 OPTIMISES = True
 
 

@@ -116,7 +116,7 @@ def recording(
             "schema": SCHEMA,
             "bundle": bundle.folder.name,
             "manifest_sha256": bundle.sha256,
-            "environment": {**environment(), "device": device},
+            "environment": environment(device),
             "seeds": list(seeds),
             **recorder.content(),
         }

@@ -210,7 +210,10 @@ def _baseline(
     first: dict[str, bytes] = {}
     for number, way in enumerate(baseline.ways(model.module, inputs)):
         with way as moved, References():
-            seeds = cotangents if moved is inputs else _moved(cotangents, number)
+            seeds = cotangents
+            if moved is not inputs:
+                generator = torch.Generator().manual_seed(number)
+                seeds = baseline.moved_cotangents(cotangents, generator)
             results = _results(model, model.module, moved, seeds)
         for name in names:
             value = results.pop(name, None)
@@ -230,15 +233,6 @@ def _baseline(
                 )
                 expected[name] = Expected(known.dtype, known.scale, worst, known.zero or vanished)
     return expected, tuple(sorted(unstable))
-
-
-def _moved(cotangents: Tensors, seed: int) -> Tensors:
-    """Those in float64 within an ulp: its baseline sums them in the truth's own order."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: baseline.neighbour(tensor, generator) if tensor.dtype == torch.float64 else tensor
-        for name, tensor in cotangents.items()
-    }
 
 
 def _digest(tensor: Tensor) -> bytes:

@@ -58,14 +58,20 @@ MISSING = 5
 DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 STAND_IN, STAND_INS_MOST = "stand-in", 80
-_MOST = [10_000]  # of any size, now
-
-Draw = Callable[[random.Random], tuple[str, Any]]
 
 
-def size(r: random.Random, most: int) -> int:
+class Source(random.Random):
+    """What is drawn from; no size is more than `most`."""
+
+    most = 10_000
+
+
+Draw = Callable[[Source], tuple[str, Any]]
+
+
+def size(r: Source, most: int) -> int:
     """From 1 to `most`: as often small as large, and often beside a power of two."""
-    most = min(most, _MOST[-1])
+    most = min(most, r.most)
     if r.random() < 0.4:
         edges = [n + off for n in (16, 32, 64, 128, 256) for off in (-1, 0, 1) if n + off <= most]
         if edges:
@@ -73,15 +79,15 @@ def size(r: random.Random, most: int) -> int:
     return min(most, int(2 ** r.uniform(0, torch.tensor(most + 0.999).log2().item())))
 
 
-def flag(r: random.Random) -> bool:
+def flag(r: Source) -> bool:
     return r.random() < 0.5
 
 
-def divisor(r: random.Random, of: int) -> int:
+def divisor(r: Source, of: int) -> int:
     return r.choice([n for n in range(1, of + 1) if of % n == 0])
 
 
-def _scan(r: random.Random) -> tuple[str, Any]:
+def _scan(r: Source) -> tuple[str, Any]:
     d = size(r, 130)
     groups: tuple[int | None, ...] = (None, 0, divisor(r, d), divisor(r, d))
     shape = ScanShape(
@@ -100,7 +106,7 @@ def _scan(r: random.Random) -> tuple[str, Any]:
     return "selective_scan_gated" if shape.gated else "selective_scan", shape
 
 
-def _conv(r: random.Random) -> tuple[str, Any]:
+def _conv(r: Source) -> tuple[str, Any]:
     packed = tuple(r.choice((-1, 0, 1, 2, 7)) for _ in range(r.randrange(1, 6)))
     shape = ConvShape(
         b=size(r, 4),
@@ -115,7 +121,7 @@ def _conv(r: random.Random) -> tuple[str, Any]:
     return "causal_conv1d_packed" if shape.packed else "causal_conv1d", shape
 
 
-def _conv_step(r: random.Random) -> tuple[str, Any]:
+def _conv_step(r: Source) -> tuple[str, Any]:
     width = size(r, 9)
     slots = max(width - 1, 1) + size(r, 8) - 1
     circular = tuple(r.randrange(0, 3 * slots) for _ in range(4)) if flag(r) else ()
@@ -132,7 +138,7 @@ def _conv_step(r: random.Random) -> tuple[str, Any]:
     return "causal_conv1d_update_circular" if circular else "causal_conv1d_update", shape
 
 
-def _state(r: random.Random) -> tuple[str, Any]:
+def _state(r: Source) -> tuple[str, Any]:
     h = size(r, 12)
     shape = StateShape(
         b=size(r, 6),
@@ -148,7 +154,7 @@ def _state(r: random.Random) -> tuple[str, Any]:
     return "selective_state_update_gated" if shape.gated else "selective_state_update", shape
 
 
-def _chunk(r: random.Random) -> tuple[str, Any]:
+def _chunk(r: Source) -> tuple[str, Any]:
     H, length = size(r, 12), size(r, 300)
     starts = sorted(r.sample(range(1, length), min(length - 1, r.randrange(0, 4))))
     shape = ChunkShape(
@@ -168,13 +174,13 @@ def _chunk(r: random.Random) -> tuple[str, Any]:
     return "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan", shape
 
 
-def _norm(r: random.Random, gate: bool | None) -> NormShape:
+def _norm(r: Source, gate: bool | None) -> NormShape:
     d = size(r, 700)
     shape = (*(size(r, 20) for _ in range(r.randrange(1, 3))), d)
     return NormShape(shape, r.choice((None, divisor(r, d))), r.choice((1e-5, 0.1)), flag(r), gate)
 
 
-def _deform(r: random.Random) -> tuple[str, Any]:
+def _deform(r: Source) -> tuple[str, Any]:
     levels = tuple((size(r, 20), size(r, 20)) for _ in range(size(r, 4)))
     shape = DeformShape(
         b=size(r, 3),
@@ -189,12 +195,12 @@ def _deform(r: random.Random) -> tuple[str, Any]:
     return "ms_deform_attn", shape
 
 
-def _linear(r: random.Random) -> tuple[str, Any]:
+def _linear(r: Source) -> tuple[str, Any]:
     block = 2 ** r.randrange(4, 9)
     return "nf4_linear", LinearShape((size(r, 70),), size(r, 600), size(r, 200), block)
 
 
-def _image(r: random.Random, walks: bool) -> ImageShape:
+def _image(r: Source, walks: bool) -> ImageShape:
     return ImageShape(size(r, 4), size(r, 20), size(r, 70), size(r, 70), walks=walks)
 
 
@@ -216,10 +222,10 @@ DRAWS: dict[str, Draw] = {
 
 def drawn(op: str, number: int, device: str = "cpu") -> Point:
     """The draw of that number: the same one each time."""
-    r = random.Random(f"{op} {number}")
-    _MOST.append(STAND_INS_MOST if device == STAND_IN else _MOST[0])
+    r = Source(f"{op} {number}")
+    if device == STAND_IN:
+        r.most = STAND_INS_MOST
     operator, shape = DRAWS[op](r)
-    _MOST.pop()
     layout = r.choice(["as it is", *LAYOUTS])
     return Point(Case(repr(shape), operator, shape.make), r.choice(DTYPES), number, layout)
 

@@ -4,8 +4,8 @@
 //
 // FORMAT is `torchscript` or `aot_inductor`, DEVICE `cpu` or `cuda`; libraries are opened first, in
 // order. It says `ok 0` once the artifact is loaded; from then on it answers requests until its input
-// ends. A message is a line with a word and a number of bytes,
-// then those bytes. Requests are `run` and `differentiate`, with what `torch.save` makes of
+// ends. A message is a line with a word and a number of bytes, then those bytes. Requests are `run`
+// and `differentiate`, with what `torch.save` makes of
 //
 //     {"inputs": {name: tensor}, "cotangents": {output: tensor}, "outputs": [name]}
 //

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from fuseport.exporter.program import one_line
-from fuseport.exporter.verify.baseline import neighbour
+from fuseport.exporter.verify.baseline import moved_cotangents, neighbour
 from fuseport.exporter.verify.compare import Expected, judge
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
 from fuseport.exporter.verify.op_check.subject import (
@@ -110,12 +110,7 @@ def standard(subject: Subject, operator: Operator, given: Inputs, seeds: Inputs 
     for move in range(_MOVES):
         generator = torch.Generator().manual_seed(move)
         moved = {k: _moved(v, generator) if isinstance(v, Tensor) else v for k, v in plain.items()}
-        # In float64 the baseline sums in the truth's own order: what is summed has to move.
-        seeded = {
-            k: _moved(t, generator) if t.dtype == torch.float64 else t
-            for k, t in plain_seeds.items()
-        }
-        baselines.append(compute(moved, seeded))
+        baselines.append(compute(moved, moved_cotangents(plain_seeds, generator)))
     return Standard(compute(widened(given), widened(seeds or {})), baselines)
 
 

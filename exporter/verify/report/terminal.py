@@ -92,10 +92,12 @@ def _one_reason(rows: Sequence[Row]) -> str:
 
 
 def _left_out(report: Report) -> list[str]:
-    """The runtimes of which nothing was compared, where others' results were."""
-    judged = {row.runtime for row in report.results if row.verdict in ("pass", "fail")}
-    left = [name for name in dict.fromkeys(r.runtime for r in report.results) if name not in judged]
-    if not judged or not left:
+    """The runtimes of which all is unsupported, where others' results were compared."""
+    verdicts: dict[str, set[str]] = {}
+    for row in report.results:
+        verdicts.setdefault(row.runtime, set()).add(row.verdict)
+    left = [name for name, found in verdicts.items() if found == {"unsupported"}]
+    if not left or len(left) == len(verdicts):
         return []
     return [f"nothing was compared in {', '.join(left)}: --strict makes that a mismatch"]
 
