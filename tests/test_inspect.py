@@ -5,8 +5,10 @@ import json
 import os
 import pickle
 import shutil
+import sys
 import time
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from fuseport.exporter.errors import (
     UnsafeInput,
     UsageError,
 )
-from fuseport.exporter.inspect import SCHEMA, inspect, isolated
+from fuseport.exporter.inspect import SCHEMA, checkpoint, inspect, isolated
 from fuseport.exporter.models.user import parse_inputs
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -111,6 +113,24 @@ def test_a_checkpoint(path: str, layout: str, architecture: str, scans: int) -> 
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_every_architecture_says_what_it_is_told_by(name: str) -> None:
     assert models.signs(name)
+
+
+@pytest.mark.parametrize("state", ["here", "absent", "too old"])
+def test_the_next_command_is_one_that_can_succeed(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "ask", lambda *_, **__: {"operators": {}})  # a child, seconds
+    if state == "absent":
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    elif state == "too old":
+        monkeypatch.setattr(metadata, "version", lambda name: "4.57.1")
+    export = f"fuseport export {FIXTURES / 'huggingface'} -o bundle/"
+    install = [] if state == "here" else ["pip install 'fuseport[huggingface]'"]
+    told = inspect(FIXTURES / "huggingface")
+    assert told.found["next"] == [*install, export]
+    printed = [line.split("  ")[-1] for line in told.lines()]
+    assert printed[-len(told.found["next"]) :] == told.found["next"]
+    assert inspect(FIXTURES / "state_spaces").found["next"][0].startswith("fuseport export")
 
 
 def test_candidates_are_listed_where_export_wants_a_choice(tmp_path: Path) -> None:

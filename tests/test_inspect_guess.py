@@ -118,8 +118,9 @@ def test_the_command_says_what_why_and_what_next(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert found["ops"]["guessed"]
     assert [op["op"] for op in found["ops"]["needed"]] == ["causal_conv1d", "selective_scan"]
-    assert f"'{path}' -o bundle/ --weights model --model" in found["next"]
-    assert "--shim auto" in found["next"]
+    (command,) = found["next"]
+    assert f"'{path}' -o bundle/ --weights model --model" in command
+    assert "--shim auto" in command
     printed = CliRunner().invoke(main, ["inspect", str(path)]).stdout
     assert "by a scan backwards in time, of Vim or VideoMamba × 1" in printed
     assert "layers.0.mixer.A_b_log [8, 2]" in printed

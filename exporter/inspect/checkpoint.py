@@ -180,17 +180,18 @@ def _ops(architecture: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, A
     return {"needed": needed, "guessed": False, "reason": None}
 
 
-def _next(architecture: Mapping[str, Any], checkpoint: Checkpoint, *, choose: bool) -> str:
-    """The command to go on with."""
+def _next(architecture: Mapping[str, Any], checkpoint: Checkpoint, *, choose: bool) -> list[str]:
+    """The commands to go on with, in their order."""
     command = f"fuseport export {shlex.quote(show(checkpoint.path))} -o bundle/"
     if choose:
         command += f" --weights {shlex.quote(show(checkpoint.weights))}"
     if architecture["name"] is not None:
-        return command
-    return (
+        install = models.to_install(architecture["name"])
+        return [command] if install is None else [install, command]
+    return [
         f"{command} --model your_code.py:Model --input-shapes 'x:[batch,…]'; with --shim auto where"
         " that code imports CUDA-only packages, such as mamba_ssm or selective_scan_cuda"
-    )
+    ]
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -40,7 +40,8 @@ def checkpoint(found: _Found) -> Iterator[str]:
     for name, entry in found.get("tensors", {}).items():
         yield f"  {show(name, 100)}  {entry['dtype']} {entry['shape']}"
     yield from _notes(found)
-    yield _row("next", found["next"])
+    for number, command in enumerate(found["next"]):
+        yield _row("" if number else "next", command)
 
 
 def bundle(found: _Found) -> Iterator[str]:

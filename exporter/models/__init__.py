@@ -32,6 +32,7 @@ __all__ = [
     "rebuild",
     "recognised",
     "signs",
+    "to_install",
 ]
 
 _NOT_ARCHITECTURES = {"given", "model", "user", "weights"}
@@ -45,7 +46,11 @@ ARCHITECTURES = tuple(
 
 
 class Architecture(Protocol):
-    """What a module of an architecture implements."""
+    """What a module of an architecture implements.
+
+    One that needs a package which fuseport does not require has also `to_install()`: the command
+    that installs it, None where it is here.
+    """
 
     SIGNS: tuple[str, ...]
     """What `fuseport inspect` shows it was told by: patterns of tensors' names, `*.mixer.A_log`, or
@@ -127,6 +132,12 @@ def build(name: str, config: Mapping[str, Any]) -> Model:
 def signs(name: str) -> tuple[str, ...]:
     """What an architecture is told by; see `Architecture`."""
     return _get(name).SIGNS
+
+
+def to_install(name: str) -> str | None:
+    """The command that installs what an architecture needs and is not here; None if all is."""
+    look = getattr(_get(name), "to_install", None)
+    return look() if look else None
 
 
 def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = None) -> Model:

@@ -7,13 +7,16 @@ ops.
 """
 
 import importlib
+import importlib.util
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 from fuseport.exporter.checkpoint import Checkpoint
@@ -26,11 +29,11 @@ from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.selective_scan import selective_scan
 from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
-__all__ = ["SIGNS", "model", "recognise"]
+__all__ = ["SIGNS", "model", "recognise", "to_install"]
 
 SIGNS = ("config:model_type=mamba", "backbone.embeddings.weight", "backbone.layers.*.mixer.A_log")
 
-
+_INSTALL = "pip install 'fuseport[huggingface]'"
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -40,6 +43,12 @@ def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
     if checkpoint.layout != "huggingface" or not isinstance(kind, str) or kind not in _FAMILIES:
         return None
     return dict(checkpoint.config)
+
+
+def to_install() -> str | None:
+    """What installs transformers, where it is not here or too old; it is not imported."""
+    here = importlib.util.find_spec("transformers") is not None
+    return None if here and Version(metadata.version("transformers")).major >= 5 else _INSTALL
 
 
 def model(config: Mapping[str, Any]) -> Model:
@@ -53,8 +62,7 @@ def model(config: Mapping[str, Any]) -> Model:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise Missing(
-            "this is a Hugging Face model, and transformers is not installed: "
-            "pip install 'fuseport[huggingface]'"
+            f"this is a Hugging Face model, and transformers is not installed: {_INSTALL}"
         ) from error
     kind = config["model_type"]
     family = _FAMILIES[kind]
@@ -66,7 +74,7 @@ def model(config: Mapping[str, Any]) -> Model:
     if not replaceable:
         raise Missing(
             f"transformers {transformers.__version__} has no {modeling}.{family.scan}, where the "
-            "fused scan goes in: install transformers 5"
+            f"fused scan goes in: install transformers 5: {_INSTALL}"
         )
     try:
         settings = getattr(transformers, f"{family.classes}Config").from_dict(
