@@ -62,6 +62,13 @@ __device__ __forceinline__ uint16_t float_to_bfloat16(float x) {
   return y;
 }
 
+// Two bfloat16 in 32 bits, the first in the lower half.
+__device__ __forceinline__ uint32_t floats_to_bfloat16(float x, float y) {
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+  return both;
+}
+
 // 2^x by the special-function unit, to 2 ulps; subnormal results are 0.
 __device__ __forceinline__ float exp2_of(float x) {
   float y;
@@ -89,6 +96,48 @@ __device__ __forceinline__ void sine_and_cosine_of_pi(float x, float* sine, floa
 }
 __device__ __forceinline__ void sine_and_cosine_of_pi(double x, double* sine, double* cosine) {
   ::sincospi(x, sine, cosine);
+}
+
+// Products of matrices of bfloat16, two numbers in 32 bits, by all lanes of a warp: the fragments of
+// PTX's mma.m16n8k16, of which lane 4·g + c has, in a matrix of 16 rows, rows g and g + 8.
+
+// sum += a·b, of 16 × 16 and 16 × 8; of sum a lane has columns 2c and 2c + 1 of its rows.
+__device__ __forceinline__ void add_product(float (&sum)[4], const uint32_t (&a)[4], uint32_t b,
+                                            uint32_t b_next) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_next));
+}
+
+// Four matrices of 8 × 8 from shared memory: lane 8·i + j says where row j of the i-th is, 16 bytes.
+// Of each a lane gets columns 2c and 2c + 1 of row g; of its transpose, if `TRANSPOSED`.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row) {
+  const auto at = (uint32_t)__cvta_generic_to_shared(row);
+  if constexpr (TRANSPOSED) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+  }
+}
+
+// Copies 16 bytes to shared memory, or zeros, some time until wait_for_copies, which is of one thread.
+__device__ __forceinline__ void copy_later(void* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   (uint32_t)__cvta_generic_to_shared(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 }  // namespace fuseport::cuda

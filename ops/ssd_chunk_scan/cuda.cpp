@@ -20,19 +20,18 @@
 namespace fuseport::ssd_chunk_scan {
 namespace {
 
-// What a pass needs besides, as matrices in batches: of each chunk and head, or chunk and group.
-struct Work {
+// What is found first: the steps.
+struct Pass {
   const char* op;
   const Problem& p;
   void* stream;
   at::TensorOptions real;
   int64_t chunks = p.batches * p.chunks();
-  Tensor step, total, rest, begin;
-  Tensor x, weighted, B, C, CB, M, states, within, across;
+  Tensor step, total, rest, begin, states;
   cuda::Steps steps;
   cuda::Forward forward;
 
-  Work(const char* op, const Problem& p, void* stream, at::TensorOptions real)
+  Pass(const char* op, const Problem& p, void* stream, at::TensorOptions real)
       : op(op), p(p), stream(stream), real(real) {
     step = at::empty({chunks, CHUNK, p.heads}, real);
     total = at::empty_like(step);
@@ -41,6 +40,30 @@ struct Work {
     steps = {step.mutable_data_ptr(), total.mutable_data_ptr(), rest.mutable_data_ptr(),
              begin.mutable_data_ptr<int32_t>()};
     check(cuda::find_steps(p, steps, stream));
+  }
+
+  void check(const char* error) const { check_cuda(op, error); }
+
+  // The whole forward pass, where there is a kernel for it.
+  void walk() {
+    const cuda::Segments segments = cuda::segments(p);
+    if (segments.count > 1) {
+      states = at::empty({p.batches * segments.count, p.heads, p.width, p.states}, real);
+      cuda::Forward before;
+      before.states = forward.states = states.mutable_data_ptr();
+      check(cuda::add_up(p, steps, segments, before, stream));
+      check(cuda::carry(p, steps, segments, before, stream));
+    }
+    check(cuda::walk(p, steps, segments, forward, stream));
+  }
+};
+
+// What a pass of products needs besides, as matrices in batches: of each chunk and head, or group.
+struct Work : Pass {
+  Tensor x, weighted, B, C, CB, M, within, across;
+
+  Work(const char* op, const Problem& p, void* stream, at::TensorOptions real)
+      : Pass(op, p, stream, real) {
     x = heads(p.width);
     weighted = groups(p.heads_per_group() * p.width);
     B = groups(p.states);
@@ -52,7 +75,6 @@ struct Work {
     check(cuda::spread(p, steps, forward, stream));
   }
 
-  void check(const char* error) const { check_cuda(op, error); }
   Tensor heads(int64_t width) const { return at::empty({chunks * p.heads, CHUNK, width}, real); }
   Tensor groups(int64_t width) const { return at::empty({chunks * p.groups, CHUNK, width}, real); }
 
@@ -66,7 +88,7 @@ struct Work {
     states = at::bmm(weighted.mT(), B);
     forward.states = states.mutable_data_ptr();
     forward.final_states = final_states;
-    check(cuda::carry(p, steps, forward, stream));
+    check(cuda::carry(p, steps, {1, p.chunks()}, forward, stream));
     across = at::bmm(C, of_groups(states).mT());
     forward.across = across.mutable_data_ptr();
     CB = at::bmm(C, B.mT());
@@ -93,6 +115,13 @@ Outputs forward_cuda(const char* op, FUSEPORT_INPUTS, const std::optional<Tensor
     return {out, final_states};
   }
   const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit, softplus);
+  if (cuda::fused(inputs.problem)) {
+    Pass pass(op, inputs.problem, device.stream(), A.options());
+    pass.forward.out = out.mutable_data_ptr();
+    pass.forward.final_states = final_states.mutable_data_ptr();
+    pass.walk();
+    return {out, final_states};
+  }
   Work work(op, inputs.problem, device.stream(), A.options());
   work.forward.out = out.mutable_data_ptr();
   work.carry(final_states.mutable_data_ptr());

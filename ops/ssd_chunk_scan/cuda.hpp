@@ -2,7 +2,7 @@
 //
 // The scan is products of matrices, which the host's own library makes, and what lies between them,
 // which is here: it names the products as reference.py does. Everything is computed in float32 or
-// float64. A chunk has 64 steps, T, those beyond the end being zeros. "By heads" is (b, c, H, T, P),
+// float64. The forward pass in bfloat16 is one kernel, products and all, at no less precision. A chunk has 64 steps, T, those beyond the end being zeros. "By heads" is (b, c, H, T, P),
 // "by groups" (b, c, G, T, H/G, P): there all heads of a group are one matrix.
 #pragma once
 
@@ -31,6 +31,11 @@ struct Forward {
   void *out = nullptr, *final_states = nullptr;
 };
 
+// Chunks in a row, that something goes through in turn.
+struct Segments {
+  int64_t span = 1, count = 0;  // chunks of a segment, of which the last may have fewer; segments
+};
+
 struct Backward {
   Forward forward;  // without out and final_states
   Strided dout;
@@ -56,9 +61,19 @@ inline int64_t parts(const Problem& p) { return (p.heads_per_group() + HEADS - 1
 // and products in between, have written.
 const char* find_steps(const Problem&, const Steps&, void* stream);
 const char* spread(const Problem&, const Steps&, const Forward&, void* stream);   // x, weighted, B, C
-const char* carry(const Problem&, const Steps&, const Forward&, void* stream);    // states
+// Forward.states: of segments, of which each chunk is one where products are the host's.
+const char* carry(const Problem&, const Steps&, const Segments&, const Forward&, void* stream);
 const char* mix(const Problem&, const Steps&, const Forward&, void* stream);      // M
 const char* finish(const Problem&, const Steps&, const Forward&, void* stream);   // out
+
+// The forward pass without the host's products, where `fused` says so: first, of more segments than
+// one, what each but the last adds to the state, into Forward.states; then, from the states before
+// them, out and final_states. Nothing else of Forward is used.
+bool fused(const Problem&);
+Segments segments(const Problem&);
+const char* add_up(const Problem&, const Steps&, const Segments&, const Forward&, void* stream);
+const char* walk(const Problem&, const Steps&, const Segments&, const Forward&, void* stream);
+
 const char* spread_back(const Problem&, const Steps&, const Backward&, void* stream);  // dy, dz, dD
 const char* carry_back(const Problem&, const Steps&, const Backward&, void* stream);   // dstates
 const char* mix_back(const Problem&, const Steps&, const Backward&, void* stream);     // M, Q, sums

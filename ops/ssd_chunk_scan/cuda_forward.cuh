@@ -35,19 +35,26 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) spread_groups_kernel(Problem 
   });
 }
 
-// From what each chunk adds to the state, that before each chunk, in its place.
+// From what each segment adds to the state, that before each segment, in its place. What the last
+// adds is read only if the state after it is asked for.
 template <class Real>
-__global__ void __launch_bounds__(THREADS, BLOCKS) carry_kernel(Problem p, Steps s, Forward f) {
+__global__ void __launch_bounds__(THREADS, BLOCKS)
+    carry_kernel(Problem p, Steps s, Segments segments, Forward f) {
   const int64_t size = p.width * p.states, chunks = chunks_of(p);
   for_each(p.batches * p.heads * size, [&](int64_t i) {
     const int64_t batch = i / size / p.heads, h = i / size % p.heads;
     Real state = ((const Real*)p.initial_states)[i];
-    for (int64_t c = 0; c < chunks; ++c) {
-      const int64_t chunk = batch * chunks + c;
-      Real* const at = (Real*)f.states + (chunk * p.heads + h) * size + i % size;
-      const Real added = *at;
+    for (int64_t segment = 0; segment < segments.count; ++segment) {
+      const int64_t of_batch = batch * segments.count + segment;
+      Real* const at = (Real*)f.states + (of_batch * p.heads + h) * size + i % size;
+      const bool last = segment + 1 == segments.count;
+      const Real added = last && !f.final_states ? (Real)0 : *at;
       *at = state;
-      state = Decays<Real>(p, s, chunk, h).outer(T - 1) * state + added;
+      if (last && !f.final_states) break;
+      Real kept = 1;
+      for (int64_t c = segment * segments.span; c < (segment + 1) * segments.span && c < chunks; ++c)
+        kept *= Decays<Real>(p, s, batch * chunks + c, h).outer(T - 1);
+      state = kept * state + added;
     }
     if (f.final_states) ((Real*)f.final_states)[i] = state;
   });

@@ -92,6 +92,10 @@ struct Decays {
         begin(s.begin + chunk * T),
         heads(p.heads) {}
 
+  FUSEPORT_DEVICE Decays(const Real* step, const Real* total, const Real* rest,
+                         const int32_t* begin)
+      : step(step), total(total), rest(rest), begin(begin), heads(1) {}
+
   FUSEPORT_DEVICE Real delta(int t) const { return step[t * heads]; }
   // L of reference.py, without what is later than t.
   FUSEPORT_DEVICE Real between(int s, int t) const {

@@ -13,10 +13,11 @@ const char* spread(const Problem& p, const Steps& s, const Forward& f, void* str
   return run_spread(p, s, f, stream);
 }
 
-const char* carry(const Problem& p, const Steps& s, const Forward& f, void* stream) {
+const char* carry(const Problem& p, const Steps& s, const Segments& segments, const Forward& f,
+                  void* stream) {
   const int64_t count = p.batches * p.heads * p.width * p.states;
-  return p.dtype == Dtype::float64 ? over(count, carry_kernel<double>, stream, p, s, f)
-                                   : over(count, carry_kernel<float>, stream, p, s, f);
+  return p.dtype == Dtype::float64 ? over(count, carry_kernel<double>, stream, p, s, segments, f)
+                                   : over(count, carry_kernel<float>, stream, p, s, segments, f);
 }
 
 const char* mix(const Problem& p, const Steps& s, const Forward& f, void* stream) {
@@ -27,6 +28,22 @@ const char* mix(const Problem& p, const Steps& s, const Forward& f, void* stream
 
 const char* finish(const Problem& p, const Steps& s, const Forward& f, void* stream) {
   return run_finish(p, s, f, stream);
+}
+
+bool fused(const Problem& p) {
+  return p.dtype == Dtype::bfloat16 && p.states > 0 && p.states <= MOST_FUSED;
+}
+
+Segments segments(const Problem& p) { return segments_of(p); }
+
+const char* add_up(const Problem& p, const Steps& s, const Segments& segments, const Forward& f,
+                   void* stream) {
+  return run_fused<false>(p, s, segments, f, stream);
+}
+
+const char* walk(const Problem& p, const Steps& s, const Segments& segments, const Forward& f,
+                 void* stream) {
+  return run_fused<true>(p, s, segments, f, stream);
 }
 
 const char* spread_back(const Problem& p, const Steps& s, const Backward& b, void* stream) {

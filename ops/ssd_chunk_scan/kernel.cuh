@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "ssd_chunk_scan/cuda_backward.cuh"
+#include "ssd_chunk_scan/cuda_fused.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {
 
@@ -51,6 +52,37 @@ inline const char* run_finish(const Problem& p, const Steps& s, const Forward& f
   return with_packs(p, {}, [&](auto stored, auto v, int64_t packs) {
     return over(packs, finish_kernel<decltype(stored), decltype(v)::value>, stream, p, s, f);
   });
+}
+
+constexpr int MOST_FUSED = 128;  // states, for which registers suffice
+
+inline int64_t blocks_of(const Problem& p, int64_t segments) {
+  return p.batches * segments * p.heads * ((p.width + COLUMNS - 1) / COLUMNS);
+}
+
+// As many as make two blocks for each multiprocessor, where else some would have none: the states of
+// a segment are made twice.
+inline Segments segments_of(const Problem& p) {
+  constexpr int64_t LEAST = 4;  // chunks
+  const int64_t chunks = p.chunks(), most = chunks / LEAST, all = multiprocessors();
+  const int64_t units = blocks_of(p, 1);
+  int64_t count = units < all ? (2 * all + units - 1) / units : 1;
+  count = count > most ? most : count;
+  count = count < 1 ? 1 : count;
+  const int64_t span = (chunks + count - 1) / count;
+  return {span, (chunks + span - 1) / span};
+}
+
+template <bool OUT>
+const char* run_fused(const Problem& p, const Steps& s, const Segments& segments, const Forward& f,
+                      void* stream) {
+  const auto run = [&](auto states) {
+    constexpr int N = decltype(states)::value;
+    return launch(fused_kernel<N, OUT>, blocks_of(p, segments.count - !OUT), FUSED_THREADS,
+                  sizeof(FusedTiles<N>), stream, p, s, segments, f);
+  };
+  return p.states <= MOST_FUSED / 2 ? run(std::integral_constant<int, MOST_FUSED / 2>{})
+                                    : run(std::integral_constant<int, MOST_FUSED>{});
 }
 
 inline const char* run_spread_back(const Problem& p, const Steps& s, const Backward& b,

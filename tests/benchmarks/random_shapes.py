@@ -155,7 +155,7 @@ def _state(r: Source) -> tuple[str, Any]:
 
 
 def _chunk(r: Source) -> tuple[str, Any]:
-    H, length = size(r, 12), size(r, 300)
+    H, length = size(r, 12), size(r, 700)
     starts = sorted(r.sample(range(1, length), min(length - 1, r.randrange(0, 4))))
     shape = ChunkShape(
         b=size(r, 3),

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from fuseport.ops import OPS
 from fuseport.ops.spec import Case, OpSpec
-from fuseport.ops.ssd_chunk_scan.cases import _Shape
+from fuseport.ops.ssd_chunk_scan.cases import _Shape, offset
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES, Device, check
 
@@ -44,6 +45,17 @@ QUICK = [
     # Four numbers at a time, and two blocks of heads in a group.
     Case("packs", "ssd_chunk_scan_gated", _Shape(b=1, l=66, H=10, P=8, N=4, G=2, gated=True).make)
 ]
+# The chunked scan in one kernel, which is bfloat16's: whole tiles, parts of tiles and of segments,
+# rows that cannot be copied at once.
+FUSED = {
+    "tiles": _Shape(b=1, l=130, H=2, P=64, N=128, gated=True),
+    "parts_of_tiles": _Shape(l=70, H=2, P=70, N=65, G=2, gated=True),
+    "segments": _Shape(b=1, l=705, H=2, P=17, N=8),
+    "packed_segments": _Shape(b=1, l=600, P=8, N=72, packed=((0, 0), (1, 3), (2, 192), (3, 590))),
+    "offset": _Shape(
+        b=1, l=66, P=18, N=20, gated=True, layouts=dict.fromkeys(("x", "B", "C", "z"), offset)
+    ),
+}
 Devices = Callable[[OpSpec], Device]
 
 
@@ -53,11 +65,33 @@ def device_of() -> Iterator[Devices]:
         yield lambda spec: stack.enter_context(stand_in.device(spec))
 
 
+def assert_all_equal(runs: list[dict[str, Tensor]]) -> None:
+    for run in runs[1:]:
+        for tensor, value in run.items():
+            assert torch.equal(value, runs[0][tensor]), tensor
+
+
 @pytest.mark.in_turn(QUICK, DTYPES, ("plain", "packs"))
 def test_kernels_are_as_good_as_the_reference(
     device_of: Devices, case: Case, dtype: torch.dtype
 ) -> None:
     check(device_of(OF_OPERATOR[case.operator]), case, dtype)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 40])
+@pytest.mark.parametrize("name", FUSED)
+def test_the_chunked_scan_on_tensor_cores(
+    device_of: Devices, name: str, multiprocessors: int
+) -> None:
+    shape = FUSED[name]
+    device = device_of(OPS["ssd_chunk_scan"])
+    device.multiprocessors(multiprocessors)
+    case = Case(name, "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan", shape.make)
+    runs = []
+    for order in (0, 1, 2):
+        device.order(order)
+        runs.append(check(device, case, torch.bfloat16))
+    assert_all_equal(runs)
 
 
 IN_ANY_ORDER = {
@@ -79,9 +113,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(device_of: Devices, name: st
     for order in (0, 1, 2):
         device.order(order)
         runs.append(device.forward_and_backward(operator, inputs, cotangents))
-    for run in runs[1:]:
-        for tensor, value in run.items():
-            assert torch.equal(value, runs[0][tensor]), tensor
+    assert_all_equal(runs)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -18,9 +18,15 @@ namespace {
 
 constexpr int WARP = 32, MOST_THREADS = 1024;
 constexpr int64_t STACK = 128 * 1024, MOST_SHARED = 99 * 1024, GUARD = 256;
+constexpr int MOST_GIVEN = 32;  // bytes of a thread that a warp gathers
 constexpr unsigned char POISON = 0xff;  // of floats and doubles: NaN
 
-enum class State { ready, barrier, shuffle, done };
+enum class State { ready, barrier, shuffle, gather, done };
+
+struct Copy {
+  void* to;
+  const void* from;  // null: zeros
+};
 
 struct Fiber {
   ucontext_t context;
@@ -29,11 +35,15 @@ struct Fiber {
   State state = State::ready;
   uint64_t value = 0;
   int mask = 0;
+  const void* given = nullptr;
+  int size = 0;
+  std::vector<Copy> copies;
   std::unique_ptr<char[]> stack{new char[STACK]};
 };
 
 std::vector<Fiber> fibers(MOST_THREADS);
 std::vector<unsigned char> memory;
+unsigned char gathered[MOST_THREADS / WARP][WARP * MOST_GIVEN];
 const std::function<void()>* body = nullptr;
 jmp_buf scheduler;
 Fiber* current = nullptr;
@@ -70,16 +80,25 @@ std::vector<int64_t> in_order(int64_t count) {
   return all;
 }
 
+// Whether all threads of a warp wait in this state; an error if only some do.
+bool all_wait(int first, State state) {
+  int waiting = 0;
+  for (int i = 0; i < WARP; ++i) waiting += fibers[first + i].state == state;
+  if (waiting > 0 && waiting < WARP) error = "not all threads of a warp shuffle";
+  return waiting == WARP;
+}
+
 // Lets the threads of a warp go on that all wait for each other's numbers.
 bool exchanged(int first) {
-  const auto waits = [&](int i) { return fibers[first + i].state == State::shuffle; };
-  int waiting = 0;
-  for (int i = 0; i < WARP; ++i) waiting += waits(i);
-  if (waiting == 0) return false;
-  if (waiting < WARP) {
-    error = "not all threads of a warp shuffle";
-    return false;
+  if (all_wait(first, State::gather)) {
+    for (int i = 0; i < WARP; ++i) {
+      Fiber& fiber = fibers[first + i];
+      std::memcpy(gathered[first / WARP] + i * fiber.size, fiber.given, (size_t)fiber.size);
+      fiber.state = State::ready;
+    }
+    return true;
   }
+  if (!all_wait(first, State::shuffle)) return false;
   uint64_t values[WARP];
   for (int i = 0; i < WARP; ++i) {
     if (fibers[first + i].mask != fibers[first].mask) error = "threads shuffle with other masks";
@@ -97,6 +116,7 @@ void run_block(int threads) {
     Fiber& fiber = fibers[i];
     fiber.started = false;
     fiber.state = State::ready;
+    fiber.copies.clear();
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = STACK;
@@ -133,6 +153,28 @@ uint64_t exchange(uint64_t mine, int mask) {
   current->mask = mask;
   leave(State::shuffle);
   return current->value;
+}
+
+const void* gather(const void* mine, int size) {
+  if (size > MOST_GIVEN) error = "a warp gathers more than there is room for";
+  current->given = mine;
+  current->size = size;
+  const int warp = (int)threadIdx.x / WARP;
+  leave(State::gather);
+  return gathered[warp];
+}
+
+void copy_later(void* to, const void* from, bool there) {
+  if (((uintptr_t)to | (uintptr_t)from) % 16 != 0) error = "a copy that is not aligned";
+  current->copies.push_back({to, there ? from : nullptr});
+}
+
+void wait_for_copies() {
+  for (const Copy& copy : current->copies) {
+    if (copy.from) std::memcpy(copy.to, copy.from, 16);
+    if (!copy.from) std::memset(copy.to, 0, 16);
+  }
+  current->copies.clear();
 }
 
 int multiprocessors() { return processors; }

@@ -27,6 +27,10 @@ namespace on_cpu {
 char* shared_memory();
 void barrier();
 uint64_t exchange(uint64_t mine, int mask);
+// What all lanes of the warp give, `size` bytes each, in their order; until they meet again.
+const void* gather(const void* mine, int size);
+void copy_later(void* to, const void* from, bool there);
+void wait_for_copies();
 const char* run(int64_t blocks, int threads, int64_t shared, const std::function<void()>& body);
 int multiprocessors();
 
@@ -71,6 +75,10 @@ inline uint16_t float_to_bfloat16(float x) {
   return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+inline uint32_t floats_to_bfloat16(float x, float y) {
+  return float_to_bfloat16(x) | (uint32_t)float_to_bfloat16(y) << 16;
+}
+
 inline float exp2_of(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0 : y;
@@ -102,6 +110,47 @@ void sine_and_cosine_of_pi(Real x, Real* sine, Real* cosine) {
   *sine = (Real)std::sin(angle);
   *cosine = (Real)std::cos(angle);
 }
+
+inline float of_bfloat16(uint16_t x) { return bits_to_float((uint32_t)x << 16); }
+
+inline void add_product(float (&sum)[4], const uint32_t (&a)[4], uint32_t b, uint32_t b_next) {
+  struct Mine {
+    uint16_t a[4][2], b[2][2];
+  } mine;
+  const uint32_t both[2] = {b, b_next};
+  std::memcpy(mine.a, a, sizeof mine.a);
+  std::memcpy(mine.b, both, sizeof mine.b);
+  const Mine* const all = (const Mine*)on_cpu::gather(&mine, sizeof mine);
+  const int lane = (int)(threadIdx.x % 32);
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    double total = sum[i];
+    for (int k = 0; k < 16; ++k) {
+      const int holder = k % 8 / 2, upper = k / 8;
+      total += (double)of_bfloat16(all[row % 8 * 4 + holder].a[row / 8 + 2 * upper][k % 2]) *
+               (double)of_bfloat16(all[column * 4 + holder].b[upper][k % 2]);
+    }
+    sum[i] = (float)total;
+  }
+}
+
+template <bool TRANSPOSED>
+void load_matrices(uint32_t (&to)[4], const void* row) {
+  using Row = uint16_t[8];
+  const Row* const rows = (const Row*)on_cpu::gather(row, sizeof(Row));
+  const int g = (int)(threadIdx.x % 32) / 4, c = (int)threadIdx.x % 4;
+  for (int i = 0; i < 4; ++i) {
+    const Row* const matrix = rows + 8 * i;
+    const uint32_t low = TRANSPOSED ? matrix[2 * c][g] : matrix[g][2 * c];
+    const uint32_t high = TRANSPOSED ? matrix[2 * c + 1][g] : matrix[g][2 * c + 1];
+    to[i] = low | high << 16;
+  }
+}
+
+inline void copy_later(void* to, const void* from, bool there) {
+  on_cpu::copy_later(to, from, there);
+}
+inline void wait_for_copies() { on_cpu::wait_for_copies(); }
 
 }  // namespace fuseport::cuda
 
