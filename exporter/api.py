@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -165,6 +166,8 @@ def export(
                         manifest["artifacts"].append(
                             {"file": file, "program": program.kind, "format": name, **facts}
                         )
+            manifest["artifacts"], left_out = _needed(manifest["artifacts"], folder)
+            manifest["notes"] += left_out
             captured.clear()
             (folder / "samples").mkdir()
             truth.compute(built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress)
@@ -401,6 +404,26 @@ def _planned(
             cases += kept
             notes += dropped
     return cases, notes
+
+
+def _needed(
+    artifacts: Sequence[dict[str, Any]], folder: Path
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The artifacts that are more than another in the folder, and a sentence on the others.
+
+    Those are removed.
+    """
+    needed: list[dict[str, Any]] = []
+    others: dict[str, list[str]] = {}
+    for entry in artifacts:
+        file = folder / entry["file"]
+        reason = formats.redundant(entry["format"], file, entry)
+        if reason is None:
+            needed.append(entry)
+        else:
+            file.unlink()
+            others.setdefault(reason, []).append(file.name)
+    return needed, [f"no {' and '.join(files)}: {reason}" for reason, files in others.items()]
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:

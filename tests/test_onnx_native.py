@@ -1,6 +1,5 @@
 """`--lowering native`: ONNX files with operators that ONNX Runtime has for fused ops."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,9 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from click.testing import CliRunner
 
+from fuseport.cli import main
 from fuseport.exporter import api, formats, runtimes
 from fuseport.exporter.bundle import Bundle, open_bundle
 
@@ -130,21 +131,52 @@ def test_a_wrong_native_operator_is_seen(model: Path, bundle: Bundle, tmp_path: 
     assert report.exit_code() == 1
 
 
-def test_a_model_with_nothing_native_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n\n\ndef net():\n    return nn.Linear(2, 3)\n"
-    )
-    torch.save(torch.nn.Linear(2, 3).state_dict(), tmp_path / "w.pth")
-    command = [
-        sys.executable, "-m", "fuseport.cli", "export", tmp_path / "w.pth", "-o", tmp_path / "b",
-        "--model", f"{tmp_path}/net.py:net", "--input-shapes", "x:[batch,2]",
-        "--format", "onnx", "--program", "forward", "--lowering", "native",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "note: forward.native.onnx: ONNX has no operator of its own" in done.stdout
-    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
-    assert [entry["format"] for entry in manifest["artifacts"]] == ["onnx", "onnx_native"]
+PLAIN = """
+from torch import nn
+from torch.nn import functional as F
+
+
+class Linear(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+
+
+class Attending(Linear):
+    def forward(self, x):
+        y = super().forward(x).unsqueeze(1)
+        return F.scaled_dot_product_attention(y, y, y).squeeze(1)
+"""
+NONE = "ONNX has no operator of its own for any op there"
+SAME = "the portable files, of opset 23 too, are the same"
+BOTH = "forward.native.onnx and gradient.native.onnx"
+
+
+@pytest.mark.parametrize(
+    ("net", "options", "left_out"),
+    [
+        ("Linear", ["--format", "onnx"], f"{BOTH}: {NONE}"),
+        ("Attending", ["--format", "onnx"], f"gradient.native.onnx: {NONE}"),
+        ("Attending", ["--format", "onnx", "--opset", "23"], f"{BOTH}: {SAME}"),
+        ("Linear", ["--format", "onnx_native"], ""),  # of what it would be a copy is not there
+    ],
+)
+def test_a_native_file_that_is_no_more_than_the_portable_one_is_left_out(
+    net: str, options: list[str], left_out: str, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(PLAIN)
+    torch.save(torch.nn.Linear(2, 2).state_dict(), tmp_path / "w.pth")
+    done = CliRunner().invoke(main, [
+        "export", f"{tmp_path}/w.pth", "-o", f"{tmp_path}/b", "--model", f"{tmp_path}/net.py:{net}",
+        "--input-shapes", "x:[batch,length,2]", "--lowering", "native", *options,
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    told = [line for line in done.stdout.splitlines() if line.startswith("note: no ")]
+    assert told == ([f"note: no {left_out}"] if left_out else [])
+    bundle = open_bundle(tmp_path / "b")
+    listed = {entry["file"] for entry in bundle.manifest["artifacts"]}
+    assert listed == {path.name for path in bundle.folder.glob("*.onnx")}
+    native = {"forward.native.onnx", "gradient.native.onnx"}
+    assert listed & native == {file for file in native if file not in left_out}
 
 
 def test_the_format_and_its_runtime_are_asked_for_by_name() -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "default",
     "get",
     "of_file",
+    "redundant",
 ]
 
 OPSETS = range(18, 24)
@@ -54,7 +55,8 @@ class Format(Protocol):
     """What a module here implements.
 
     A module may have `COMPILED`, true if its files are machine code for one device; those of the
-    others serve any.
+    others serve any. One whose file can be no more than another format's has `redundant(path,
+    facts)`: why a file that it wrote is so in its folder, None if it is not.
     """
 
     SUFFIX: str
@@ -75,6 +77,18 @@ def default() -> tuple[str, ...]:
 def compiled(name: str) -> bool:
     """Whether a format's files are machine code for one device."""
     return bool(getattr(get(name), "COMPILED", False))
+
+
+def redundant(name: str, path: Path, facts: Mapping[str, Any]) -> str | None:
+    """Why a file of a format is no more than another in its folder; None if it is more.
+
+    Args:
+        name: of the format.
+        path: of the file.
+        facts: what `write` said of it.
+    """
+    look = getattr(get(name), "redundant", None)
+    return look(path, facts) if look else None
 
 
 def get(name: str) -> Format:

@@ -4,7 +4,8 @@ The other ops stay nodes with function bodies, as in format `onnx`. The file run
 than that one, which is exported beside it.
 """
 
-from collections.abc import Callable
+import filecmp
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fuseport.exporter.formats import OPSETS, Options, onnx
 from fuseport.exporter.program import Program
 from fuseport.ops import OPS
 
-__all__ = ["DEFAULT", "SUFFIX", "value_names", "write"]
+__all__ = ["DEFAULT", "SUFFIX", "redundant", "value_names", "write"]
 
 SUFFIX = ".native.onnx"
 DEFAULT = False
@@ -33,6 +34,16 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     forms, own = _forms()
     types = onnx.write_as(program, path, Options(options.weights, _OPSET), forms)
     return {"opset": _OPSET, "native": sorted(types & own)}
+
+
+def redundant(path: Path, facts: Mapping[str, Any]) -> str | None:
+    """Why the portable file beside one that `write` made does as well; None without one, too."""
+    portable = path.with_name(path.name.removesuffix(SUFFIX) + onnx.SUFFIX)
+    if not portable.exists():
+        return None
+    if filecmp.cmp(path, portable, shallow=False):
+        return f"the portable files, of opset {_OPSET} too, are the same"
+    return None if facts["native"] else "ONNX has no operator of its own for any op there"
 
 
 def value_names(program: Program, options: Options) -> dict[str, str]:
