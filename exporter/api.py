@@ -54,7 +54,6 @@ from fuseport.exporter.verify.resume import sources
 from fuseport.exporter.verify.run import Limits
 from fuseport.exporter.verify.subject import prepare, programs_of, whole
 from fuseport.exporter.verify.tolerances import Tolerances
-from fuseport.exporter.verify.untried import untried
 
 __all__ = ["PROGRAMS", "bench", "capture", "export", "self_test", "verify"]
 
@@ -277,7 +276,7 @@ def verify(
         settings = Settings(model, ops, limits, repro, localise and not loads)
         with spent.on("localising"):
             causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
-    notes = (*subject.notes, *untried(rows), *([keep.saved.note] if keep.saved else []), *more)
+    notes = (*subject.notes, *([keep.saved.note] if keep.saved else []), *more)
     seconds = time.monotonic() - begin
     where = str(bundle), opened.sha256, environment(keep.device)
     return Report(*where, seconds, tuple(rows), notes, causes, dict(spent.seconds))

@@ -12,6 +12,7 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from fuseport.exporter.errors import CorruptInput
+from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS
 from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
 from fuseport.exporter.verify.report import FLOAT64, Report, Row
 from fuseport.exporter.verify.report.markdown import LIMIT, to_markdown
@@ -203,6 +204,35 @@ def test_the_terminal_says_what_was_not_compared() -> None:
     for others in ((), (died,)):  # which is no mismatch under --strict, but an error
         said = lines(report(PASSED, *others))
         assert not [line for line in said if "nothing was compared" in line]
+
+
+def test_forms_of_backward_that_are_not_possible_are_a_line_each_on_a_screen() -> None:
+    form = replace(PASSED, way="forms", tensor="of the opposite cotangents")
+    of_file = [
+        replace(form, runtime=runtime, artifact=f"gradient{suffix}")
+        for runtime, suffix in [("ort", ".onnx"), ("ort+fused", ".onnx"), ("torchscript", ".pt")]
+    ]
+    of_autograd = replace(form, runtime="libtorch", artifact="forward.pt", way="autograd forms")
+    all_but_one = [
+        replace(of_autograd, runtime="eager", artifact="model", tensor=name)
+        for name in FORMS if name != AT_ONCE
+    ]  # fmt: skip
+    shown = report(*of_file, of_autograd, *all_but_one)
+    assert lines(shown) == [
+        "note: n",
+        "note: 10 of 11 forms of backward not possible in gradient programs: no autograd",
+        "note: 10 of 11 forms of backward not possible in libtorch: autograd is one call",
+        "note: 1 of 11 forms of backward not possible in eager: too much memory",
+        "equal within bounds: 14 pass in 12 s",
+    ]
+    told = json.loads(shown.to_json())["untried"]
+    assert len(told) == 3
+    assert "backward of a scalar loss, accumulated over two calls, of inputs used twice" in told[0]
+    assert "to ask: gradient.onnx in ort, gradient.onnx in ort+fused, gradient.pt in t" in told[0]
+    assert told[2].endswith("two sets of its gradients would take too much memory: model in eager")
+    assert Report.from_json(shown.to_json()) == shown
+    for whole in (shown.to_html(), shown.to_junit()):
+        assert all(html.escape(sentence) in whole for sentence in told)
 
 
 def test_what_is_printed_as_enough_is_enough() -> None:

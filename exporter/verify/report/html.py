@@ -19,6 +19,7 @@ from fuseport.exporter.verify.report.parts import (
     figure,
     groups,
     hint,
+    notes,
     way,
     weight,
     worst_first,
@@ -90,6 +91,7 @@ def to_html(report: Report) -> str:
     failures = _failures(report)
     return environment.get_template("page.html.j2").render(
         report=report,
+        notes=notes(report),
         total=len(report.results),
         groups=list(enumerate(found)),
         runtimes=list(dict.fromkeys(group.runtime for group in found)),

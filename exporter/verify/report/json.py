@@ -10,6 +10,7 @@ from fuseport.exporter.errors import CorruptInput
 from fuseport.exporter.verify.compare import Verdict
 from fuseport.exporter.verify.diagnosis import Diagnosis
 from fuseport.exporter.verify.report.model import Report, Row
+from fuseport.exporter.verify.report.untried import untried
 
 __all__ = ["SCHEMA", "from_json", "to_json"]
 
@@ -30,6 +31,7 @@ def to_json(report: Report) -> str:
         "seconds": round(report.seconds, 3),
         "spent": {part: round(seconds, 3) for part, seconds in report.spent.items()},
         "notes": list(report.notes),
+        "untried": [absent.sentence for absent in untried(report.results)],
         "results": [_finite(asdict(row)) for row in report.results],
         "diagnoses": [_finite(asdict(diagnosis)) for diagnosis in report.diagnoses],
         "summary": report.summary,
@@ -53,6 +55,7 @@ def from_json(text: str) -> Report:
         if content.pop("schema") != SCHEMA:
             raise ValueError(f"not of the schema {SCHEMA}")
         summary = content.pop("summary")
+        content.pop("untried", None)  # the rows tell it again
         content["results"] = tuple(map(_row, content["results"]))
         content["notes"] = tuple(map(str, content["notes"]))
         content["diagnoses"] = tuple(map(Diagnosis.from_json, content.get("diagnoses", ())))

@@ -20,6 +20,7 @@ from fuseport.exporter.verify.report.parts import (
     groups,
     hint,
     located,
+    notes,
 )
 
 __all__ = ["to_junit"]
@@ -123,7 +124,7 @@ def _properties(report: Report) -> Iterator[tuple[str, str]]:
             yield from ((f"{key}.{inner}", str(of)) for inner, of in value.items())
         elif value is not None:
             yield key, str(value)
-    yield from ((f"note.{number}", note) for number, note in enumerate(report.notes, 1))
+    yield from ((f"note.{number}", note) for number, note in enumerate(notes(report), 1))
 
 
 def _place(of: Row | Diagnosis) -> tuple[str, str, str, str, str]:

@@ -11,6 +11,7 @@ from fuseport.exporter.verify.report.parts import (
     figure,
     groups,
     hint,
+    notes,
     way,
     worst_first,
 )
@@ -54,7 +55,7 @@ def _parts(report: Report) -> Iterator[str]:
         f"### {mark} fuseport verify: {report.verdict}\n\n"
         f"**{counted(report)}** in {report.seconds:.0f} s · {_code(report.bundle)}\n\n"
     )
-    for note in report.notes:
+    for note in notes(report, short=True):
         yield f"> {_plain(note, _REASON)}\n\n"
     for diagnosis in report.diagnoses[:_LISTED]:
         yield f"- **diagnosis** {_plain(diagnosis_text(diagnosis), _REASON)}\n"

@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, Context
 from fuseport.exporter.verify.compare import Verdict
 from fuseport.exporter.verify.diagnosis import Diagnosis
 from fuseport.exporter.verify.report.model import Report, Row
+from fuseport.exporter.verify.report.untried import untried
 
 __all__ = [
     "ORDER",
@@ -20,6 +21,7 @@ __all__ = [
     "groups",
     "hint",
     "located",
+    "notes",
     "rounded_up",
     "way",
     "weight",
@@ -114,6 +116,12 @@ def compared(rows: Sequence[Row]) -> str:
     # A gradient program's outputs are compared too; the gradients are what it is for.
     count, what = (gradients, "gradient") if gradients else (len(tensors), "output")
     return f"{count} {what}{'s' * (count > 1)}" if count else ""
+
+
+def notes(report: Report, *, short: bool = False) -> list[str]:
+    """The report's notes, and those on forms of backward that were not possible."""
+    absent = untried(report.results)
+    return [*report.notes, *(entry.line if short else entry.sentence for entry in absent)]
 
 
 def counted(report: Report) -> str:

@@ -18,6 +18,7 @@ from fuseport.exporter.verify.report.parts import (
     groups,
     hint,
     located,
+    notes,
     worst_first,
 )
 
@@ -62,7 +63,7 @@ def table(report: Report) -> Table:
 
 def lines(report: Report) -> list[str]:
     """What stands below the table: notes, diagnoses, the worst rows, and the sum of it."""
-    found = [f"note: {note}" for note in report.notes]
+    found = [f"note: {note}" for note in notes(report, short=True)]
     found += (f"diagnosis: {diagnosis_text(d)}" for d in report.diagnoses[:_DIAGNOSED])
     found += _rest(len(report.diagnoses) - _DIAGNOSED, "diagnoses")
     rows = failures(report)
