@@ -27,9 +27,8 @@ struct Pass {
   void* stream;
   at::TensorOptions real;
   int64_t chunks = p.batches * p.chunks();
-  Tensor step, total, rest, begin, states;
+  Tensor step, total, rest, begin;
   cuda::Steps steps;
-  cuda::Forward forward;
 
   Pass(const char* op, const Problem& p, void* stream, at::TensorOptions real)
       : op(op), p(p), stream(stream), real(real) {
@@ -44,23 +43,26 @@ struct Pass {
 
   void check(const char* error) const { check_cuda(op, error); }
 
-  // The whole forward pass, where there is a kernel for it.
-  void walk() {
+  // Where there are kernels for it.
+  void walk(cuda::Walk walk) const {
     const cuda::Segments segments = cuda::segments(p);
+    Tensor states;
     if (segments.count > 1) {
       states = at::empty({p.batches * segments.count, p.heads, p.width, p.states}, real);
-      cuda::Forward before;
-      before.states = forward.states = states.mutable_data_ptr();
+      cuda::Walk before = walk;
+      before.segments = walk.segments = states.mutable_data_ptr();
+      before.end = nullptr;  // the last segment's is not known yet
       check(cuda::add_up(p, steps, segments, before, stream));
       check(cuda::carry(p, steps, segments, before, stream));
     }
-    check(cuda::walk(p, steps, segments, forward, stream));
+    check(cuda::walk(p, steps, segments, walk, stream));
   }
 };
 
 // What a pass of products needs besides, as matrices in batches: of each chunk and head, or group.
 struct Work : Pass {
-  Tensor x, weighted, B, C, CB, M, within, across;
+  Tensor x, weighted, B, C, CB, M, states, within, across;
+  cuda::Forward forward;
 
   Work(const char* op, const Problem& p, void* stream, at::TensorOptions real)
       : Pass(op, p, stream, real) {
@@ -87,8 +89,11 @@ struct Work : Pass {
   void carry(void* final_states) {
     states = at::bmm(weighted.mT(), B);
     forward.states = states.mutable_data_ptr();
-    forward.final_states = final_states;
-    check(cuda::carry(p, steps, {1, p.chunks()}, forward, stream));
+    cuda::Walk walk;
+    walk.start = p.initial_states;
+    walk.end = final_states;
+    walk.segments = forward.states;
+    check(cuda::carry(p, steps, {1, p.chunks()}, walk, stream));
     across = at::bmm(C, of_groups(states).mT());
     forward.across = across.mutable_data_ptr();
     CB = at::bmm(C, B.mT());
@@ -115,11 +120,12 @@ Outputs forward_cuda(const char* op, FUSEPORT_INPUTS, const std::optional<Tensor
     return {out, final_states};
   }
   const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit, softplus);
-  if (cuda::fused(inputs.problem)) {
-    Pass pass(op, inputs.problem, device.stream(), A.options());
-    pass.forward.out = out.mutable_data_ptr();
-    pass.forward.final_states = final_states.mutable_data_ptr();
-    pass.walk();
+  if (cuda::walks(inputs.problem)) {
+    cuda::Walk walk;
+    walk.start = inputs.problem.initial_states;
+    walk.end = final_states.mutable_data_ptr();
+    walk.out = out.mutable_data_ptr();
+    Pass(op, inputs.problem, device.stream(), A.options()).walk(walk);
     return {out, final_states};
   }
   Work work(op, inputs.problem, device.stream(), A.options());
@@ -159,34 +165,64 @@ std::array<Tensor, 9> backward_cuda(const char* op, const Tensor& dout, const Te
   }
   const Inputs inputs(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit, softplus);
   const Tensor dfinal_states = dfinal.contiguous();
-  Work work(op, inputs.problem, device.stream(), A.options());
-  const Problem& p = work.p;
-  work.carry(nullptr);
-  if (z) work.mix();
-
+  const Problem& p = inputs.problem;
+  const at::TensorOptions real = A.options();
   const auto parts = [&](int64_t count) {
-    return at::empty({work.chunks, count}, work.real.dtype(at::kDouble));
+    return at::empty({p.batches * p.chunks(), count}, real.dtype(at::kDouble));
   };
   const Tensor dA = parts(p.heads), dbias = parts(p.heads), dD = parts(p.heads * p.width);
-  const Tensor dy = work.heads(p.width), outer = at::empty_like(work.weighted);
   cuda::Backward b;
-  b.forward = work.forward;
   b.dout = strided(dout);
-  b.dfinal_states = dfinal_states.const_data_ptr();
-  b.dy = dy.mutable_data_ptr();
-  b.dy_outer = outer.mutable_data_ptr();
   b.dA = dA.mutable_data_ptr<double>();
   b.ddt_bias = dbias.mutable_data_ptr<double>();
   b.dD = dD.mutable_data_ptr<double>();
   b.dx = dx.mutable_data_ptr();
   b.ddt = ddt.mutable_data_ptr();
   if (z) b.dz = dz.mutable_data_ptr();
-  b.dinitial_states = dinitial.mutable_data_ptr();
+  cuda::Walk back;
+  back.back = true;
+  back.start = dfinal_states.const_data_ptr();
+  back.end = dinitial.mutable_data_ptr();
+  back.dout = b.dout;
+  const auto result = [&] {
+    return std::array<Tensor, 9>{dx, ddt, sum_of_chunks(dA, A), dB,      dC, sum_of_chunks(dD, D),
+                                 dz, sum_of_chunks(dbias, dt_bias), dinitial};
+  };
+
+  if (cuda::has_gradients(p)) {
+    const Pass pass(op, p, device.stream(), real);
+    const Tensor states = at::empty({pass.chunks, p.heads, p.width, p.states}, real);
+    const Tensor dstates = at::empty_like(states);
+    cuda::Walk forth;
+    forth.start = p.initial_states;
+    forth.kept = b.forward.states = states.mutable_data_ptr();
+    pass.walk(forth);
+    back.kept = b.dstates = dstates.mutable_data_ptr();
+    pass.walk(back);
+    const int64_t sums = cuda::sums_of_heads(p);
+    const Tensor dBs = at::empty({pass.chunks * p.groups, sums, CHUNK, p.states}, real);
+    const Tensor dCs = at::empty_like(dBs);
+    b.dB = dBs.mutable_data_ptr();
+    b.dC = dCs.mutable_data_ptr();
+    pass.check(cuda::gradients(p, pass.steps, b, pass.stream));
+    join(dBs.sum(1), p, dB);
+    join(dCs.sum(1), p, dC);
+    return result();
+  }
+
+  Work work(op, p, device.stream(), real);
+  work.carry(nullptr);
+  if (z) work.mix();
+  const Tensor dy = work.heads(p.width), outer = at::empty_like(work.weighted);
+  b.forward = work.forward;
+  b.dy = dy.mutable_data_ptr();
+  b.dy_outer = outer.mutable_data_ptr();
   work.check(cuda::spread_back(p, work.steps, b, work.stream));
 
   const Tensor dstates = at::bmm(outer.mT(), work.C);
   b.dstates = dstates.mutable_data_ptr();
-  work.check(cuda::carry_back(p, work.steps, b, work.stream));
+  back.segments = b.dstates;
+  work.check(cuda::carry(p, work.steps, {1, p.chunks()}, back, work.stream));
 
   const Tensor dM = at::bmm(dy, work.x.mT());
   Tensor Q = at::empty({work.chunks * p.groups, cuda::parts(p), CHUNK, CHUNK}, work.real);
@@ -207,8 +243,7 @@ std::array<Tensor, 9> backward_cuda(const char* op, const Tensor& dout, const Te
   Q = Q.sum(1);
   join(at::baddbmm(at::bmm(outer, work.of_groups(work.states)), Q, work.B), p, dC);
   join(at::baddbmm(at::bmm(work.weighted, of_groups), Q.mT(), work.C), p, dB);
-  return {dx,        ddt, sum_of_chunks(dA, A),          dB, dC, sum_of_chunks(dD, D),
-          dz, sum_of_chunks(dbias, dt_bias), dinitial};
+  return result();
 }
 
 Outputs scan(FUSEPORT_INPUTS, FUSEPORT_REST) {

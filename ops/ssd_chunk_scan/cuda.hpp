@@ -28,7 +28,7 @@ struct Forward {
   // What each chunk adds to the state, then the state before it, (b, c, H, P, N).
   void* states = nullptr;
   void *within = nullptr, *across = nullptr;  // M·x, by heads, and C·states, by groups
-  void *out = nullptr, *final_states = nullptr;
+  void* out = nullptr;
 };
 
 // Chunks in a row, that something goes through in turn.
@@ -36,10 +36,22 @@ struct Segments {
   int64_t span = 1, count = 0;  // chunks of a segment, of which the last may have fewer; segments
 };
 
+// Over the chunks with the state; or back, with its cotangent. All real and contiguous but for out.
+struct Walk {
+  bool back = false;
+  const void* start = nullptr;  // initial_states, or dfinal_states
+  void* end = nullptr;          // final_states, or dinitial_states; null if nobody asks for it
+  // What each segment adds to the state, then the state before it, (b, segments, H, P, N); of a walk
+  // back, the cotangent after it.
+  void* segments = nullptr;
+  Strided dout;          // of a walk back
+  void* kept = nullptr;  // if not null, the same of each chunk, (b, c, H, P, N)
+  void* out = nullptr;   // if not null; (b, l, H, P), in the problem's dtype
+};
+
 struct Backward {
-  Forward forward;  // without out and final_states
+  Forward forward;  // without out
   Strided dout;
-  const void* dfinal_states = nullptr;
   void *dy = nullptr, *dy_outer = nullptr;  // by heads, and by groups: dy and exp(c_t)·dy
   // What each chunk adds to the cotangent of the state before it, then that after it; like states.
   void* dstates = nullptr;
@@ -47,10 +59,12 @@ struct Backward {
   void* Q = nullptr;       // of some heads of a group each, (b, c, G, parts, T, T)
   void* row_sums = nullptr;     // of K·δ, (b, c, H, T)
   void* column_sums = nullptr;  // of K
+  // Of no pass of products: parts of dB and dC, real, (b, c, G, sums_of_heads, T, N).
+  void *dB = nullptr, *dC = nullptr;
   void* gB = nullptr;      // B·dstates, by groups
   void* dx_within = nullptr;  // Mᵀ·dy, by heads
   double *dA = nullptr, *ddt_bias = nullptr, *dD = nullptr;  // of each chunk, (b·c, H), and (b·c, H·P)
-  void *dx = nullptr, *ddt = nullptr, *dz = nullptr, *dinitial_states = nullptr;
+  void *dx = nullptr, *ddt = nullptr, *dz = nullptr;
 };
 
 constexpr int HEADS = 4;  // whose Q are added up in one block
@@ -61,22 +75,23 @@ inline int64_t parts(const Problem& p) { return (p.heads_per_group() + HEADS - 1
 // and products in between, have written.
 const char* find_steps(const Problem&, const Steps&, void* stream);
 const char* spread(const Problem&, const Steps&, const Forward&, void* stream);   // x, weighted, B, C
-// Forward.states: of segments, of which each chunk is one where products are the host's.
-const char* carry(const Problem&, const Steps&, const Segments&, const Forward&, void* stream);
+const char* carry(const Problem&, const Steps&, const Segments&, const Walk&, void* stream);  // segments
 const char* mix(const Problem&, const Steps&, const Forward&, void* stream);      // M
 const char* finish(const Problem&, const Steps&, const Forward&, void* stream);   // out
-
-// The forward pass without the host's products, where `fused` says so: first, of more segments than
-// one, what each but the last adds to the state, into Forward.states; then, from the states before
-// them, out and final_states. Nothing else of Forward is used.
-bool fused(const Problem&);
-Segments segments(const Problem&);
-const char* add_up(const Problem&, const Steps&, const Segments&, const Forward&, void* stream);
-const char* walk(const Problem&, const Steps&, const Segments&, const Forward&, void* stream);
-
 const char* spread_back(const Problem&, const Steps&, const Backward&, void* stream);  // dy, dz, dD
-const char* carry_back(const Problem&, const Steps&, const Backward&, void* stream);   // dstates
 const char* mix_back(const Problem&, const Steps&, const Backward&, void* stream);     // M, Q, sums
 const char* finish_back(const Problem&, const Steps&, const Backward&, void* stream);  // the rest
+
+
+// Without the host's products, where `walks` says so. Of more segments than one, `add_up` has to be
+// called first, and then `carry`; `walk` writes what else the walk asks for.
+bool walks(const Problem&);
+Segments segments(const Problem&);
+const char* add_up(const Problem&, const Steps&, const Segments&, const Walk&, void* stream);
+const char* walk(const Problem&, const Steps&, const Segments&, const Walk&, void* stream);
+// From walks that kept `states` and `dstates`, all else of Backward that is named after a gradient.
+bool has_gradients(const Problem&);
+int64_t sums_of_heads(const Problem&);  // of a group, in dB and dC
+const char* gradients(const Problem&, const Steps&, const Backward&, void* stream);
 
 }  // namespace fuseport::ssd_chunk_scan::cuda

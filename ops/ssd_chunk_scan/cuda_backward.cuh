@@ -47,24 +47,6 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) skip_kernel(Problem p, Backwa
   });
 }
 
-// From what each chunk adds to the cotangent of the state before it, that of the state after each.
-template <class Real>
-__global__ void __launch_bounds__(THREADS, BLOCKS) carry_back_kernel(Problem p, Steps s, Backward b) {
-  const int64_t size = p.width * p.states, chunks = chunks_of(p);
-  for_each(p.batches * p.heads * size, [&](int64_t i) {
-    const int64_t batch = i / size / p.heads, h = i / size % p.heads;
-    Real g = ((const Real*)b.dfinal_states)[i];
-    for (int64_t c = chunks - 1; c >= 0; --c) {
-      const int64_t chunk = batch * chunks + c;
-      Real* const at = (Real*)b.dstates + (chunk * p.heads + h) * size + i % size;
-      const Real added = *at;
-      *at = g;
-      g = Decays<Real>(p, s, chunk, h).outer(T - 1) * g + added;
-    }
-    ((Real*)b.dinitial_states)[i] = g;
-  });
-}
-
 constexpr int ROW = T + 1;  // of a tile in shared memory: rows and columns meet each bank once
 
 // A block has some heads of a group of one chunk. It writes M over dM, the sum of their Q, and sums
@@ -124,20 +106,61 @@ FUSEPORT_DEVICE Real over_warp(Real x) {
   return x;
 }
 
-// A block has one head of one chunk: gradients of δ, A and the bias.
+constexpr int STEPS_SCRATCH = 2 * T + 2 * T / WARP;  // doubles
+
+// Gradients of δ, A and the bias, of one head of one chunk. Thread t < T of a block gives sums over
+// row and column t of K, K's rows times δ, exp(c_t)·dy_tᵀ h C_t and dw_t; all give Σ g h.
+template <class Stored>
+FUSEPORT_DEVICE void finish_steps(const Problem& p, const Backward& b,
+                                  const Decays<Real<Stored>>& d, int64_t chunk, int64_t h,
+                                  Real<Stored> row, Real<Stored> column, Real<Stored> read,
+                                  Real<Stored> dw, double dot, double* scratch) {
+  using Real = cuda::Real<Stored>;
+  const int64_t chunks = chunks_of(p), step = chunk % chunks * T + threadIdx.x;
+  const int t = (int)threadIdx.x;
+  double *const dc = scratch, *const raised = dc + T, *const sums = raised + T;
+  if (t < T) {
+    const Real w = d.remaining(t) * d.delta(t);
+    dc[t] = (double)row - (double)(d.delta(t) * column) + (double)read - (double)(w * dw);
+    raised[t] = (double)(w * dw);
+  }
+  __syncthreads();
+  if (t < T) {
+    double sum = dot * (double)d.outer(T - 1);  // of c_T, beside dc; then dc from t on
+#pragma unroll 8
+    for (int i = 0; i < T; ++i) sum += raised[i];
+    for (int i = T - 1; i >= t; --i) sum += dc[i];
+    Real gradient = 0;
+    if (step < p.length) {
+      gradient = column + d.remaining(t) * dw + ((const Real*)p.A)[h] * (Real)sum;
+      const Real raw = raw_step<Stored>(p, chunk / chunks, step, h), delta = smooth(p, raw);
+      const Real low = ((const Real*)p.dt_limit)[0], high = ((const Real*)p.dt_limit)[1];
+      if (!(delta >= low && delta <= high)) gradient = 0;
+      if (p.softplus && !(raw > 20)) gradient *= logistic(raw);
+      from_real(gradient, (Stored*)b.ddt + (chunk / chunks * p.length + step) * p.heads + h);
+    }
+    const double dA = over_warp(sum * (double)d.delta(t)), dbias = over_warp((double)gradient);
+    if (t % WARP == 0) sums[t / WARP * 2] = dA;
+    if (t % WARP == 0) sums[t / WARP * 2 + 1] = dbias;
+  }
+  __syncthreads();
+  static_assert(T == 2 * WARP);
+  if (t == 0) b.dA[chunk * p.heads + h] = sums[0] + sums[2];
+  if (t == 0) b.ddt_bias[chunk * p.heads + h] = sums[1] + sums[3];
+}
+
+// A block has one head of one chunk: sums for the gradients of its steps.
 template <class Stored>
 __global__ void __launch_bounds__(THREADS, BLOCKS) steps_back_kernel(Problem p, Steps s, Backward b) {
   using Real = cuda::Real<Stored>;
   constexpr int WARPS = THREADS / WARP;
   FUSEPORT_SHARED(memory);
-  double* const parts = (double*)memory;              // of g·h, by warps
-  double *const dc = parts + WARPS, *const draw = dc + T, *const dA = draw + T;
-  Real *const read = (Real*)(dA + T), *const dw = read + T;
+  double *const parts = (double*)memory, *const scratch = parts + WARPS;  // of g·h, by warps
+  Real *const read = (Real*)(scratch + STEPS_SCRATCH), *const dw = read + T;
   const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-  const int64_t chunks = chunks_of(p), size = p.width * p.states;
-  for (int64_t head = blockIdx.x; head < p.batches * chunks * p.heads; head += gridDim.x) {
-    const int64_t chunk = head / p.heads, h = head % p.heads, batch = chunk / chunks;
-    const Decays<Real> d(p, s, chunk, h);
+  const int64_t size = p.width * p.states;
+  for (int64_t head = blockIdx.x; head < p.batches * chunks_of(p) * p.heads; head += gridDim.x) {
+    const int64_t chunk = head / p.heads, h = head % p.heads;
     __syncthreads();
     for (int t = warp; t < T; t += WARPS) {
       Real of_read = 0, of_x = 0;
@@ -160,44 +183,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) steps_back_kernel(Problem p, 
     dot = over_warp(dot);
     if (lane == 0) parts[warp] = dot;
     __syncthreads();
-    const int t = (int)threadIdx.x;
-    if (t < T) {
-      const Real w = d.remaining(t) * d.delta(t);
-      dc[t] = (double)((const Real*)b.row_sums)[head * T + t] -
-              (double)(d.delta(t) * ((const Real*)b.column_sums)[head * T + t]) + (double)read[t] -
-              (double)(w * dw[t]);
-      draw[t] = (double)(w * dw[t]);
-    }
-    __syncthreads();
-    if (t == 0) {
-      double last = 0;  // of c_T, beside dc
-      for (int i = 0; i < WARPS; ++i) last += parts[i];
-      last *= (double)d.outer(T - 1);
-      for (int i = 0; i < T; ++i) last += draw[i];
-      for (int i = T - 1; i >= 0; --i) dc[i] = last += dc[i];
-    }
-    __syncthreads();
-    if (t < T) {
-      const int64_t step = chunk % chunks * T + t;
-      Real gradient = 0;
-      dA[t] = dc[t] * (double)d.delta(t);
-      if (step < p.length) {
-        gradient = ((const Real*)b.column_sums)[head * T + t] + d.remaining(t) * dw[t] +
-                   ((const Real*)p.A)[h] * (Real)dc[t];
-        const Real raw = raw_step<Stored>(p, batch, step, h), delta = smooth(p, raw);
-        const Real low = ((const Real*)p.dt_limit)[0], high = ((const Real*)p.dt_limit)[1];
-        if (!(delta >= low && delta <= high)) gradient = 0;
-        if (p.softplus && !(raw > 20)) gradient *= logistic(raw);
-        from_real(gradient, (Stored*)b.ddt + (batch * p.length + step) * p.heads + h);
-      }
-      draw[t] = (double)gradient;
-    }
-    __syncthreads();
-    if (t < 2) {
-      double sum = 0;
-      for (int i = 0; i < T; ++i) sum += t ? draw[i] : dA[i];
-      (t ? b.ddt_bias : b.dA)[head] = sum;
-    }
+    dot = 0;
+    for (int i = 0; i < WARPS; ++i) dot += parts[i];
+    const int64_t at = head * T + threadIdx.x % T;
+    finish_steps<Stored>(p, b, Decays<Real>(p, s, chunk, h), chunk, h,
+                         ((const Real*)b.row_sums)[at], ((const Real*)b.column_sums)[at],
+                         read[threadIdx.x % T], dw[threadIdx.x % T], dot, scratch);
   }
 }
 

@@ -35,28 +35,29 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) spread_groups_kernel(Problem 
   });
 }
 
-// From what each segment adds to the state, that before each segment, in its place. What the last
-// adds is read only if the state after it is asked for.
-template <class Real>
+// From what each segment adds to the state, that before each segment, in its place; of a walk back, to
+// its cotangent, and that after each. What the last adds is read only if what comes then is asked for.
+template <class Real, bool BACK>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
-    carry_kernel(Problem p, Steps s, Segments segments, Forward f) {
+    carry_kernel(Problem p, Steps s, Segments segments, Walk walk) {
   const int64_t size = p.width * p.states, chunks = chunks_of(p);
   for_each(p.batches * p.heads * size, [&](int64_t i) {
     const int64_t batch = i / size / p.heads, h = i / size % p.heads;
-    Real state = ((const Real*)p.initial_states)[i];
-    for (int64_t segment = 0; segment < segments.count; ++segment) {
+    Real state = ((const Real*)walk.start)[i];
+    for (int64_t k = 0; k < segments.count; ++k) {
+      const int64_t segment = BACK ? segments.count - 1 - k : k, first = segment * segments.span;
       const int64_t of_batch = batch * segments.count + segment;
-      Real* const at = (Real*)f.states + (of_batch * p.heads + h) * size + i % size;
-      const bool last = segment + 1 == segments.count;
-      const Real added = last && !f.final_states ? (Real)0 : *at;
+      Real* const at = (Real*)walk.segments + (of_batch * p.heads + h) * size + i % size;
+      const bool unread = k + 1 == segments.count && !walk.end;
+      const Real added = unread ? (Real)0 : *at;
       *at = state;
-      if (last && !f.final_states) break;
+      if (unread) break;
       Real kept = 1;
-      for (int64_t c = segment * segments.span; c < (segment + 1) * segments.span && c < chunks; ++c)
+      for (int64_t c = first; c < first + segments.span && c < chunks; ++c)
         kept *= Decays<Real>(p, s, batch * chunks + c, h).outer(T - 1);
       state = kept * state + added;
     }
-    if (f.final_states) ((Real*)f.final_states)[i] = state;
+    if (walk.end) ((Real*)walk.end)[i] = state;
   });
 }
 

@@ -13,11 +13,9 @@ const char* spread(const Problem& p, const Steps& s, const Forward& f, void* str
   return run_spread(p, s, f, stream);
 }
 
-const char* carry(const Problem& p, const Steps& s, const Segments& segments, const Forward& f,
+const char* carry(const Problem& p, const Steps& s, const Segments& segments, const Walk& walk,
                   void* stream) {
-  const int64_t count = p.batches * p.heads * p.width * p.states;
-  return p.dtype == Dtype::float64 ? over(count, carry_kernel<double>, stream, p, s, segments, f)
-                                   : over(count, carry_kernel<float>, stream, p, s, segments, f);
+  return run_carry(p, s, segments, walk, stream);
 }
 
 const char* mix(const Problem& p, const Steps& s, const Forward& f, void* stream) {
@@ -30,30 +28,8 @@ const char* finish(const Problem& p, const Steps& s, const Forward& f, void* str
   return run_finish(p, s, f, stream);
 }
 
-bool fused(const Problem& p) {
-  return p.dtype == Dtype::bfloat16 && p.states > 0 && p.states <= MOST_FUSED;
-}
-
-Segments segments(const Problem& p) { return segments_of(p); }
-
-const char* add_up(const Problem& p, const Steps& s, const Segments& segments, const Forward& f,
-                   void* stream) {
-  return run_fused<false>(p, s, segments, f, stream);
-}
-
-const char* walk(const Problem& p, const Steps& s, const Segments& segments, const Forward& f,
-                 void* stream) {
-  return run_fused<true>(p, s, segments, f, stream);
-}
-
 const char* spread_back(const Problem& p, const Steps& s, const Backward& b, void* stream) {
   return run_spread_back(p, s, b, stream);
-}
-
-const char* carry_back(const Problem& p, const Steps& s, const Backward& b, void* stream) {
-  const int64_t count = p.batches * p.heads * p.width * p.states;
-  return p.dtype == Dtype::float64 ? over(count, carry_back_kernel<double>, stream, p, s, b)
-                                   : over(count, carry_back_kernel<float>, stream, p, s, b);
 }
 
 const char* mix_back(const Problem& p, const Steps& s, const Backward& b, void* stream) {
@@ -62,6 +38,35 @@ const char* mix_back(const Problem& p, const Steps& s, const Backward& b, void* 
 
 const char* finish_back(const Problem& p, const Steps& s, const Backward& b, void* stream) {
   return run_finish_back(p, s, b, stream);
+}
+
+bool walks(const Problem& p) {
+  return p.dtype == Dtype::bfloat16 && p.states > 0 && p.states <= MOST_STATES;
+}
+
+Segments segments(const Problem& p) { return segments_of(p); }
+
+const char* add_up(const Problem& p, const Steps& s, const Segments& segments, const Walk& walk,
+                   void* stream) {
+  return walk.back ? run_walk<Walks::add_up, true>(p, s, segments, walk, stream)
+                   : run_walk<Walks::add_up, false>(p, s, segments, walk, stream);
+}
+
+const char* walk(const Problem& p, const Steps& s, const Segments& segments, const Walk& walk,
+                 void* stream) {
+  if (walk.back) return run_walk<Walks::keep, true>(p, s, segments, walk, stream);
+  if (walk.kept) return run_walk<Walks::keep, false>(p, s, segments, walk, stream);
+  return run_walk<Walks::out, false>(p, s, segments, walk, stream);
+}
+
+bool has_gradients(const Problem& p) { return walks(p) && !p.z.data && p.width <= COLUMNS; }
+
+int64_t sums_of_heads(const Problem& p) {
+  return (p.heads_per_group() + heads_together(p) - 1) / heads_together(p);
+}
+
+const char* gradients(const Problem& p, const Steps& s, const Backward& b, void* stream) {
+  return run_gradients(p, s, b, stream);
 }
 
 }  // namespace fuseport::ssd_chunk_scan::cuda

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "ssd_chunk_scan/cuda_backward.cuh"
-#include "ssd_chunk_scan/cuda_fused.cuh"
+#include "ssd_chunk_scan/cuda_gradients.cuh"
+#include "ssd_chunk_scan/cuda_walk.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {
 
@@ -54,7 +54,7 @@ inline const char* run_finish(const Problem& p, const Steps& s, const Forward& f
   });
 }
 
-constexpr int MOST_FUSED = 128;  // states, for which registers suffice
+constexpr int MOST_STATES = 128;  // states, for which registers suffice
 
 inline int64_t blocks_of(const Problem& p, int64_t segments) {
   return p.batches * segments * p.heads * ((p.width + COLUMNS - 1) / COLUMNS);
@@ -73,16 +73,51 @@ inline Segments segments_of(const Problem& p) {
   return {span, (chunks + span - 1) / span};
 }
 
-template <bool OUT>
-const char* run_fused(const Problem& p, const Steps& s, const Segments& segments, const Forward& f,
-                      void* stream) {
+template <Walks WALKS, bool BACK>
+const char* run_walk(const Problem& p, const Steps& s, const Segments& segments, const Walk& walk,
+                     void* stream) {
   const auto run = [&](auto states) {
     constexpr int N = decltype(states)::value;
-    return launch(fused_kernel<N, OUT>, blocks_of(p, segments.count - !OUT), FUSED_THREADS,
-                  sizeof(FusedTiles<N>), stream, p, s, segments, f);
+    const int64_t blocks = blocks_of(p, segments.count - (WALKS == Walks::add_up));
+    return launch(walk_kernel<N, WALKS, BACK>, blocks, WALK_THREADS, sizeof(WalkTiles<N>), stream,
+                  p, s, segments, walk);
   };
-  return p.states <= MOST_FUSED / 2 ? run(std::integral_constant<int, MOST_FUSED / 2>{})
-                                    : run(std::integral_constant<int, MOST_FUSED>{});
+  return p.states <= MOST_STATES / 2 ? run(std::integral_constant<int, MOST_STATES / 2>{})
+                                     : run(std::integral_constant<int, MOST_STATES>{});
+}
+
+// Of a group, whose dB and dC a block sums up: fewer where blocks would be too few.
+inline int64_t heads_together(const Problem& p) {
+  constexpr int64_t MOST = 8;
+  const int64_t enough = 4 * (int64_t)multiprocessors(), heads = p.heads_per_group();
+  const int64_t wanted = p.batches * p.chunks() * p.heads / enough;
+  const int64_t most = heads < MOST ? heads : MOST;
+  return wanted < 1 ? 1 : wanted < most ? wanted : most;
+}
+
+inline const char* run_gradients(const Problem& p, const Steps& s, const Backward& b,
+                                 void* stream) {
+  const auto run = [&](auto states) {
+    constexpr int N = decltype(states)::value;
+    const int64_t together = heads_together(p);
+    const int64_t parts = (p.heads_per_group() + together - 1) / together;
+    return launch(gradients_kernel<N>, p.batches * p.chunks() * p.groups * parts, THREADS,
+                  sizeof(GradientTiles<N>), stream, p, s, together, b);
+  };
+  return p.states <= HALF ? run(std::integral_constant<int, HALF>{})
+                          : run(std::integral_constant<int, MOST_STATES>{});
+}
+
+inline const char* run_carry(const Problem& p, const Steps& s, const Segments& segments,
+                             const Walk& walk, void* stream) {
+  const auto run = [&](auto real, auto back) {
+    return over(p.batches * p.heads * p.width * p.states,
+                carry_kernel<decltype(real), decltype(back)::value>, stream, p, s, segments, walk);
+  };
+  const auto with_real = [&](auto back) {
+    return p.dtype == Dtype::float64 ? run(double{}, back) : run(float{}, back);
+  };
+  return walk.back ? with_real(std::true_type{}) : with_real(std::false_type{});
 }
 
 inline const char* run_spread_back(const Problem& p, const Steps& s, const Backward& b,
@@ -111,7 +146,7 @@ inline const char* run_finish_back(const Problem& p, const Steps& s, const Backw
     using Stored = decltype(stored);
     constexpr int V = decltype(v)::value;
     const int64_t shared =
-        (THREADS / WARP + 3 * T) * sizeof(double) + 2 * T * sizeof(Real<Stored>);
+        (THREADS / WARP + STEPS_SCRATCH) * sizeof(double) + 2 * T * sizeof(Real<Stored>);
     if (auto e = launch(steps_back_kernel<Stored>, heads_of(p), THREADS, shared, stream, p, s, b))
       return e;
     return over(packs, finish_back_kernel<Stored, V>, stream, p, s, b);

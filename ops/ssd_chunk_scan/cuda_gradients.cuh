@@ -1,0 +1,326 @@
+// The backward pass in bfloat16 between the walks: all gradients of a chunk in one kernel, products on
+// tensor cores. Names are those of reference.py; g is the cotangent of the state after the chunk.
+//
+// A block has some heads of a group, in turn, of one chunk, and sums up their dB and dC, which each of
+// its warps has in registers: of each 64 states 16, and of the chunk half of the steps. Operands that
+// are no bfloat16, which are h, g, M and Q, are cut into two parts, since gradients are bfloat16.
+#pragma once
+
+#include "ssd_chunk_scan/cuda_backward.cuh"
+#include "ssd_chunk_scan/cuda_tiles.cuh"
+
+namespace fuseport::ssd_chunk_scan::cuda {
+
+constexpr int HALF = 64;  // states that are at once in shared memory
+
+// Tiles in shared memory.
+template <int N>
+struct GradientTiles {
+  static constexpr int ROW = N + PAD, SIDE = 64 + PAD;
+  BFloat16 B[T * ROW], C[T * ROW], x[T * SIDE], dy[T * SIDE];
+  BFloat16 Q[2][T * SIDE];
+  BFloat16 state[2][T * SIDE];  // of the columns of x, h or g of some states; then M
+  Factors factors;
+  float rows[T / 8][T], columns[TILES][T];  // sums of K, of eight columns or a tile's rows
+  float dw[4][T], read[4][T];               // of 16 of each 64 states
+  double scratch[STEPS_SCRATCH], dots[THREADS / WARP];
+};
+
+// Brings h or g of a head, 64 states from `first` on, as parts; calls see(i, numbers) with each four.
+template <int SIDE, class See>
+FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t first,
+                                 BFloat16 (&to)[2][T * SIDE], const See& see) {
+  constexpr int COUNT = 4, PACKS = HALF / COUNT;
+  const bool whole = p.states % COUNT == 0;
+  for (int i = (int)threadIdx.x; i < COLUMNS * PACKS; i += THREADS) {
+    const int q = i / PACKS, n = i % PACKS * COUNT;
+    const int64_t left = q < p.width ? p.states - first - n : 0, at = q * p.states + first + n;
+    const int count = left < 0 ? 0 : left < COUNT ? (int)left : COUNT;
+    const Pack<float, COUNT> pack = load_pack<COUNT>(from + at, 1, count, whole && count == COUNT);
+    see(at, count, pack);
+#pragma unroll
+    for (int k = 0; k < COUNT; k += 2) {
+      uint32_t parts[2];
+      cut(pack.at[k], pack.at[k + 1], parts);
+#pragma unroll
+      for (int part = 0; part < 2; ++part) *(uint32_t*)(to[part] + q * SIDE + n + k) = parts[part];
+    }
+  }
+}
+
+// N: states, at most. b.dB and b.dC are sums over the heads of a block.
+template <int N>
+__global__ void __launch_bounds__(THREADS, 2)
+    gradients_kernel(Problem p, Steps s, int64_t together, Backward b) {
+  using Tiles = GradientTiles<N>;
+  constexpr int ROW = Tiles::ROW, SIDE = Tiles::SIDE, HALVES = N / HALF;
+  FUSEPORT_SHARED(memory);
+  Tiles& tiles = *(Tiles*)memory;
+  const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+  const int g = lane / 4, c = lane % 4 * 2;  // of a fragment: the first row, and the first column
+  const int of_states = warp % 4 * TILE, of_steps = warp / 4 * 2;  // dB's and dC's: tiles of steps
+  const int of_x = warp / 4 * 32, own = warp % 4;                  // dx's: 32 columns, a tile of steps
+  const int64_t chunks = chunks_of(p), heads = p.heads / p.groups;
+  const int64_t parts = (heads + together - 1) / together, size = p.width * p.states;
+  for (int64_t unit = blockIdx.x; unit < p.batches * chunks * p.groups * parts;
+       unit += gridDim.x) {
+    const int64_t of_group = unit / parts, chunk = of_group / p.groups, group = of_group % p.groups;
+    const int64_t batch = chunk / chunks, step = chunk % chunks * T;
+    const int64_t first = group * heads + unit % parts * together;
+    const int64_t beyond = first + together < (group + 1) * heads ? first + together
+                                                                  : (group + 1) * heads;
+    __syncthreads();  // the unit before has read all
+    bring<N>(p.B, batch, step, group, 0, p.length - step, p.states, tiles.B);
+    bring<N>(p.C, batch, step, group, 0, p.length - step, p.states, tiles.C);
+    float dB[HALVES][2][2][4] = {}, dC[HALVES][2][2][4] = {};
+    for (int64_t h = first; h < beyond; ++h) {
+      const int64_t head = chunk * p.heads + h;
+      Asked asked;
+      asked.ask(p, s, chunk, h);
+      __syncthreads();  // the head before has been read
+      bring<COLUMNS>(p.x, batch, step, h, 0, p.length - step, p.width, tiles.x);
+      bring<COLUMNS>(b.dout, batch, step, h, 0, p.length - step, p.width, tiles.dy);
+      asked.put(tiles.factors);
+      wait_for_copies();
+      __syncthreads();
+      const Factors& factors = tiles.factors;
+      const Decays<float> d = factors.decays();
+      if (threadIdx.x < T) tiles.factors.find((int)threadIdx.x);
+      if (const int q = (int)threadIdx.x - T; q >= 0 && q < COLUMNS && q < p.width) {
+        double sum = 0;
+#pragma unroll 8
+        for (int t = 0; t < T; ++t)
+          sum += (double)to_real(tiles.dy[t * SIDE + q]) * (double)to_real(tiles.x[t * SIDE + q]);
+        b.dD[head * p.width + q] = sum;
+      }
+
+      // What goes through the states: w_s g B_s and exp(c_t) hᵀ dy_t, and their like for B.
+      const float* const of_g = (const float*)b.dstates + head * size;
+      const float* const of_h = (const float*)b.forward.states + head * size;
+      float dx[4][4] = {};
+      double dot = 0;
+      const auto through = [&](const BFloat16* rows, const BFloat16* others, const float* factor,
+                               int half, float (&sum)[2][2][4], float(*of_step)[T]) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float product[2][4] = {}, with_other[2] = {};
+          const int t = (of_steps + i) * TILE;
+#pragma unroll
+          for (int k = 0; k < COLUMNS; k += TILE) {
+            uint32_t of_row[4], of_state[4];
+            load_matrices<false>(of_row, row_of<false>(rows + t * SIDE + k, SIDE));
+#pragma unroll
+            for (int part = 1; part >= 0; --part) {
+              load_matrices<true>(
+                  of_state, row_of<false>(tiles.state[part] + k * SIDE + of_states, SIDE));
+              add_product(product[0], of_row, of_state[0], of_state[1]);
+              add_product(product[1], of_row, of_state[2], of_state[3]);
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const int row = t + g + j / 2 * 8, n = half * HALF + of_states + c + j % 2;
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              with_other[j / 2] += product[k][j] * to_real(others[row * ROW + n + k * 8]);
+              sum[i][k][j] += factor[row] * product[k][j];
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            sum_over_lanes<4, 1, 1>(with_other + j);
+            float& all = of_step[warp % 4][t + g + j * 8];
+            if (lane % 4 == 0) all = half == 0 ? with_other[j] : all + with_other[j];
+          }
+        }
+      };
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) {
+        __syncthreads();
+        bring_state<SIDE>(p, of_g, half * HALF, tiles.state, [](auto...) {});
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < HALF; k += TILE) {
+          uint32_t of_B[4], of_state[4];
+          load_matrices<false>(of_B, row_of<false>(tiles.B + own * TILE * ROW + half * HALF + k, ROW));
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+#pragma unroll
+            for (int part = 1; part >= 0; --part) {
+              load_matrices<false>(
+                  of_state, row_of<true>(tiles.state[part] + (of_x + j * TILE) * SIDE + k, SIDE));
+              add_product(dx[2 * j], of_B, of_state[0], of_state[1]);
+              add_product(dx[2 * j + 1], of_B, of_state[2], of_state[3]);
+            }
+        }
+        through(tiles.x, tiles.B, factors.w, half, dB[half], tiles.dw);
+      }
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) {
+        __syncthreads();
+        bring_state<SIDE>(p, of_h, half * HALF, tiles.state,
+                          [&](int64_t at, int count, const Pack<float, 4>& pack) {
+#pragma unroll
+                            for (int k = 0; k < 4; ++k)
+                              if (k < count) dot += (double)(pack.at[k] * of_g[at + k]);
+                          });
+        __syncthreads();
+        through(tiles.dy, tiles.C, factors.outer, half, dC[half], tiles.read);
+      }
+      dot = over_warp(dot);
+      if (lane == 0) tiles.dots[warp] = dot;
+      __syncthreads();
+
+      // M, Q and the sums of K, in tiles of eight columns on and below the diagonal.
+      for (int tile = warp; tile < TILES * (TILES + 1); tile += THREADS / WARP) {
+        const int i = tile < 2 ? 0 : tile < 6 ? 1 : tile < 12 ? 2 : 3, j = tile - i * (i + 1);
+        static_assert(TILES == 4);
+        float CB[4] = {}, dM[4] = {};
+        // Row `lane % 8` of four matrices next to each other.
+        const auto in_a_row = [&](const BFloat16* from, int row) {
+          return from + (j * 8 + lane % 8) * row + lane / 8 * 8;
+        };
+        const auto product = [&](float (&sum)[4], const BFloat16* a, const BFloat16* b, int row,
+                                 int k) {
+          uint32_t of_a[4], of_b[4];
+          load_matrices<false>(of_b, in_a_row(b + k, row));
+          load_matrices<false>(of_a, row_of<false>(a + i * TILE * row + k, row));
+          add_product(sum, of_a, of_b[0], of_b[1]);
+          load_matrices<false>(of_a, row_of<false>(a + i * TILE * row + k + TILE, row));
+          add_product(sum, of_a, of_b[2], of_b[3]);
+        };
+#pragma unroll
+        for (int k = 0; k < N; k += 2 * TILE) product(CB, tiles.C, tiles.B, ROW, k);
+#pragma unroll
+        for (int k = 0; k < COLUMNS; k += 2 * TILE) product(dM, tiles.dy, tiles.x, SIDE, k);
+        float of_row[2] = {}, of_column[2] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int t = i * TILE + g + half * 8, from = j * 8 + c;
+          float M[2], Q[2];
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const float L = d.between(from + k, t), delta = d.delta(from + k);
+            const float of_CB = CB[half * 2 + k] * L, of_dM = dM[half * 2 + k];
+            const bool later = from + k > t;
+            const float K = later ? 0.0f : of_dM * of_CB;
+            M[k] = later ? 0.0f : of_CB * delta;
+            Q[k] = later ? 0.0f : of_dM * L * delta;
+            of_row[half] += K * delta;
+            of_column[k] += K;
+          }
+          uint32_t both[2];
+          cut(M[0], M[1], both);
+#pragma unroll
+          for (int part = 0; part < 2; ++part)
+            *(uint32_t*)(tiles.state[part] + t * SIDE + from) = both[part];
+          cut(Q[0], Q[1], both);
+#pragma unroll
+          for (int part = 0; part < 2; ++part)
+            *(uint32_t*)(tiles.Q[part] + t * SIDE + from) = both[part];
+        }
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          sum_over_lanes<4, 1, 1>(of_row + k);
+          sum_over_lanes<8, 4, 1>(of_column + k);
+          if (lane % 4 == 0) tiles.rows[j][i * TILE + g + k * 8] = of_row[k];
+          if (g == 0) tiles.columns[i][j * 8 + c + k] = of_column[k];
+        }
+      }
+      __syncthreads();
+
+      // dx_s = Σ_t M_ts dy_t + w_s g B_s, with D dy_s.
+#pragma unroll
+      for (int j = 0; j < 16; ++j) dx[j / 4][j % 4] *= factors.w[own * TILE + g + j % 4 / 2 * 8];
+      for (int k = own; k < TILES; ++k)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          uint32_t of_dy[4], of_M[4];
+          load_matrices<true>(of_dy, row_of<false>(tiles.dy + k * TILE * SIDE + of_x + j * TILE, SIDE));
+#pragma unroll
+          for (int part = 1; part >= 0; --part) {
+            load_matrices<true>(
+                of_M, row_of<true>(tiles.state[part] + k * TILE * SIDE + own * TILE, SIDE));
+            add_product(dx[2 * j], of_M, of_dy[0], of_dy[1]);
+            add_product(dx[2 * j + 1], of_M, of_dy[2], of_dy[3]);
+          }
+        }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int t = own * TILE + g + j % 2 * 8, q = of_x + j / 2 * 8 + c;
+        if (step + t >= p.length || q >= p.width) continue;
+        const int count = q + 1 < p.width ? 2 : 1;
+        float both[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const float D = k < count ? ((const float*)p.D)[h * p.width + q + k] : 0.0f;
+          both[k] = dx[j / 2][j % 2 * 2 + k] + D * to_real(tiles.dy[t * SIDE + q + k]);
+        }
+        const int64_t at = ((batch * p.length + step + t) * p.heads + h) * p.width + q;
+        store_pack<2>(both, (BFloat16*)b.dx + at, 1, count, at % 2 == 0 && count == 2);
+      }
+
+      // dB_s = Σ_t Q_ts C_t and dC_t = Σ_s Q_ts B_s, beside what went through the states.
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        for (int k = 0; k < TILES; ++k) {
+          const int row = of_steps + i;
+#pragma unroll
+          for (int part = 1; part >= 0; --part) {
+            uint32_t of_Q[4], of_other[4];
+            if (k >= row) {
+              load_matrices<true>(of_Q,
+                                  row_of<true>(tiles.Q[part] + k * TILE * SIDE + row * TILE, SIDE));
+#pragma unroll
+              for (int half = 0; half < HALVES; ++half) {
+                load_matrices<true>(
+                    of_other,
+                    row_of<false>(tiles.C + k * TILE * ROW + half * HALF + of_states, ROW));
+                add_product(dB[half][i][0], of_Q, of_other[0], of_other[1]);
+                add_product(dB[half][i][1], of_Q, of_other[2], of_other[3]);
+              }
+            }
+            if (k <= row) {
+              load_matrices<false>(of_Q,
+                                   row_of<false>(tiles.Q[part] + row * TILE * SIDE + k * TILE, SIDE));
+#pragma unroll
+              for (int half = 0; half < HALVES; ++half) {
+                load_matrices<true>(
+                    of_other,
+                    row_of<false>(tiles.B + k * TILE * ROW + half * HALF + of_states, ROW));
+                add_product(dC[half][i][0], of_Q, of_other[0], of_other[1]);
+                add_product(dC[half][i][1], of_Q, of_other[2], of_other[3]);
+              }
+            }
+          }
+        }
+
+      const int t = (int)threadIdx.x % T;
+      float row = 0, column = 0, dw = 0, read = 0;
+      for (int i = 0; i < 2 * (t / TILE + 1); ++i) row += tiles.rows[i][t];
+      for (int i = t / TILE; i < TILES; ++i) column += tiles.columns[i][t];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dw += tiles.dw[i][t];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) read += tiles.read[i][t];
+      dot = 0;
+      for (int i = 0; i < THREADS / WARP; ++i) dot += tiles.dots[i];
+      finish_steps<BFloat16>(p, b, d, chunk, h, row, column, factors.outer[t] * read, dw, dot,
+                             tiles.scratch);
+    }
+    const auto store = [&](const float (&sum)[HALVES][2][2][4], void* to) {
+#pragma unroll
+      for (int i = 0; i < HALVES * 16; ++i) {
+        const int half = i / 16, j = i % 4;
+        const int t = (of_steps + i / 8 % 2) * TILE + g + j / 2 * 8;
+        const int n = half * HALF + of_states + i / 4 % 2 * 8 + c + j % 2;
+        if (n < p.states)
+          ((float*)to)[(unit * T + t) * p.states + n] = sum[half][i / 8 % 2][i / 4 % 2][j];
+      }
+    };
+    store(dB, b.dB);
+    store(dC, b.dC);
+  }
+}
+
+}  // namespace fuseport::ssd_chunk_scan::cuda
