@@ -301,6 +301,8 @@ def self_test(
     begin = time.monotonic()
     opened = open_bundle(Path(bundle))
     chosen = chosen_runtimes(runtime, device)
+    if runtime is not None:
+        refuse(chosen, opened)
     admission.admit(opened, None)
     with own_ops(ops) as own, work_folder() as work:
         subject = prepare(opened, model, work, progress, own, device=device)

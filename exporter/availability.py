@@ -46,15 +46,19 @@ def chosen_runtimes(names: Sequence[str] | None, device: str = "cpu") -> tuple[s
 
 
 def refuse(names: Sequence[str], bundle: Bundle) -> None:
-    """See that runtimes that were named may load what a bundle has for them, before any work.
+    """See that a bundle has what runtimes that were named may load, before any work.
 
     Raises:
+        UsageError: it has no file of a runtime's format.
         UnsafeInput: it is a program that is not trusted.
     """
-    formats = {entry["format"] for entry in bundle.manifest["artifacts"]}
+    formats = {None, *(entry["format"] for entry in bundle.manifest["artifacts"])}
     for name in names:
-        reason = admission.refused(name, bundle, None)
-        if reason is not None and runtimes.get(name).FORMAT in formats:
+        if (form := runtimes.get(name).FORMAT) not in formats:
+            raise UsageError(
+                f"{bundle.folder}: nothing in it is for the runtime {name}, which runs {form}"
+            )
+        if reason := admission.refused(name, bundle, None):
             raise UnsafeInput(f"{name}: {reason}")
 
 

@@ -5,6 +5,7 @@ Faults 10 to 13.
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -14,7 +15,7 @@ from onnx import TensorProto, helper
 
 from fuseport.exporter import api
 from fuseport.exporter.bundle import hash_file, open_bundle, trust
-from fuseport.exporter.errors import CorruptInput, Missing, UnsafeInput
+from fuseport.exporter.errors import CorruptInput, Missing, UnsafeInput, UsageError
 from fuseport.exporter.inspect.admissible import found
 from fuseport.exporter.inspect.isolated import ask
 
@@ -238,13 +239,23 @@ class TestPrograms:
         return lightning_bundle
 
     @pytest.mark.parametrize("runtime", ["torchscript", "exported_program", "libtorch"])
+    @pytest.mark.parametrize("command", [api.verify, api.self_test])
     def test_a_named_runtime_refuses_what_another_user_exported(
-        self, foreign: Path, runtime: str
+        self, foreign: Path, runtime: str, command: Callable[..., object]
     ) -> None:
         sha256, told = open_bundle(foreign).sha256, list[str]()
         with pytest.raises(UnsafeInput, match=rf"is a program.*--trust-native {sha256}"):
-            api.verify(foreign, runtime=[runtime], progress=told.append)
+            command(foreign, runtime=[runtime], progress=told.append)
         assert told == []  # before any truth is computed
+
+    @pytest.mark.parametrize("command", [api.verify, api.self_test])
+    def test_a_named_runtime_wants_a_file_of_its_format(
+        self, lightning_bundle: Path, command: Callable[..., object]
+    ) -> None:
+        told = list[str]()
+        with pytest.raises(UsageError, match=r"nothing in it is for .* runs onnx_native"):
+            command(lightning_bundle, runtime=["onnxruntime+native"], progress=told.append)
+        assert told == []
 
     @pytest.mark.parametrize("name", ["forward.pt", "forward.pt2"])
     def test_a_program_made_elsewhere_is_refused(
