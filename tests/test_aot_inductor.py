@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch._inductor import config
 
 from fuseport.exporter import api, formats
 from fuseport.exporter.bundle import MANIFEST, hash_file, machine, open_bundle, trust
@@ -130,14 +131,15 @@ def test_the_manifest_says_what_it_is_compiled_for(bundle: Path) -> None:
         assert entry["format"] == "aot_inductor"
         assert entry["file"] == f"{entry['program']}.aoti.pt2"
         assert entry["compiled_for"]["torch"] == torch.__version__
-        if torch.cpu.get_capabilities().get("avx2"):
+        if torch.cpu.get_capabilities().get("avx2") and "cpp.march" in config.get_config_copy():
             assert entry["compiled_for"]["cpu"] == ["avx2", "f16c", "fma3"]
 
 
 def test_packages_name_nothing_of_the_machine(bundle: Path) -> None:
     here = (Path(torch.__file__).parent, build.cache_folder(), bundle.parent)
     with zipfile.ZipFile(bundle / "gradient.aoti.pt2") as package:
-        assert not [name for name in package.namelist() if name.endswith(".cpp")]
+        sources = [package.read(n) for n in package.namelist() if n.endswith(".cpp")]
+        assert all(source == b"// Left out: it is compiled.\n" for source in sources)
         for name in package.namelist():
             for folder in here:
                 assert str(folder).encode() not in package.read(name), (name, folder)

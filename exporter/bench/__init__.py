@@ -330,10 +330,10 @@ class _Clock:
         self._loaded = False
         self._stopped: _Stopped | None = None
         arguments = ["fuseport.exporter.runtimes._stopwatch", str(file)]
-        trusted = runtimes.runs_own_code(job.runtime, entry)
-        if not trusted:
+        writable = runtimes.writable(job.runtime, entry, folder)
+        if writable is not None:
             runtimes.prepare(job.runtime, request["program"])
-        self._child = Child(arguments, folder / "stderr", limits, None if trusted else [folder])
+        self._child = Child(arguments, folder / "stderr", limits, writable)
 
     def __enter__(self) -> "_Clock":
         self._child.__enter__()

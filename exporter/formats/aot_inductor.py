@@ -73,8 +73,12 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
             raise ExportFailed(
                 f"AOTInductor refuses the {program.kind} program: {one_line(error)}"
             ) from error
-        # The sources are not needed any more, and name folders of this machine.
+        # The sources are not needed any more, and name folders of this machine; but by the name of
+        # one torch 2.11 finds the metadata.
         files = [file for file in found if not str(file).endswith(".cpp")]
+        for source in (Path(str(file)) for file in found if str(file).endswith(".wrapper.cpp")):
+            source.write_text("// Left out: it is compiled.\n", encoding="utf-8")
+            files.append(str(source))
         for library in (Path(str(file)) for file in files if str(file).endswith(".so")):
             _blank(library, [folder, Path(torch.__file__).parent])
         with sink(path) as archive:

@@ -25,7 +25,7 @@ __all__ = [
     "devices",
     "get",
     "prepare",
-    "runs_own_code",
+    "writable",
 ]
 
 RUNTIMES = tuple(
@@ -72,6 +72,8 @@ class Runtime(Protocol):
     A module may have `DEVICES`, the names of the devices that it runs on (see `_device`) and the
     execution provider of each, None where there are no such things; without it, it is the CPU
     alone.
+
+    A module may have `WRITABLE`, what its children write to beside folders of their own.
 
     A module may have `prepare(program)`, which compiles what its children could not: they write to
     no cache. What fails there is tried again in the child, which says why it fails.
@@ -120,10 +122,13 @@ def prepare(name: str, program: Mapping[str, Any]) -> None:
         prepare(program)
 
 
-def runs_own_code(name: str, program: Mapping[str, Any]) -> bool:
-    """Whether a runtime runs the user's own code, which may do what the user may.
+def writable(name: str, program: Mapping[str, Any], folder: Path) -> list[Path] | None:
+    """What a child of a runtime, with a folder of its own, may write to; None if it is not confined.
 
-    All others are confined, also where the model came from such code: artifacts are not it.
+    A child that runs the user's own code may do what the user may. All others are confined, also
+    where the model came from such code: artifacts are not it.
     """
-    rebuilds = get(name).FORMAT is None and program.get("code")
-    return bool(rebuilds or program.get("own_ops"))
+    runtime = get(name)
+    if (runtime.FORMAT is None and program.get("code")) or program.get("own_ops"):
+        return None
+    return [folder, *getattr(runtime, "WRITABLE", ())]

@@ -5,13 +5,18 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+from packaging.version import Version
 from torch import Tensor
 
 from fuseport.exporter.bundle import machine
 from fuseport.exporter.formats.aot_inductor import BOUND
 from fuseport.exporter.runtimes import Unsupported
 
-__all__ = ["check", "contiguous"]
+__all__ = ["WRITABLE", "check", "contiguous"]
+
+WRITABLE = () if Version(torch.__version__) >= Version("2.13") else (Path("/tmp"),)
+"""Where torch unpacks a package, beside the folders that TMPDIR names: older ones always there."""
 
 
 def check(artifact: Path, device: str | None) -> str:

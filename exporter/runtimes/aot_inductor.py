@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.program import named_outputs
-from fuseport.exporter.runtimes._aot_inductor import check, contiguous
+from fuseport.exporter.runtimes._aot_inductor import WRITABLE, check, contiguous
 from fuseport.exporter.runtimes._device import OF_TORCH, device_of
 from fuseport.exporter.runtimes._ops import prepare, register
 
-__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "WRITABLE", "load", "missing", "prepare"]
 
 FORMAT = "aot_inductor"
 AUTOGRAD = False

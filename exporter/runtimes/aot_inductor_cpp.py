@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from fuseport.exporter.runtimes import _host
-from fuseport.exporter.runtimes._aot_inductor import check, contiguous
+from fuseport.exporter.runtimes._aot_inductor import WRITABLE, check, contiguous
 from fuseport.exporter.runtimes._device import OF_TORCH
 from fuseport.exporter.runtimes._host import prepare
 
-__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "WRITABLE", "load", "missing", "prepare"]
 
 FORMAT = "aot_inductor"
 AUTOGRAD = False

@@ -109,11 +109,11 @@ def execute(
         file.write_text(json.dumps(content), encoding="utf-8")
         arguments = [worker, str(file)]
         first = waiting[0][1]
-        free = runtimes.runs_own_code(first.runtime, programs(first)["forward"])
-        if not free:
+        writable = runtimes.writable(first.runtime, programs(first)["forward"], folder)
+        if writable is not None:
             for program in programs(first).values():
                 runtimes.prepare(first.runtime, program)
-        with Child(arguments, folder / "stderr", limits, None if free else [folder]) as child:
+        with Child(arguments, folder / "stderr", limits, writable) as child:
             child.tell("\n" * _AHEAD)
             sound, answered = True, 0
             while waiting and sound:
