@@ -123,7 +123,7 @@ def prepare(name: str, program: Mapping[str, Any]) -> None:
 
 
 def writable(name: str, program: Mapping[str, Any], folder: Path) -> list[Path] | None:
-    """What a child of a runtime, with a folder of its own, may write to; None if it is not confined.
+    """What a child of a runtime, with a folder of its own, may write to; None: it is not confined.
 
     A child that runs the user's own code may do what the user may. All others are confined, also
     where the model came from such code: artifacts are not it.
