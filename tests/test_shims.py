@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,13 +51,23 @@ IMPORTED = {
 }
 
 
+# By name: triton itself comes with torch for CUDA, and `auto` replaces nothing that is there.
+ALL = ("auto", "triton")
+
+
 def present() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] in shims.SHIMS]
+    folder = str(Path(shims.__file__).parent)
+    return [
+        name
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] in shims.SHIMS
+        and str(getattr(module, "__file__", "")).startswith(folder)
+    ]
 
 
 @pytest.mark.parametrize("name", IMPORTED)
 def test_what_models_import_is_there(name: str) -> None:
-    with fuseport.shims.installed() as used:
+    with fuseport.shims.installed(ALL) as used:
         module = importlib.import_module(name)
         missing = [part for part in IMPORTED[name].split() if not hasattr(module, part)]
     assert missing == []
@@ -83,7 +94,7 @@ def test_nothing_is_left_and_imported_code_goes_on() -> None:
 
 def test_an_error_inside_leaves_nothing() -> None:
     before = list(sys.meta_path)
-    with pytest.raises(ZeroDivisionError), fuseport.shims.installed():
+    with pytest.raises(ZeroDivisionError), fuseport.shims.installed(ALL):
         1 / len(importlib.import_module("triton.language").__all__)
     assert present() == []
     assert sys.meta_path == before
@@ -120,7 +131,7 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(folder.parent)
     importlib.invalidate_caches()
     yield folder
-    for name in present():
+    for name in [name for name in sys.modules if name.partition(".")[0] == "causal_conv1d"]:
         del sys.modules[name]
 
 
@@ -190,34 +201,87 @@ def test_a_guard_of_the_cpu_guards_nothing_while_stand_ins_are_there() -> None:
     assert torch.cuda.device is real
 
 
-def test_torch_does_not_believe_in_the_stand_in_of_triton() -> None:
-    code = (
-        "import fuseport, torch\n"
-        "with fuseport.shims.installed():\n"
-        "    import triton\n"
-        "    from torch.utils._triton import has_triton_package\n"
-        "    assert not has_triton_package()\n"
-        "from torch._inductor.runtime import triton_compat\n"
-        "assert not triton_compat.HAS_TRITON\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+ASKS_TORCH = (
+    "import sys, fuseport, torch\n"
+    "def here(): return 'shims' in sys.modules['triton'].__file__\n"
+    "{first}\n"
+    "with fuseport.shims.installed('triton') as used:\n"
+    "    import torch._dynamo\n"
+    "    assert not used, used\n"
+    "    import triton, triton.language\n"
+    "    assert here() and used == ['triton'], used\n"
+    "    with fuseport.shims.installed(['auto', 'triton']):\n"
+    "        import triton.language\n"
+    "        assert here()\n"
+    "assert 'config' in vars(torch._inductor)\n"
+    "from torch._inductor.runtime import triton_compat\n"
+    "from torch.utils._triton import has_triton_package\n"
+)
 
 
-def test_torch_can_be_imported_further_while_stand_ins_are_there() -> None:
+@pytest.mark.parametrize("first", ["", "import torch._inductor.runtime.triton_compat"])
+def test_torch_does_not_believe_in_the_stand_in_of_triton(first: str, no_triton: Path) -> None:
     """Of what torch looks for triton in the middle of, half was left: exports failed later."""
+    code = ASKS_TORCH + "assert not triton_compat.HAS_TRITON and not has_triton_package()\n"
+    run_in(no_triton, code.format(first=first))
+
+
+ONCE_ONLY = """
+import sys
+from importlib.machinery import ModuleSpec
+
+class Anything(type):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(name, (), {})
+    def __contains__(self, item):
+        return False
+
+class Triton:
+    done = set()
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "triton":
+            return ModuleSpec(name, self, origin="triton", is_package=True)
+    def create_module(self, spec):
+        assert spec.name not in self.done, spec.name
+        self.done.add(spec.name)
+    def exec_module(self, module):
+        module.__file__, module.__version__ = "triton", "3.6.0"
+        module.__getattr__ = lambda name: Anything(name, (), {})
+
+sys.meta_path.insert(0, Triton())
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import torch._inductor.runtime.triton_compat"])
+def test_torch_keeps_a_triton_that_is_installed(first: str, tmp_path: Path) -> None:
+    """Its libraries cannot be loaded twice; the stand-in has its place for that time."""
+    (tmp_path / "sitecustomize.py").write_text(ONCE_ONLY)
+    code = ASKS_TORCH + "assert has_triton_package()\nimport triton.language\nassert not here()\n"
+    run_in(tmp_path, code.format(first=first))
+
+
+@pytest.fixture
+def no_triton(tmp_path: Path) -> Path:
+    """A folder from which Python takes no triton, even if it is installed."""
     code = (
-        "import fuseport, torch\n"
-        "with fuseport.shims.installed('triton') as used:\n"
-        "    import torch._dynamo\n"
-        "    assert not used, used\n"
-        "    import triton\n"
-        "    assert used == ['triton'], used\n"
-        "assert 'config' in vars(torch._inductor)\n"
-        "from torch._inductor.runtime import triton_compat\n"
-        "assert not triton_compat.HAS_TRITON\n"
+        "from importlib.machinery import PathFinder\nfind = PathFinder.find_spec\n"
+        "def seen(name, *others): return None if name == 'triton' else find(name, *others)\n"
+        "PathFinder.find_spec = seen\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    (tmp_path / "sitecustomize.py").write_text(code)
+    return tmp_path
+
+
+def run_in(folder: Path, code: str) -> None:
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
     assert done.returncode == 0, done.stderr
 
 

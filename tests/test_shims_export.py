@@ -105,7 +105,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     file, checkpoint = written(folder, CODE)
     bundle = folder / "bundle"
     command = ["export", str(checkpoint), "-o", str(bundle), "--model", f"{file}:Net", "--shim"]
-    command += ["auto", "--input-shapes", "x:[2,length,4]", "--format", "onnx"]
+    command += ["auto", "--shim", "triton", "--input-shapes", "x:[2,length,4]", "--format", "onnx"]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
     assert "stand-ins took the place of mamba_ssm, selective_scan_cuda, triton" in done.output

@@ -40,6 +40,9 @@ _executed: dict[str, ModuleType] = {}
 # Packages that no finder serves just now.
 _aside: set[str] = set()
 
+# The modules of triton itself, while its stand-in has their place: executed again, they fail.
+_lent: dict[str, ModuleType] = {}
+
 
 def chosen(which: str | Iterable[str]) -> tuple[str, ...]:
     """`which` as names, `AUTO` among them or not.
@@ -77,7 +80,10 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
     names = chosen(which)
     used: list[str] = []
     finder = _Finder(names, used)
+    if "triton" in names and "triton" not in _executed and finder.is_there("triton"):
+        _ask_torch()  # before the answer becomes another one
     replaced = {n: m for n, m in sys.modules.items() if _root(n) in names and not _is_ours(m)}
+    _lent.update({n: m for n, m in replaced.items() if _root(n) == "triton"})
     outside = {n: m for n, m in sys.modules.items() if _is_ours(m)}
     for name in (*replaced, *outside):
         del sys.modules[name]
@@ -110,10 +116,11 @@ class _Finder(MetaPathFinder):
         if root not in SHIMS or root in _aside:
             return None
         if root == "triton" and _torch_imports():
-            return None
+            real = _lent.get(fullname)
+            return real and importlib.util.spec_from_loader(fullname, _Lender(real))
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is None:
-            if root not in self._names and (AUTO not in self._names or self._is_there(fullname)):
+            if root not in self._names and (AUTO not in self._names or self.is_there(fullname)):
                 return None
         elif not _is_ours(parent):
             return None
@@ -123,7 +130,7 @@ class _Finder(MetaPathFinder):
                 f"No module named {fullname!r}: fuseport's stand-in for {root} has no such part",
                 name=fullname,
             )
-        if root == "triton" and root not in sys.modules:
+        if fullname == "triton" and not _lent:
             _tell_torch()
         folder = [str(file.parent)] if file.name == "__init__.py" else None
         if file.stem == "_any":
@@ -132,7 +139,7 @@ class _Finder(MetaPathFinder):
             fullname, file, loader=_Loader(file, self._used), submodule_search_locations=folder
         )
 
-    def _is_there(self, name: str) -> bool:
+    def is_there(self, name: str) -> bool:
         """Whether another finder has the package; an empty folder of that name does not count."""
         for finder in sys.meta_path:
             if isinstance(finder, _Finder):
@@ -159,6 +166,19 @@ class _Loader(Loader):
             code = compile(self._file.read_bytes(), self._file, "exec", dont_inherit=True)
             exec(code, module.__dict__)
             _executed[module.__name__] = module
+
+
+class _Lender(Loader):
+    """Gives torch a module that has been imported, instead of the stand-in in its place."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: it has been executed."""
 
 
 def _root(name: str) -> str:
