@@ -7,6 +7,7 @@ torch is built for CUDA. On a GPU it opens libtorch_cuda before the ops' librari
 
 import hashlib
 import io
+import os
 import platform
 import shlex
 import subprocess
@@ -153,10 +154,15 @@ class Host:
     def __init__(
         self, format_name: str, artifact: Path, libraries: Sequence[Path], device: str = "cpu"
     ) -> None:
+        # Packages of some versions of torch name more of its libraries than the host links.
+        path = os.pathsep.join(
+            filter(None, [str(_TORCH / "lib"), os.environ.get("LD_LIBRARY_PATH")])
+        )
         self._popen = subprocess.Popen(
             [binary(), format_name, artifact, device, *libraries],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=os.environ | {"LD_LIBRARY_PATH": path},
         )
         weakref.finalize(self, _end, self._popen)
         self._answer()

@@ -117,7 +117,7 @@ class _Finder(MetaPathFinder):
             return None
         if root == "triton" and _torch_imports():
             real = _lent.get(fullname)
-            return real and importlib.util.spec_from_loader(fullname, _Lender(real))
+            return importlib.util.spec_from_loader(fullname, _Lender(real)) if real else None
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is None:
             if root not in self._names and (AUTO not in self._names or self.is_there(fullname)):
