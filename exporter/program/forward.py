@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -120,22 +120,26 @@ def output_specs(
 @contextmanager
 def any_sizes() -> Iterator[None]:
     """Trace without telling size 1 from others, or the program would not be good for size 1."""
-    determined = torch._C._conv_determine_backend_memory_format
 
-    def unguarded(x: Tensor, *others: Any) -> Any:
-        # Which layout a convolution's result has is asked by its sizes: one of size 1 has any. The
-        # program does not depend on it: it has no view, and no strides.
-        sizes: Sequence[int | torch.SymInt] = x.shape
-        size = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
-        if size is None:
-            return determined(x, *others)
-        with size.node.shape_env.suppress_guards():
-            return determined(x, *others)
+    def unguarded(ask: Callable[..., Any]) -> Callable[..., Any]:
+        # Which kernel a convolution has, and which layout its result, is asked by its sizes: one of
+        # size 1 has any. The program does not depend on it: it has no view, and no strides.
+        def asked(*given: Any, **named: Any) -> Any:
+            x: Tensor = named["input"] if "input" in named else given[0]
+            sizes: Sequence[int | torch.SymInt] = x.shape
+            size = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+            if size is None:
+                return ask(*given, **named)
+            with size.node.shape_env.suppress_guards():
+                return ask(*given, **named)
 
-    with (
-        symbolic_config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
-        mock.patch.object(torch._C, "_conv_determine_backend_memory_format", unguarded),
-    ):
+        return asked
+
+    with ExitStack() as patched:
+        patched.enter_context(symbolic_config.patch(backed_size_oblivious=True))  # type: ignore[attr-defined]
+        for name in ("_conv_determine_backend_memory_format", "_select_conv_backend"):
+            ask = getattr(torch._C, name)
+            patched.enter_context(mock.patch.object(torch._C, name, unguarded(ask)))
         yield
 
 
