@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._decomp import decomposition_table
 
 from fuseport.exporter.formats._lowering import Table
 
@@ -35,9 +36,12 @@ def _shaped(t: Tensor, dim: int) -> Tensor:
 def even(node: fx.Node) -> bool:
     """Whether a node of `ADAPTIVE` has windows of one length, which torch.onnx itself takes.
 
-    But not averages in three dimensions.
+    But not averages in three dimensions; and maxima in two and three only if torch decomposes them,
+    as it does from 2.13 on.
     """
     x, counts, *_ = node.args
+    if node.target in _MAXIMA and node.target not in decomposition_table:
+        return False
     if ADAPTIVE[node.target] is _adaptive_avg_pool and len(counts) == 3:  # type: ignore[arg-type]
         return False
     sizes = x.meta["val"].shape[-len(counts) :]  # type: ignore[union-attr, arg-type]
@@ -215,6 +219,8 @@ def _avg_pool_of_divisor(
     mean = total / (divisor_override or math.prod(kernel))
     return mean if x.dim() == axes + 2 else mean.squeeze(0)
 
+
+_MAXIMA = (aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 
 ADAPTIVE: Table = {
     aten.adaptive_max_pool1d.default: _adaptive_max_pool(1),

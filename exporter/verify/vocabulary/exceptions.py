@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from fuseport.exporter.verify.vocabulary.report import PlainRow
 
 __all__ = ["EXCEPTIONS", "Stated", "applied", "stated"]
@@ -20,6 +24,7 @@ class Stated:
     Attributes:
         operator, case, runtime, program: of the rows that it is about; patterns of fnmatch.
         reason: why, in a sentence.
+        torch: the versions that it is about, as of a requirement; none are all.
     """
 
     operator: str
@@ -27,6 +32,7 @@ class Stated:
     case: str = "*"
     runtime: str = "*"
     program: str = "*"
+    torch: str = ""
 
     def about(self, row: PlainRow) -> bool:
         """Whether it is about a row."""
@@ -36,7 +42,10 @@ class Stated:
             (row.runtime, self.runtime),
             (row.program, self.program),
         )
-        return all(fnmatchcase(name, pattern) for name, pattern in pairs)
+        here = Version(torch.__version__)
+        return SpecifierSet(self.torch).contains(here, prereleases=True) and all(
+            fnmatchcase(name, pattern) for name, pattern in pairs
+        )
 
 
 _EVALUATOR = "onnx_reference"
@@ -52,6 +61,10 @@ EXCEPTIONS: tuple[Stated, ...] = (
     Stated("gather", _GATHER_END, "last dimension", _EVALUATOR),
     Stated("gather", _GATHER_FEW, "fewer columns", _EVALUATOR),
     Stated("adaptive_max_pool3d", _GATHER_MANY, "no batch", _EVALUATOR),
+    *(
+        Stated("adaptive_max_pool3d", _GATHER_MANY, case, _EVALUATOR, torch="<2.13")
+        for case in ("to 1", "even windows", "the same size")
+    ),
     Stated("scatter", _GATHER_END, "last dimension", _EVALUATOR, "gradient"),
     Stated("scatter_add", _GATHER_END, "last dimension", _EVALUATOR, "gradient"),
     Stated("log_softmax", _LOGARITHM, "large values", _EVALUATOR),
