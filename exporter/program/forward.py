@@ -146,7 +146,7 @@ def any_sizes() -> Iterator[None]:
         yield
 
 
-_one_layer_lstm = decompositions.one_layer_lstm
+_one_layer_lstm: Any = decompositions.one_layer_lstm
 
 
 def _lstm_layer(x: Tensor, hidden: Sequence[Tensor], *others: Any, **named: Any) -> Any:
