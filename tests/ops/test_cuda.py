@@ -22,6 +22,7 @@ from torch import Tensor
 from fuseport.ops import OPS, build, cuda, ort, registration, support
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
 from fuseport.tests.ops.cuda_on_cpu import stand_in
+from fuseport.tests.ops.tensor_cores import CHUNKED
 
 SPEC = OPS["selective_scan"]
 ROOT = Path(__file__).parent.parent.parent
@@ -38,7 +39,7 @@ PAIRS = [
     for spec in SPECS
     for i, case in enumerate(spec.cases)
     for dtype in [case.dtypes[i % len(case.dtypes)]]
-]
+] + [pytest.param(OPS["ssd_chunk_scan"], case, torch.bfloat16, id=case.name) for case in CHUNKED]
 
 
 def larger(spec: OpSpec) -> list[Case]:
@@ -50,8 +51,14 @@ def larger(spec: OpSpec) -> list[Case]:
     return list(found.values())
 
 
-LARGES = [(spec, case) for spec in SPECS for case in larger(spec)]
-LARGE = [pytest.param(*pair, id=f"{pair[1].operator}-{pair[1].name}") for pair in LARGES]
+# In bfloat16 too, in which kernels may be others.
+LARGE = [
+    pytest.param(spec, case, dtype, id=f"{case.operator}-{case.name}-{dtype}")
+    for spec in SPECS
+    for case in larger(spec)
+    for dtype in dict.fromkeys((case.dtypes[0], torch.bfloat16))
+    if dtype in case.dtypes
+] + [pytest.param(OPS["ssd_chunk_scan"], case, torch.bfloat16, id=case.name) for case in CHUNKED]
 
 
 @pytest.fixture
@@ -291,9 +298,11 @@ def test_a_gpu_is_as_good_as_the_reference(spec: OpSpec, case: Case, dtype: torc
 
 
 @needs_gpu
-@pytest.mark.parametrize(("spec", "case"), LARGE)
-def test_a_gpu_repeats_itself_and_makes_nobody_wait(spec: OpSpec, case: Case) -> None:
-    operator, inputs, cotangents = made(spec, case, case.dtypes[0])
+@pytest.mark.parametrize(("spec", "case", "dtype"), LARGE)
+def test_a_gpu_repeats_itself_and_makes_nobody_wait(
+    spec: OpSpec, case: Case, dtype: torch.dtype
+) -> None:
+    operator, inputs, cotangents = made(spec, case, dtype)
     given = on_gpu(inputs), on_gpu(cotangents)
     run = partial(stand_in.forward_and_backward, spec, call, registered(spec, operator), *given)
     first = run()
@@ -309,9 +318,9 @@ def test_a_gpu_repeats_itself_and_makes_nobody_wait(spec: OpSpec, case: Case) ->
 
 
 @needs_gpu
-@pytest.mark.parametrize(("spec", "case"), LARGE)
-def test_a_cuda_graph_holds_all_passes(spec: OpSpec, case: Case) -> None:
-    operator, inputs, cotangents = made(spec, case, case.dtypes[0])
+@pytest.mark.parametrize(("spec", "case", "dtype"), LARGE)
+def test_a_cuda_graph_holds_all_passes(spec: OpSpec, case: Case, dtype: torch.dtype) -> None:
+    operator, inputs, cotangents = made(spec, case, dtype)
     given = on_gpu(inputs), on_gpu(cotangents)
     run = partial(stand_in.forward_and_backward, spec, call, registered(spec, operator), *given)
     expected = run()
@@ -328,7 +337,7 @@ def test_every_op_with_kernels_is_tested() -> None:
     assert {spec.name for spec in SPECS} == {
         name for name, spec in OPS.items() if support.support(spec)["CUDA"].present
     }
-    tested = {operator.name for spec, case in LARGES for operator in [spec.operator(case.operator)]}
+    tested = {case.operator for spec in SPECS for case in larger(spec)}
     for spec in SPECS:
         of_gradients = {operator.backward for operator in spec.operators}
         for operator in spec.operators:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fuseport.ops import OPS
 from fuseport.ops.spec import Case, OpSpec
-from fuseport.ops.ssd_chunk_scan.cases import _Shape, offset
+from fuseport.ops.ssd_chunk_scan.cases import _Shape
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES, Device, check
+from fuseport.tests.ops.tensor_cores import CHUNKED
 
 ELSEWHERE = "".join(
     path.read_text() for path in Path(__file__).parent.glob("test_*_cuda_on_cpu.py")
@@ -45,17 +46,6 @@ QUICK = [
     # Four numbers at a time, and two blocks of heads in a group.
     Case("packs", "ssd_chunk_scan_gated", _Shape(b=1, l=66, H=10, P=8, N=4, G=2, gated=True).make)
 ]
-# The chunked scan in one kernel, which is bfloat16's: whole tiles, parts of tiles and of segments,
-# rows that cannot be copied at once.
-FUSED = {
-    "tiles": _Shape(b=1, l=130, H=2, P=64, N=128, gated=True),
-    "parts_of_tiles": _Shape(l=70, H=2, P=70, N=65, G=2, gated=True),
-    "segments": _Shape(b=1, l=705, H=2, P=17, N=8),
-    "packed_segments": _Shape(b=1, l=600, P=8, N=72, packed=((0, 0), (1, 3), (2, 192), (3, 590))),
-    "offset": _Shape(
-        b=1, l=66, P=18, N=20, gated=True, layouts=dict.fromkeys(("x", "B", "C", "z"), offset)
-    ),
-}
 Devices = Callable[[OpSpec], Device]
 
 
@@ -79,14 +69,12 @@ def test_kernels_are_as_good_as_the_reference(
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 40])
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.name)
 def test_the_chunked_scan_on_tensor_cores(
-    device_of: Devices, name: str, multiprocessors: int
+    device_of: Devices, case: Case, multiprocessors: int
 ) -> None:
-    shape = FUSED[name]
     device = device_of(OPS["ssd_chunk_scan"])
     device.multiprocessors(multiprocessors)
-    case = Case(name, "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan", shape.make)
     runs = []
     for order in (0, 1, 2):
         device.order(order)
