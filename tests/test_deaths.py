@@ -31,7 +31,7 @@ from fuseport.exporter.verify.subject import Subject, prepare
 # A worker whose jobs end as `DEATHS` says, by their numbers, after the runtime has done them and
 # before the answer is written; each leaves processes behind, one of them in a session of its own.
 WORKER = """
-import ctypes, json, mmap, os, shutil, subprocess, sys, threading, time
+import ctypes, faulthandler, json, mmap, os, shutil, subprocess, sys, threading, time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,9 +58,7 @@ def bus(job):
 
 
 def overflow(job):
-    sys.setrecursionlimit(2**30)
-    deeper = ctypes.CFUNCTYPE(None)(lambda: deeper())
-    deeper()
+    faulthandler._stack_overflow()
 
 
 def memory(job):

@@ -1,6 +1,7 @@
 """Models from checkpoints and from the user's own code, and their conversion to other dtypes."""
 
 import hashlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -124,9 +125,13 @@ def test_a_file_is_run_whatever_its_name(net: Path) -> None:
     assert model.sizes == {"batch": 2}
 
 
-def test_a_file_that_changed_is_run_again(net: Path) -> None:
+def test_a_file_that_changed_is_run_again(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second in which it was run, at the same length: its bytecode would be taken."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    os.utime(net, (10**9, 10**9))
     assert user.model(f"{net}:Net", {}, SPECS).module.first.out_features == 4
     net.write_text(NET.replace("width: int = 4", "width: int = 5"))
+    os.utime(net, (10**9, 10**9))
     assert user.model(f"{net}:Net", {}, SPECS).module.first.out_features == 5
 
 

@@ -230,11 +230,15 @@ ONCE_ONLY = """
 import sys
 from importlib.machinery import ModuleSpec
 
-class Anything(type):
+class Anything:
+    def __init__(self, *given):
+        pass
+    def __call__(self):
+        return self
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return Anything(name, (), {})
+        return Anything()
     def __contains__(self, item):
         return False
 
@@ -248,7 +252,7 @@ class Triton:
         self.done.add(spec.name)
     def exec_module(self, module):
         module.__file__, module.__version__ = "triton", "3.6.0"
-        module.__getattr__ = lambda name: Anything(name, (), {})
+        module.__getattr__ = lambda name: Anything()
 
 sys.meta_path.insert(0, Triton())
 """

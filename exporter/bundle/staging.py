@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from fuseport.exporter.errors import StorageError
 from fuseport.exporter.interrupts import deferred
 
-__all__ = ["replaced", "work_folder", "write_whole"]
+__all__ = ["replaced", "resolved", "work_folder", "write_whole"]
 
 _STAGING = ".staging-"
 _NAME_LIMIT = 200  # bytes of a target's name that its staged file has: with the rest, below 255
@@ -68,6 +68,18 @@ def replaced(target: Path, check: Callable[[], None]) -> Iterator[Path]:
             _close(lock)
 
 
+def resolved(path: Path) -> Path:
+    """What a path points to, be it there or not.
+
+    Raises:
+        OSError, RuntimeError: it points to itself.
+    """
+    found = path.resolve()
+    if found.is_symlink():  # Python 3.13 leaves it so
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return found
+
+
 def write_whole(target: Path, content: bytes) -> None:
     """Write a file: `target` has all of the content, or stays as it was.
 
@@ -78,7 +90,7 @@ def write_whole(target: Path, content: bytes) -> None:
         StorageError: writing failed: no space, no permission, or a folder is there.
     """
     try:
-        target = target.resolve()
+        target = resolved(target)
         if target.exists() and not target.is_file() and not target.is_dir():
             target.write_bytes(content)
             return

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import torch
+from torch._weights_only_unpickler import _get_allowed_globals
 
 __all__ = ["STAND_INS", "STORAGES", "Array", "Boxed", "Namespace", "refused"]
 
@@ -181,7 +182,6 @@ _ALLOWED = frozenset(
                 "tensor_v3",
                 "sparse_tensor",
                 "meta_tensor_no_storage",
-                "nested_tensor",
                 "device_tensor_from_numpy",
                 "device_tensor_from_cpu_tensor",
             )
@@ -192,5 +192,7 @@ _ALLOWED = frozenset(
             if isinstance(v, (torch.dtype, torch.qscheme))
         ),
         *(f"torch.{name}" for name in STORAGES),
+        # Before 2.15.
+        *({"torch._utils._rebuild_nested_tensor"} & _get_allowed_globals().keys()),
     ]
 )

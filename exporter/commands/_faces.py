@@ -119,8 +119,10 @@ def TOLERANCES(command: Command) -> Command:  # noqa: N802
 
 
 def _check_place(path: Path) -> None:
+    from fuseport.exporter.bundle.staging import resolved
+
     try:
-        target = path.resolve()
+        target = resolved(path)
         target.parent.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)

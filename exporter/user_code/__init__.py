@@ -10,8 +10,11 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from os import PathLike
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from fuseport.exporter import shims
 from fuseport.exporter.errors import Missing, UsageError
@@ -102,13 +105,23 @@ def _import_file(said: str, path: Path, *, as_neighbour: bool = False) -> Module
         name = f"user_code_{path.stem}"
         if as_neighbour and _found_by(path.stem) == file:
             name = path.stem
-        spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=inside)
+        spec = importlib.util.spec_from_file_location(
+            name, file, loader=_Loader(name, str(file)), submodule_search_locations=inside
+        )
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # dataclasses, for one, look their module up
         spec.loader.exec_module(module)
     return module
+
+
+class _Loader(SourceFileLoader):
+    """Reads the source always: what changed within a second would be taken for its old bytecode."""
+
+    def path_stats(self, path: str | bytes | PathLike[str]) -> NoReturn:
+        """No time of change, without which no bytecode is looked for or written."""
+        raise OSError
 
 
 def _found_by(name: str) -> Path | None:
