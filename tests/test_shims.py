@@ -226,6 +226,7 @@ def test_torch_does_not_believe_in_the_stand_in_of_triton(first: str, no_triton:
     run_in(no_triton, code.format(first=first))
 
 
+# As triton is, where there is none: its modules can be executed once.
 ONCE_ONLY = """
 import sys
 from importlib.machinery import ModuleSpec
@@ -261,7 +262,8 @@ sys.meta_path.insert(0, Triton())
 @pytest.mark.parametrize("first", ["", "import torch._inductor.runtime.triton_compat"])
 def test_torch_keeps_a_triton_that_is_installed(first: str, tmp_path: Path) -> None:
     """Its libraries cannot be loaded twice; the stand-in has its place for that time."""
-    (tmp_path / "sitecustomize.py").write_text(ONCE_ONLY)
+    if importlib.util.find_spec("triton") is None:
+        (tmp_path / "sitecustomize.py").write_text(ONCE_ONLY)
     code = ASKS_TORCH + "assert has_triton_package()\nimport triton.language\nassert not here()\n"
     run_in(tmp_path, code.format(first=first))
 
