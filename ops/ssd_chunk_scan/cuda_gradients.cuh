@@ -6,6 +6,8 @@
 // are no bfloat16, which are h, g, M and Q, are cut into two parts, since gradients are bfloat16.
 #pragma once
 
+#include <type_traits>
+
 #include "ssd_chunk_scan/cuda_backward.cuh"
 #include "ssd_chunk_scan/cuda_tiles.cuh"
 
@@ -261,38 +263,28 @@ __global__ void __launch_bounds__(THREADS, 2)
       }
 
       // dB_s = Σ_t Q_ts C_t and dC_t = Σ_s Q_ts B_s, beside what went through the states.
+      const auto within = [&](auto transposed, int i, int k, const BFloat16* others, auto& sum) {
+        constexpr bool TRANSPOSED = decltype(transposed)::value;
+        const int row = of_steps + i;
+        const int at = (TRANSPOSED ? k * SIDE + row : row * SIDE + k) * TILE;
+#pragma unroll
+        for (int part = 1; part >= 0; --part) {
+          uint32_t of_Q[4], of_other[4];
+          load_matrices<TRANSPOSED>(of_Q, row_of<TRANSPOSED>(tiles.Q[part] + at, SIDE));
+#pragma unroll
+          for (int half = 0; half < HALVES; ++half) {
+            load_matrices<true>(
+                of_other, row_of<false>(others + k * TILE * ROW + half * HALF + of_states, ROW));
+            add_product(sum[half][i][0], of_Q, of_other[0], of_other[1]);
+            add_product(sum[half][i][1], of_Q, of_other[2], of_other[3]);
+          }
+        }
+      };
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         for (int k = 0; k < TILES; ++k) {
-          const int row = of_steps + i;
-#pragma unroll
-          for (int part = 1; part >= 0; --part) {
-            uint32_t of_Q[4], of_other[4];
-            if (k >= row) {
-              load_matrices<true>(of_Q,
-                                  row_of<true>(tiles.Q[part] + k * TILE * SIDE + row * TILE, SIDE));
-#pragma unroll
-              for (int half = 0; half < HALVES; ++half) {
-                load_matrices<true>(
-                    of_other,
-                    row_of<false>(tiles.C + k * TILE * ROW + half * HALF + of_states, ROW));
-                add_product(dB[half][i][0], of_Q, of_other[0], of_other[1]);
-                add_product(dB[half][i][1], of_Q, of_other[2], of_other[3]);
-              }
-            }
-            if (k <= row) {
-              load_matrices<false>(of_Q,
-                                   row_of<false>(tiles.Q[part] + row * TILE * SIDE + k * TILE, SIDE));
-#pragma unroll
-              for (int half = 0; half < HALVES; ++half) {
-                load_matrices<true>(
-                    of_other,
-                    row_of<false>(tiles.B + k * TILE * ROW + half * HALF + of_states, ROW));
-                add_product(dC[half][i][0], of_Q, of_other[0], of_other[1]);
-                add_product(dC[half][i][1], of_Q, of_other[2], of_other[3]);
-              }
-            }
-          }
+          if (k >= of_steps + i) within(std::true_type{}, i, k, tiles.C, dB);
+          if (k <= of_steps + i) within(std::false_type{}, i, k, tiles.B, dC);
         }
 
       const int t = (int)threadIdx.x % T;

@@ -73,17 +73,22 @@ inline Segments segments_of(const Problem& p) {
   return {span, (chunks + span - 1) / span};
 }
 
+// Calls run(N) with room for so many states as an integral constant.
+template <class Run>
+const char* with_states(const Problem& p, const Run& run) {
+  return p.states <= MOST_STATES / 2 ? run(std::integral_constant<int, MOST_STATES / 2>{})
+                                     : run(std::integral_constant<int, MOST_STATES>{});
+}
+
 template <Walks WALKS, bool BACK>
 const char* run_walk(const Problem& p, const Steps& s, const Segments& segments, const Walk& walk,
                      void* stream) {
-  const auto run = [&](auto states) {
+  return with_states(p, [&](auto states) {
     constexpr int N = decltype(states)::value;
     const int64_t blocks = blocks_of(p, segments.count - (WALKS == Walks::add_up));
     return launch(walk_kernel<N, WALKS, BACK>, blocks, WALK_THREADS, sizeof(WalkTiles<N>), stream,
                   p, s, segments, walk);
-  };
-  return p.states <= MOST_STATES / 2 ? run(std::integral_constant<int, MOST_STATES / 2>{})
-                                     : run(std::integral_constant<int, MOST_STATES>{});
+  });
 }
 
 // Of a group, whose dB and dC a block sums up: fewer where blocks would be too few.
@@ -97,15 +102,12 @@ inline int64_t heads_together(const Problem& p) {
 
 inline const char* run_gradients(const Problem& p, const Steps& s, const Backward& b,
                                  void* stream) {
-  const auto run = [&](auto states) {
+  return with_states(p, [&](auto states) {
     constexpr int N = decltype(states)::value;
-    const int64_t together = heads_together(p);
-    const int64_t parts = (p.heads_per_group() + together - 1) / together;
-    return launch(gradients_kernel<N>, p.batches * p.chunks() * p.groups * parts, THREADS,
-                  sizeof(GradientTiles<N>), stream, p, s, together, b);
-  };
-  return p.states <= HALF ? run(std::integral_constant<int, HALF>{})
-                          : run(std::integral_constant<int, MOST_STATES>{});
+    const int64_t units = p.batches * p.chunks() * p.groups * sums_of_heads(p);
+    return launch(gradients_kernel<N>, units, THREADS, sizeof(GradientTiles<N>), stream, p, s,
+                  heads_together(p), b);
+  });
 }
 
 inline const char* run_carry(const Problem& p, const Steps& s, const Segments& segments,
