@@ -268,6 +268,24 @@ def test_torch_keeps_a_triton_that_is_installed(first: str, tmp_path: Path) -> N
     run_in(tmp_path, code.format(first=first))
 
 
+def test_torch_gets_a_triton_that_is_installed_and_leaves_it_as_it_is(tmp_path: Path) -> None:
+    """What torch imports late asks for triton itself, and may not execute it again."""
+    if importlib.util.find_spec("triton") is None:
+        (tmp_path / "sitecustomize.py").write_text(ONCE_ONLY)
+    (tmp_path / "asks.py").write_text("import triton.language\n")
+    code = (
+        "import fuseport, torch, triton.language\n"
+        "real, spec = triton, triton.__spec__\n"
+        f"torch.__path__.append({str(tmp_path)!r})\n"
+        "with fuseport.shims.installed('triton') as used:\n"
+        "    import torch.asks\n"
+        "    assert torch.asks.triton is real and not used\n"
+        "import triton\n"
+        "assert triton is real and triton.__spec__ is spec\n"
+    )
+    run_in(tmp_path, code)
+
+
 @pytest.fixture
 def no_triton(tmp_path: Path) -> Path:
     """A folder from which Python takes no triton, even if it is installed."""

@@ -172,13 +172,14 @@ class _Lender(Loader):
     """Gives torch a module that has been imported, instead of the stand-in in its place."""
 
     def __init__(self, module: ModuleType) -> None:
-        self._module = module
+        self._module, self._spec = module, module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: it has been executed."""
+        """Executed it has been; only its own spec comes back."""
+        module.__spec__ = self._spec
 
 
 def _root(name: str) -> str:
