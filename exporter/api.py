@@ -347,6 +347,8 @@ def bench(
     """
     opened = open_bundle(Path(bundle))
     chosen = chosen_runtimes(runtime, device)
+    if runtime is not None:
+        refuse(chosen, opened)
     admission.admit(opened, None)
     manifest = opened.manifest
     results: list[Timing] = []

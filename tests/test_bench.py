@@ -146,6 +146,15 @@ def test_without_the_model_there_are_times_and_no_ratios() -> None:
     assert "×" not in text
 
 
+def test_a_runtime_that_nothing_is_for_is_refused_before_the_others_run(
+    lightning_bundle: Path,
+) -> None:
+    told: list[str] = []
+    with pytest.raises(UsageError, match="aot_inductor"):
+        api.bench(lightning_bundle, runtime=["eager", "aot_inductor"], progress=told.append)
+    assert told == []
+
+
 @pytest.mark.parametrize("size", ["length", "length=0", "length=x", "=3", "length=3,"])
 def test_sizes_are_numbers(lightning_bundle: Path, size: str) -> None:
     result = CliRunner().invoke(main, ["bench", str(lightning_bundle), "--size", size])

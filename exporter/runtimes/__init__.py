@@ -8,7 +8,7 @@ underscore are parts of runtimes.
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -22,10 +22,9 @@ __all__ = [
     "Runtime",
     "Session",
     "Unsupported",
+    "confine",
     "devices",
     "get",
-    "prepare",
-    "writable",
 ]
 
 RUNTIMES = tuple(
@@ -115,20 +114,22 @@ def devices(name: str) -> Mapping[str, str | None]:
     return found
 
 
-def prepare(name: str, program: Mapping[str, Any]) -> None:
-    """Compile what a confined child of a runtime needs, for it cannot write to the cache."""
-    prepare = getattr(get(name), "prepare", None)
-    if prepare is not None:
-        prepare(program)
-
-
-def writable(name: str, program: Mapping[str, Any], folder: Path) -> list[Path] | None:
+def confine(name: str, programs: Sequence[Mapping[str, Any]], folder: Path) -> list[Path] | None:
     """What a child of a runtime, with a folder of its own, may write to; None: it is not confined.
 
     A child that runs the user's own code may do what the user may. All others are confined, also
-    where the model came from such code: artifacts are not it.
+    where the model came from such code: artifacts are not it. What they need compiled is compiled
+    now, for they cannot write to the cache.
+
+    Args:
+        name: of the runtime.
+        programs: that the child will run, all of one bundle.
+        folder: the child's own.
     """
     runtime = get(name)
-    if (runtime.FORMAT is None and program.get("code")) or program.get("own_ops"):
+    if any(p.get("own_ops") or (runtime.FORMAT is None and p.get("code")) for p in programs):
         return None
+    if (prepare := getattr(runtime, "prepare", None)) is not None:
+        for program in programs:
+            prepare(program)
     return [folder, *getattr(runtime, "WRITABLE", ())]

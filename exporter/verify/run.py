@@ -109,10 +109,7 @@ def execute(
         file.write_text(json.dumps(content), encoding="utf-8")
         arguments = [worker, str(file)]
         first = waiting[0][1]
-        writable = runtimes.writable(first.runtime, programs(first)["forward"], folder)
-        if writable is not None:
-            for program in programs(first).values():
-                runtimes.prepare(first.runtime, program)
+        writable = runtimes.confine(first.runtime, [*programs(first).values()], folder)
         with Child(arguments, folder / "stderr", limits, writable) as child:
             child.tell("\n" * _AHEAD)
             sound, answered = True, 0
