@@ -1,7 +1,6 @@
 // The causal convolution as operators of torch: schemas, CPU kernels, gradients. No Python in here,
 // so that a C++ program can open the library and run artifacts that use the operators.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -11,6 +10,7 @@
 
 #include "causal_conv1d/binding.hpp"
 #include "causal_conv1d/torch.hpp"
+#include "native/empty.hpp"
 #include "native/layout.hpp"
 
 namespace fuseport::causal_conv1d {
@@ -44,11 +44,11 @@ Gradients backward_cpu(const char* op, const Tensor& dout, const Tensor& dfinal_
   const Inputs inputs(x, weight, bias, initial_states, seq_idx, silu);
   const Problem& p = inputs.problem;
   Tensor dx = empty_as(x), dinitial = initial_states ? inputs.states(x) : Tensor();
-  Tensor dweight = at::empty(weight.sizes(), weight.options());
-  Tensor dbias = at::empty(bias.sizes(), bias.options());
+  Tensor dweight = empty_tensor(weight.sizes(), weight.options());
+  Tensor dbias = empty_tensor(bias.sizes(), bias.options());
   const at::TensorOptions wide = x.options().dtype(at::kDouble);
-  const Tensor weight_parts = at::empty({p.batches, p.channels, p.width}, wide);
-  const Tensor bias_parts = at::empty({p.batches, p.channels}, wide);
+  const Tensor weight_parts = empty_tensor({p.batches, p.channels, p.width}, wide);
+  const Tensor bias_parts = empty_tensor({p.batches, p.channels}, wide);
 
   Backward backward;
   backward.dout = sequence(dout);

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <optional>
 #include <tuple>
 
 #include "causal_conv1d/checks.hpp"
 #include "causal_conv1d/kernel.hpp"
+#include "native/empty.hpp"
 #include "native/torch.hpp"
 
 namespace fuseport::causal_conv1d {
@@ -55,7 +55,7 @@ struct Inputs {
   }
 
   Tensor states(const Tensor& x) const {
-    return at::empty({problem.batches, problem.channels, problem.width - 1}, x.options());
+    return empty_tensor({problem.batches, problem.channels, problem.width - 1}, x.options());
   }
 };
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <optional>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "causal_conv1d_update/kernel.hpp"
 #include "native/checks.hpp"
+#include "native/empty.hpp"
 #include "native/torch.hpp"
 
 namespace fuseport::causal_conv1d_update {
@@ -60,8 +60,8 @@ Outputs update_with(const Start& start, const char* op, const Tensor& x, const T
   check_inputs({op, "x", x}, conv_state, cache_seqlens, weight, bias);
   const Tensor weights = weight.contiguous(), biases = bias.contiguous();
   const Tensor seqlens = cache_seqlens ? cache_seqlens->contiguous() : Tensor();
-  Tensor out = at::empty(x.sizes(), x.options());
-  Tensor new_state = at::empty(conv_state.sizes(), x.options());
+  Tensor out = empty_tensor(x.sizes(), x.options());
+  Tensor new_state = empty_tensor(conv_state.sizes(), x.options());
   Problem p;
   p.dtype = dtype_of(x);
   p.wide_weight = weight.scalar_type() != x.scalar_type();

@@ -4,11 +4,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "cross_scan/binding.hpp"
 #include "native/checks.hpp"
+#include "native/empty.hpp"
 #include "native/torch.hpp"
 
 namespace fuseport::cross_scan {
@@ -36,7 +36,7 @@ inline Tensor scan_cpu(const Kernels& k, const char* op, const char* name, const
   check(op, name, x, false);
   const Problem p = problem_of(x);
   const Tensor rows = x.stride(3) == 1 ? x : x.contiguous();
-  Tensor out = at::empty({p.batches, 4, p.channels, p.height, p.width}, x.options());
+  Tensor out = empty_tensor({p.batches, 4, p.channels, p.height, p.width}, x.options());
   const Scan scan{rows.const_data_ptr(), rows.stride(0), rows.stride(1), rows.stride(2),
                   out.mutable_data_ptr()};
   for_each_unit(Host{}, p, [&](int64_t unit) { k.scan(p, scan, unit); });
@@ -48,7 +48,7 @@ inline Tensor merge_cpu(const Kernels& k, const char* op, const char* name, cons
   const Problem p = problem_of(ys);
   const bool whole = ys.stride(4) == 1 && ys.stride(3) == p.width;
   const Tensor walks = whole ? ys : ys.contiguous();
-  Tensor out = at::empty({p.batches, p.channels, p.height, p.width}, ys.options());
+  Tensor out = empty_tensor({p.batches, p.channels, p.height, p.width}, ys.options());
   const Merge merge{walks.const_data_ptr(), walks.stride(0), walks.stride(1), walks.stride(2),
                     out.mutable_data_ptr()};
   for_each_unit(Host{}, p, [&](int64_t unit) { k.merge(p, merge, unit); });

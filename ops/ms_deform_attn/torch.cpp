@@ -1,7 +1,6 @@
 // Deformable attention as operators of torch: schemas, CPU kernels, gradients. No Python in here, so
 // that a C++ program can open the library and run artifacts that use the operators.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -11,6 +10,7 @@
 #include "ms_deform_attn/checks.hpp"
 #include "ms_deform_attn/kernel.hpp"
 #include "ms_deform_attn/torch.hpp"
+#include "native/empty.hpp"
 
 namespace fuseport::ms_deform_attn {
 namespace {
@@ -25,7 +25,7 @@ Tensor attention(const Tensor& value, const Tensor& shapes, const Tensor& starts
   const Inputs inputs(value, shapes, starts, locations, weights);
   check.levels(inputs.shapes, inputs.starts);
   const Problem& p = inputs.problem;
-  const Tensor out = at::empty({p.batches, p.queries, p.heads * p.channels}, value.options());
+  const Tensor out = empty_tensor({p.batches, p.queries, p.heads * p.channels}, value.options());
   run(Host{}, p, Forward{out.mutable_data_ptr()});
   return out;
 }
@@ -39,9 +39,9 @@ Gradients attention_backward(const Tensor& dout, const Tensor& value, const Tens
   const Inputs inputs(value, shapes, starts, locations, weights);
   check.levels(inputs.shapes, inputs.starts);
   const Tensor given = dout.contiguous();
-  const Tensor dvalue = at::empty(value.sizes(), value.options());
-  const Tensor dlocations = at::empty(locations.sizes(), locations.options());
-  const Tensor dweights = at::empty(weights.sizes(), weights.options());
+  const Tensor dvalue = empty_tensor(value.sizes(), value.options());
+  const Tensor dlocations = empty_tensor(locations.sizes(), locations.options());
+  const Tensor dweights = empty_tensor(weights.sizes(), weights.options());
   run(Host{}, inputs.problem,
       Backward{given.const_data_ptr(), dvalue.mutable_data_ptr(), dlocations.mutable_data_ptr(),
                dweights.mutable_data_ptr()});

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+
+#include "native/empty.hpp"
 
 namespace fuseport {
 
@@ -11,9 +12,9 @@ namespace fuseport {
 inline at::Tensor empty_as(const at::Tensor& t) {
   const int64_t b = t.size(0), d = t.size(1), l = t.size(2);
   if (t.stride(2) != 1 && t.stride(1) == 1) {
-    return at::empty({b, l, d}, t.options()).transpose(1, 2);
+    return empty_tensor({b, l, d}, t.options()).transpose(1, 2);
   }
-  return at::empty({b, d, l}, t.options());
+  return empty_tensor({b, d, l}, t.options());
 }
 
 }  // namespace fuseport

@@ -3,11 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 
 #include <cstdint>
 
 #include "native/dtype.hpp"
+#include "native/empty.hpp"
 #include "native/parallel.hpp"
 
 namespace fuseport {
@@ -19,7 +19,7 @@ struct Host {
     char* data() const { return static_cast<char*>(buffer.mutable_data_ptr()); }
   };
 
-  Memory scratch(int64_t bytes) const { return {at::empty({bytes}, at::kByte)}; }
+  Memory scratch(int64_t bytes) const { return {empty_tensor({bytes}, at::kByte)}; }
   int64_t threads_for(int64_t units, int64_t steps) const {
     return fuseport::threads_for(units, steps);
   }

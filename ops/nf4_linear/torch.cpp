@@ -1,13 +1,13 @@
 // The layer for torch: schemas, CPU kernels, autograd. No Python in here, so that a C++ program can
 // open the library and run artifacts that use the operators.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <tuple>
 
+#include "native/empty.hpp"
 #include "nf4_linear/binding.hpp"
 #include "nf4_linear/checks.hpp"
 #include "nf4_linear/torch.hpp"
@@ -34,7 +34,7 @@ std::tuple<Tensor, Tensor> linear_backward(const Tensor& dout, const Tensor& pac
                                            int64_t block_size) {
   Check("nf4_linear_backward", "dout", dout).cotangent(packed, absmax, in_features, block_size);
   const Inputs inputs(dout, packed, absmax, in_features, dout.size(-1), block_size);
-  Tensor dx = empty_rows(dout, in_features), dbias = at::empty({dout.size(-1)}, dout.options());
+  Tensor dx = empty_rows(dout, in_features), dbias = empty_tensor({dout.size(-1)}, dout.options());
   run_backward(Host{}, inputs.problem,
                {inputs.rows, dx.mutable_data_ptr(), dbias.mutable_data_ptr()});
   return {dx, dbias};

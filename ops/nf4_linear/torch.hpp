@@ -2,10 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <vector>
 
+#include "native/empty.hpp"
 #include "native/torch.hpp"
 #include "nf4_linear/binding.hpp"
 #include "nf4_linear/kernel.hpp"
@@ -41,7 +41,7 @@ struct Inputs {
 inline Tensor empty_rows(const Tensor& t, int64_t columns) {
   std::vector<int64_t> sizes = t.sizes().vec();
   sizes.back() = columns;
-  return at::empty(sizes, t.options());
+  return empty_tensor(sizes, t.options());
 }
 
 }  // namespace fuseport::nf4_linear

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <optional>
 #include <tuple>
 #include <vector>
 
+#include "native/empty.hpp"
 #include "native/torch.hpp"
 #include "rms_norm/binding.hpp"
 #include "rms_norm/checks.hpp"
@@ -73,8 +73,8 @@ inline std::tuple<Tensor, Tensor> forward_cpu(const Kernels& k, const char* op, 
   check.inputs(z, weight, eps, group_size);
   const Inputs inputs(x, z, weight, eps, group_size, norm_first);
   const Problem& p = inputs.problem;
-  Tensor out = at::empty(x.sizes(), x.options());
-  Tensor rstd = at::empty(check.groups(group_size), x.options().dtype(check.wide()));
+  Tensor out = empty_tensor(x.sizes(), x.options());
+  Tensor rstd = empty_tensor(check.groups(group_size), x.options().dtype(check.wide()));
   const Forward forward{out.mutable_data_ptr(), rstd.mutable_data_ptr()};
   for_each_unit(Host{}, k, p,
                 [&](int64_t unit, void* scratch) { k.forward(p, forward, unit, scratch); });
@@ -93,10 +93,10 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_cpu(
   const Rows cotangent = inputs.rows(dout);
   const Problem& p = inputs.problem;
   const Tensor saved = rstd.contiguous();
-  Tensor dx = at::empty(x.sizes(), x.options()), dz;
-  if (z) dz = at::empty(x.sizes(), x.options());
-  Tensor dweight = at::empty(weight.sizes(), weight.options());
-  const Tensor parts = at::empty({p.units(), p.channels}, x.options().dtype(at::kDouble));
+  Tensor dx = empty_tensor(x.sizes(), x.options()), dz;
+  if (z) dz = empty_tensor(x.sizes(), x.options());
+  Tensor dweight = empty_tensor(weight.sizes(), weight.options());
+  const Tensor parts = empty_tensor({p.units(), p.channels}, x.options().dtype(at::kDouble));
   const Backward backward{cotangent, saved.const_data_ptr(), dx.mutable_data_ptr(),
                           z ? dz.mutable_data_ptr() : nullptr,
                           parts.mutable_data_ptr<double>()};

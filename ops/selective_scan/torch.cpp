@@ -1,7 +1,6 @@
 // The selective scan as operators of torch: schemas, CPU kernels, gradients. No Python in here, so
 // that a C++ program can open the library and run artifacts that use the operators.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -10,6 +9,7 @@
 #include <optional>
 #include <tuple>
 
+#include "native/empty.hpp"
 #include "native/layout.hpp"
 #include "native/torch.hpp"
 #include "selective_scan/binding.hpp"
@@ -25,7 +25,7 @@ using torch::autograd::variable_list;
 
 // The sum over batches of doubles, or pairs of them, in the shape and dtype of `like`.
 Tensor over_batches(const Tensor& parts, const Tensor& like) {
-  const Tensor total = at::empty(like.sizes(), like.options());
+  const Tensor total = empty_tensor(like.sizes(), like.options());
   const double* from = static_cast<const double*>(parts.const_data_ptr());
   const int64_t batches = parts.size(0), count = total.numel() * (like.is_complex() ? 2 : 1);
   if (c10::toRealValueType(like.scalar_type()) == at::kDouble) {
@@ -43,8 +43,8 @@ Outputs forward_cpu(const char* op, const Tensor& u, const Tensor& delta, const 
   const Inputs inputs(u, delta, A, B, C, D, z, bias, softplus);
   const Problem& p = inputs.problem;
   Tensor out = empty_as(u);
-  Tensor last_state = at::empty({p.batches, p.channels, p.states}, A.options());
-  Tensor chunk_states = at::empty({p.batches, p.saved(), p.states, p.channels}, A.options());
+  Tensor last_state = empty_tensor({p.batches, p.channels, p.states}, A.options());
+  Tensor chunk_states = empty_tensor({p.batches, p.saved(), p.states, p.channels}, A.options());
   const Forward forward{mutable_sequence(out), last_state.mutable_data_ptr(),
                         chunk_states.mutable_data_ptr()};
   const Kernels& k = kernels();
@@ -61,13 +61,13 @@ struct CoefficientGradient {
                       at::TensorOptions wide)
       : like(coefficient) {
     const at::TensorOptions real = wide.dtype(p.dtype == Dtype::float64 ? at::kDouble : at::kFloat);
-    parts = k.varies ? at::empty({p.batches, p.blocks(), p.states, p.row()}, real)
-                     : at::empty({p.batches, p.channels, p.states}, wide);
+    parts = k.varies ? empty_tensor({p.batches, p.blocks(), p.states, p.row()}, real)
+                     : empty_tensor({p.batches, p.channels, p.states}, wide);
   }
 
   Tensor total(const Problem& p) const {
     if (like.dim() == 2) return parts.sum(0).to(like.scalar_type());
-    Tensor result = at::empty(like.sizes(), like.options());
+    Tensor result = empty_tensor(like.sizes(), like.options());
     const SumUnits sum{parts.const_data_ptr(), result.mutable_data_ptr(), groups(like)};
     const int64_t units = sum.units(p);
     parallel(units, threads_for(units, parts.numel()),
@@ -91,9 +91,9 @@ std::array<Tensor, 8> backward_cpu(const char* op, const Tensor& dout, const Ten
   const at::TensorOptions wide = D.options().dtype(at::kDouble);
   const at::TensorOptions wide_A = A.options().dtype(p.complex ? at::kComplexDouble : at::kDouble);
   Tensor du = empty_as(u), ddelta = empty_as(delta), dz = z ? empty_as(*z) : Tensor();
-  Tensor dA = at::empty({p.batches, p.channels, p.states}, wide_A);
-  Tensor dD = at::empty({p.batches, p.channels}, wide);
-  Tensor dbias = at::empty({p.batches, p.channels}, wide);
+  Tensor dA = empty_tensor({p.batches, p.channels, p.states}, wide_A);
+  Tensor dD = empty_tensor({p.batches, p.channels}, wide);
+  Tensor dbias = empty_tensor({p.batches, p.channels}, wide);
   const CoefficientGradient dB(p, p.B, B, wide_A), dC(p, p.C, C, wide_A);
 
   Backward backward;

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <optional>
 #include <string>
 #include <tuple>
 
 #include "native/checks.hpp"
+#include "native/empty.hpp"
 #include "native/torch.hpp"
 #include "selective_state_update/kernel.hpp"
 
@@ -83,8 +83,8 @@ Outputs update_with(const Start& start, const char* op, const Tensor& state, con
                     const Tensor& D, const std::optional<Tensor>& z, const Tensor& dt_bias,
                     bool softplus) {
   check(op, state, x, dt, A, B, C, D, z, dt_bias);
-  Tensor out = at::empty(x.sizes(), x.options());
-  Tensor new_state = at::empty(state.sizes(), state.options());
+  Tensor out = empty_tensor(x.sizes(), x.options());
+  Tensor new_state = empty_tensor(state.sizes(), state.options());
   Problem p;
   p.dtype = dtype_of(x);
   p.wide_state = state.scalar_type() == A.scalar_type();

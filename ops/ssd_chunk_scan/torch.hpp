@@ -2,11 +2,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <optional>
 #include <tuple>
 
+#include "native/empty.hpp"
 #include "native/torch.hpp"
 #include "ssd_chunk_scan/kernel.hpp"
 
@@ -67,6 +67,6 @@ struct Inputs {
   }
 };
 
-inline Tensor flat(const Tensor& t) { return at::empty(t.sizes(), t.options()); }
+inline Tensor flat(const Tensor& t) { return empty_tensor(t.sizes(), t.options()); }
 
 }  // namespace fuseport::ssd_chunk_scan

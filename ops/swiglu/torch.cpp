@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "native/checks.hpp"
+#include "native/empty.hpp"
 #include "native/torch.hpp"
 #include "swiglu/kernel.hpp"
 
@@ -83,7 +84,7 @@ std::tuple<Tensor, Tensor> halves(const Tensor& t) {
 
 Tensor forward_cpu(const Tensor& gate, const Tensor& up) {
   const Tensor g = in_rows(gate), u = in_rows(up);
-  Tensor out = at::empty(gate.sizes(), gate.options());
+  Tensor out = empty_tensor(gate.sizes(), gate.options());
   const Problem p = problem_of(g, u);
   const MutableRows to = rows_of(out);
   for_each_unit(Host{}, p, [&](int64_t unit) { kernels().forward(p, to, unit); });
@@ -110,7 +111,8 @@ Gradients swiglu_backward(const Tensor& dout, const Tensor& gate, const Tensor& 
   check_first(check);
   check_like(check, "up", up, "gate's shape", gate.sizes());
   check_like(check, "dout", dout, "the output's shape", gate.sizes());
-  Tensor dgate = at::empty(gate.sizes(), gate.options()), dup = at::empty_like(dgate);
+  Tensor dgate = empty_tensor(gate.sizes(), gate.options());
+  Tensor dup = empty_tensor(gate.sizes(), gate.options());
   backward_cpu(dout, gate, up, dgate, dup);
   return {dgate, dup};
 }
@@ -127,7 +129,7 @@ Tensor packed_backward(const Tensor& dout, const Tensor& x) {
   const Check check{"swiglu_packed_backward", "x", x};
   check_first(check);
   check_like(check, "dout", dout, "the output's shape", half_shape(check));
-  Tensor dx = at::empty(x.sizes(), x.options());
+  Tensor dx = empty_tensor(x.sizes(), x.options());
   auto [dgate, dup] = halves(dx);
   const auto [gate, up] = halves(x);
   backward_cpu(dout, gate, up, dgate, dup);
