@@ -2,8 +2,9 @@
 //
 // The scan is products of matrices, which the host's own library makes, and what lies between them,
 // which is here: it names the products as reference.py does. Everything is computed in float32 or
-// float64. The forward pass in bfloat16 is one kernel, products and all, at no less precision. A chunk has 64 steps, T, those beyond the end being zeros. "By heads" is (b, c, H, T, P),
-// "by groups" (b, c, G, T, H/G, P): there all heads of a group are one matrix.
+// float64. The forward pass in bfloat16 and float16 is one kernel, products and all, at no less
+// precision. A chunk has 64 steps, T, those beyond the end being zeros. "By heads" is
+// (b, c, H, T, P), "by groups" (b, c, G, T, H/G, P): there all heads of a group are one matrix.
 #pragma once
 
 #include "ssd_chunk_scan/kernel.hpp"

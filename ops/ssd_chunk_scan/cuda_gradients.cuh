@@ -1,9 +1,9 @@
-// The backward pass in bfloat16 between the walks: all gradients of a chunk in one kernel, products on
-// tensor cores. Names are those of reference.py; g is the cotangent of the state after the chunk.
+// The backward pass of bfloat16 or float16 between the walks: all gradients of a chunk in one kernel,
+// products on tensor cores. Names are those of reference.py; g is the cotangent of the state after the chunk.
 //
 // A block has some heads of a group, in turn, of one chunk, and sums up their dB and dC, which each of
-// its warps has in registers: of each 64 states 16, and of the chunk half of the steps. Operands that
-// are no bfloat16, which are h, g, M and Q, are cut into two parts, since gradients are bfloat16.
+// its warps has in registers: of each 64 states 16, and of the chunk half of the steps. Operands are
+// bfloat16; h, g, M and Q are cut into two parts, since gradients have no more bits.
 #pragma once
 
 #include <type_traits>
@@ -16,10 +16,10 @@ namespace fuseport::ssd_chunk_scan::cuda {
 constexpr int HALF = 64;  // states that are at once in shared memory
 
 // Tiles in shared memory.
-template <int N>
+template <class Stored, int N>
 struct GradientTiles {
   static constexpr int ROW = N + PAD, SIDE = 64 + PAD;
-  BFloat16 B[T * ROW], C[T * ROW], x[T * SIDE], dy[T * SIDE];
+  Stored B[T * ROW], C[T * ROW], x[T * SIDE], dy[T * SIDE];
   BFloat16 Q[2][T * SIDE];
   BFloat16 state[2][T * SIDE];  // of the columns of x, h or g of some states; then M
   Factors factors;
@@ -51,10 +51,11 @@ FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t fi
 }
 
 // N: states, at most. b.dB and b.dC are sums over the heads of a block.
-template <int N>
+template <class Stored, int N>
 __global__ void __launch_bounds__(THREADS, 2)
     gradients_kernel(Problem p, Steps s, int64_t together, Backward b) {
-  using Tiles = GradientTiles<N>;
+  constexpr int COUNT = PARTS<Stored>;
+  using Tiles = GradientTiles<Stored, N>;
   constexpr int ROW = Tiles::ROW, SIDE = Tiles::SIDE, HALVES = N / HALF;
   FUSEPORT_SHARED(memory);
   Tiles& tiles = *(Tiles*)memory;
@@ -99,9 +100,9 @@ __global__ void __launch_bounds__(THREADS, 2)
       // What goes through the states: w_s g B_s and exp(c_t) hᵀ dy_t, and their like for B.
       const float* const of_g = (const float*)b.dstates + head * size;
       const float* const of_h = (const float*)b.forward.states + head * size;
-      float dx[4][4] = {};
+      float dx[2][2][4] = {};
       double dot = 0;
-      const auto through = [&](const BFloat16* rows, const BFloat16* others, const float* factor,
+      const auto through = [&](const Stored* rows, const Stored* others, const float* factor,
                                int half, float (&sum)[2][2][4], float(*of_step)[T]) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -109,15 +110,13 @@ __global__ void __launch_bounds__(THREADS, 2)
           const int t = (of_steps + i) * TILE;
 #pragma unroll
           for (int k = 0; k < COLUMNS; k += TILE) {
-            uint32_t of_row[4], of_state[4];
-            load_matrices<false>(of_row, row_of<false>(rows + t * SIDE + k, SIDE));
+            uint32_t of_row[COUNT][4], of_state[2][4];
+            load_parts<false>(of_row, row_of<false>(rows + t * SIDE + k, SIDE));
 #pragma unroll
-            for (int part = 1; part >= 0; --part) {
+            for (int part = 0; part < 2; ++part)
               load_matrices<true>(
-                  of_state, row_of<false>(tiles.state[part] + k * SIDE + of_states, SIDE));
-              add_product(product[0], of_row, of_state[0], of_state[1]);
-              add_product(product[1], of_row, of_state[2], of_state[3]);
-            }
+                  of_state[part], row_of<false>(tiles.state[part] + k * SIDE + of_states, SIDE));
+            add_products(product, of_row, of_state);
           }
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -143,17 +142,17 @@ __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < HALF; k += TILE) {
-          uint32_t of_B[4], of_state[4];
-          load_matrices<false>(of_B, row_of<false>(tiles.B + own * TILE * ROW + half * HALF + k, ROW));
+          uint32_t of_B[COUNT][4], of_state[2][4];
+          load_parts<false>(of_B, row_of<false>(tiles.B + own * TILE * ROW + half * HALF + k, ROW));
 #pragma unroll
-          for (int j = 0; j < 2; ++j)
+          for (int j = 0; j < 2; ++j) {
 #pragma unroll
-            for (int part = 1; part >= 0; --part) {
-              load_matrices<false>(
-                  of_state, row_of<true>(tiles.state[part] + (of_x + j * TILE) * SIDE + k, SIDE));
-              add_product(dx[2 * j], of_B, of_state[0], of_state[1]);
-              add_product(dx[2 * j + 1], of_B, of_state[2], of_state[3]);
-            }
+            for (int part = 0; part < 2; ++part)
+              load_matrices<false>(of_state[part], row_of<true>(tiles.state[part] +
+                                                                    (of_x + j * TILE) * SIDE + k,
+                                                                SIDE));
+            add_products(dx[j], of_B, of_state);
+          }
         }
         through(tiles.x, tiles.B, factors.w, half, dB[half], tiles.dw);
       }
@@ -179,17 +178,20 @@ __global__ void __launch_bounds__(THREADS, 2)
         static_assert(TILES == 4);
         float CB[4] = {}, dM[4] = {};
         // Row `lane % 8` of four matrices next to each other.
-        const auto in_a_row = [&](const BFloat16* from, int row) {
+        const auto in_a_row = [&](const Stored* from, int row) {
           return from + (j * 8 + lane % 8) * row + lane / 8 * 8;
         };
-        const auto product = [&](float (&sum)[4], const BFloat16* a, const BFloat16* b, int row,
-                                 int k) {
-          uint32_t of_a[4], of_b[4];
-          load_matrices<false>(of_b, in_a_row(b + k, row));
-          load_matrices<false>(of_a, row_of<false>(a + i * TILE * row + k, row));
-          add_product(sum, of_a, of_b[0], of_b[1]);
-          load_matrices<false>(of_a, row_of<false>(a + i * TILE * row + k + TILE, row));
-          add_product(sum, of_a, of_b[2], of_b[3]);
+        const auto product = [&](float (&sum)[4], const Stored* a, const Stored* b, int row, int k) {
+          uint32_t of_a[COUNT][4], of_b[COUNT][4];
+          load_parts<false>(of_b, in_a_row(b + k, row));
+#pragma unroll
+          for (int next = 0; next < 2; ++next) {
+            load_parts<false>(of_a, row_of<false>(a + i * TILE * row + k + next * TILE, row));
+#pragma unroll
+            for (int both = COUNT * COUNT - 1; both >= 0; --both)
+              add_product(sum, of_a[both / COUNT], of_b[both % COUNT][2 * next],
+                          of_b[both % COUNT][2 * next + 1]);
+          }
         };
 #pragma unroll
         for (int k = 0; k < N; k += 2 * TILE) product(CB, tiles.C, tiles.B, ROW, k);
@@ -233,19 +235,17 @@ __global__ void __launch_bounds__(THREADS, 2)
 
       // dx_s = Σ_t M_ts dy_t + w_s g B_s, with D dy_s.
 #pragma unroll
-      for (int j = 0; j < 16; ++j) dx[j / 4][j % 4] *= factors.w[own * TILE + g + j % 4 / 2 * 8];
+      for (int j = 0; j < 16; ++j) dx[j / 8][j / 4 % 2][j % 4] *= factors.w[own * TILE + g + j % 4 / 2 * 8];
       for (int k = own; k < TILES; ++k)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          uint32_t of_dy[4], of_M[4];
-          load_matrices<true>(of_dy, row_of<false>(tiles.dy + k * TILE * SIDE + of_x + j * TILE, SIDE));
+          uint32_t of_dy[COUNT][4], of_M[2][4];
+          load_parts<true>(of_dy, row_of<false>(tiles.dy + k * TILE * SIDE + of_x + j * TILE, SIDE));
 #pragma unroll
-          for (int part = 1; part >= 0; --part) {
+          for (int part = 0; part < 2; ++part)
             load_matrices<true>(
-                of_M, row_of<true>(tiles.state[part] + k * TILE * SIDE + own * TILE, SIDE));
-            add_product(dx[2 * j], of_M, of_dy[0], of_dy[1]);
-            add_product(dx[2 * j + 1], of_M, of_dy[2], of_dy[3]);
-          }
+                of_M[part], row_of<true>(tiles.state[part] + k * TILE * SIDE + own * TILE, SIDE));
+          add_products(dx[j], of_M, of_dy);
         }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -256,28 +256,26 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           const float D = k < count ? ((const float*)p.D)[h * p.width + q + k] : 0.0f;
-          both[k] = dx[j / 2][j % 2 * 2 + k] + D * to_real(tiles.dy[t * SIDE + q + k]);
+          both[k] = dx[j / 4][j / 2 % 2][j % 2 * 2 + k] + D * to_real(tiles.dy[t * SIDE + q + k]);
         }
         const int64_t at = ((batch * p.length + step + t) * p.heads + h) * p.width + q;
-        store_pack<2>(both, (BFloat16*)b.dx + at, 1, count, at % 2 == 0 && count == 2);
+        store_pack<2>(both, (Stored*)b.dx + at, 1, count, at % 2 == 0 && count == 2);
       }
 
       // dB_s = Σ_t Q_ts C_t and dC_t = Σ_s Q_ts B_s, beside what went through the states.
-      const auto within = [&](auto transposed, int i, int k, const BFloat16* others, auto& sum) {
+      const auto within = [&](auto transposed, int i, int k, const Stored* others, auto& sum) {
         constexpr bool TRANSPOSED = decltype(transposed)::value;
         const int row = of_steps + i;
         const int at = (TRANSPOSED ? k * SIDE + row : row * SIDE + k) * TILE;
+        uint32_t of_Q[2][4], of_other[COUNT][4];
 #pragma unroll
-        for (int part = 1; part >= 0; --part) {
-          uint32_t of_Q[4], of_other[4];
-          load_matrices<TRANSPOSED>(of_Q, row_of<TRANSPOSED>(tiles.Q[part] + at, SIDE));
+        for (int part = 0; part < 2; ++part)
+          load_matrices<TRANSPOSED>(of_Q[part], row_of<TRANSPOSED>(tiles.Q[part] + at, SIDE));
 #pragma unroll
-          for (int half = 0; half < HALVES; ++half) {
-            load_matrices<true>(
-                of_other, row_of<false>(others + k * TILE * ROW + half * HALF + of_states, ROW));
-            add_product(sum[half][i][0], of_Q, of_other[0], of_other[1]);
-            add_product(sum[half][i][1], of_Q, of_other[2], of_other[3]);
-          }
+        for (int half = 0; half < HALVES; ++half) {
+          load_parts<true>(of_other,
+                           row_of<false>(others + k * TILE * ROW + half * HALF + of_states, ROW));
+          add_products(sum[half][i], of_Q, of_other);
         }
       };
 #pragma unroll
@@ -297,7 +295,7 @@ __global__ void __launch_bounds__(THREADS, 2)
       for (int i = 0; i < 4; ++i) read += tiles.read[i][t];
       dot = 0;
       for (int i = 0; i < THREADS / WARP; ++i) dot += tiles.dots[i];
-      finish_steps<BFloat16>(p, b, d, chunk, h, row, column, factors.outer[t] * read, dw, dot,
+      finish_steps<Stored>(p, b, d, chunk, h, row, column, factors.outer[t] * read, dw, dot,
                              tiles.scratch);
     }
     const auto store = [&](const float (&sum)[HALVES][2][2][4], void* to) {

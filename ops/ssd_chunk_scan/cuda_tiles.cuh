@@ -1,5 +1,8 @@
-// Chunks of numbers in shared memory, as bfloat16 for tensor cores.
+// Chunks of numbers in shared memory, of bfloat16 or float16, and what tensor cores are given of them:
+// parts that are bfloat16, of which a float16 is two, so that both are exact.
 #pragma once
+
+#include <type_traits>
 
 #include "ssd_chunk_scan/cuda_steps.cuh"
 
@@ -8,8 +11,16 @@ namespace fuseport::ssd_chunk_scan::cuda {
 constexpr int TILE = 16, TILES = T / TILE, COLUMNS = 64;  // columns of x
 constexpr int PAD = 8;  // numbers between rows: eight rows of 16 bytes in a column are in all banks
 
-FUSEPORT_DEVICE float lower(uint32_t both) { return bits_to_float(both << 16); }
-FUSEPORT_DEVICE float upper(uint32_t both) { return bits_to_float(both & 0xffff0000u); }
+// Of two numbers in 32 bits.
+template <class Stored>
+FUSEPORT_DEVICE float lower(uint32_t both) {
+  return std::is_same_v<Stored, Half> ? half_to_float((uint16_t)both) : bits_to_float(both << 16);
+}
+template <class Stored>
+FUSEPORT_DEVICE float upper(uint32_t both) {
+  return std::is_same_v<Stored, Half> ? half_to_float((uint16_t)(both >> 16))
+                                      : bits_to_float(both & 0xffff0000u);
+}
 
 // Two numbers, each as a sum of COUNT bfloat16, the largest first. What has no finite rest has none.
 template <int COUNT>
@@ -17,8 +28,8 @@ FUSEPORT_DEVICE void cut(float x, float y, uint32_t (&parts)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     parts[i] = floats_to_bfloat16(x, y);
-    x -= lower(parts[i]);
-    y -= upper(parts[i]);
+    x -= lower<BFloat16>(parts[i]);
+    y -= upper<BFloat16>(parts[i]);
     if (!(x - x == 0)) x = 0;
     if (!(y - y == 0)) y = 0;
   }
@@ -27,32 +38,63 @@ FUSEPORT_DEVICE void cut(float x, float y, uint32_t (&parts)[COUNT]) {
 // The address of this lane's row of four matrices of 8 × 8 that make up one of 16 × 16 in shared
 // memory. Registers 0 and 1 get its upper and lower left of a first operand; or, if ACROSS, the left
 // and right of its upper half: a second operand's, or a first's if it is transposed.
-template <bool ACROSS>
-FUSEPORT_DEVICE const BFloat16* row_of(const BFloat16* tile, int row) {
+template <bool ACROSS, class Stored>
+FUSEPORT_DEVICE const Stored* row_of(const Stored* tile, int row) {
   const int lane = (int)threadIdx.x % WARP, half = lane / 16 * 8, other = lane / 8 % 2 * 8;
   return tile + (lane % 8 + (ACROSS ? half : other)) * row + (ACROSS ? other : half);
 }
 
+template <class Stored>
+constexpr int PARTS = std::is_same_v<Stored, Half> ? 2 : 1;
+
+// load_matrices, of numbers that become parts.
+template <bool TRANSPOSED, class Stored>
+FUSEPORT_DEVICE void load_parts(uint32_t (&to)[PARTS<Stored>][4], const Stored* row) {
+  load_matrices<TRANSPOSED>(to[0], row);
+  if constexpr (PARTS<Stored> > 1) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t parts[PARTS<Stored>];
+      cut(lower<Stored>(to[0][i]), upper<Stored>(to[0][i]), parts);
+#pragma unroll
+      for (int part = 0; part < PARTS<Stored>; ++part) to[part][i] = parts[part];
+    }
+  }
+}
+
+// sum += a·b, of 16 × 16 and 16 × 16 in parts; the products of the smallest come first.
+template <int OF_A, int OF_B>
+FUSEPORT_DEVICE void add_products(float (&sum)[2][4], const uint32_t (&a)[OF_A][4],
+                                  const uint32_t (&b)[OF_B][4]) {
+#pragma unroll
+  for (int i = OF_A - 1; i >= 0; --i)
+#pragma unroll
+    for (int j = OF_B - 1; j >= 0; --j) {
+      add_product(sum[0], a[i], b[j][0], b[j][1]);
+      add_product(sum[1], a[i], b[j][2], b[j][3]);
+    }
+}
+
 // Brings the steps of a chunk into a tile of WIDTH columns, of which `columns` are there; zeros
 // beyond. They are there after wait_for_copies and a barrier.
-template <int WIDTH>
+template <int WIDTH, class Stored>
 FUSEPORT_DEVICE void bring(const Strided& s, int64_t batch, int64_t step, int64_t head,
-                           int64_t first, int64_t steps, int64_t columns, BFloat16* to) {
-  constexpr int COUNT = VECTOR<BFloat16>, PACKS = WIDTH / COUNT;
-  const BFloat16* const from = (const BFloat16*)s.data + batch * s.batch + step * s.step +
-                               head * s.head + first * s.column;
+                           int64_t first, int64_t steps, int64_t columns, Stored* to) {
+  constexpr int COUNT = VECTOR<Stored>, PACKS = WIDTH / COUNT;
+  const Stored* const from = (const Stored*)s.data + batch * s.batch + step * s.step +
+                             head * s.head + first * s.column;
   const bool whole = s.column == 1 && s.step % COUNT == 0 && columns % COUNT == 0 &&
-                     (uintptr_t)from % (sizeof(BFloat16) * COUNT) == 0;
+                     (uintptr_t)from % (sizeof(Stored) * COUNT) == 0;
   for (int i = (int)threadIdx.x; i < T * PACKS; i += (int)blockDim.x) {
     const int t = i / PACKS, n = i % PACKS * COUNT;
-    BFloat16* const at = to + t * (WIDTH + PAD) + n;
+    Stored* const at = to + t * (WIDTH + PAD) + n;
     const bool there = t < steps && n < columns;
-    const BFloat16* const source = from + t * s.step + n * s.column;
+    const Stored* const source = from + t * s.step + n * s.column;
     if (whole) {
       copy_later(at, there ? source : from, there);
     } else {
       const int64_t count = there ? columns - n : 0;
-      *(Pack<BFloat16, COUNT>*)at =
+      *(Pack<Stored, COUNT>*)at =
           load_pack<COUNT>(source, s.column, (int)(count < COUNT ? count : COUNT), false);
     }
   }

@@ -1,11 +1,11 @@
-// The walk over the chunks in bfloat16, products on tensor cores and the state in registers: the whole
-// forward pass in one kernel; or, for the backward pass, the states, and their cotangents by a walk
+// The walk over the chunks, products on tensor cores and the state in registers: the whole forward
+// pass of bfloat16 or float16 in one kernel; or, for the backward pass, the states, and their cotangents by a walk
 // back. Names are those of reference.py.
 //
 // A block has 64 columns of one head's x, and walks over the chunks of a segment; each of its warps
 // has the state of 16 columns, as that to which tensor cores add. They multiply bfloat16, as which
-// x, B and C are exact; what is not is cut into parts: M and the state into two, which suffices
-// for out, and w·x into three, which makes states as exact as float32 does. The sums of tensor
+// x, B and C are exact, of float16 as two parts; what is not is cut: M and the state into two, which
+// suffices for out, and w·x into three, which makes states as exact as float32 does. The sums of tensor
 // cores are not rounded but cut off; so those of a chunk are made apart, and then added to the state.
 #pragma once
 
@@ -17,8 +17,9 @@ constexpr int WARPS = 4, WALK_THREADS = WARPS * WARP;
 static_assert(COLUMNS == WARPS * TILE);
 
 // Of one step, in two columns from q on: y with D·x, and with the gate.
+template <class Stored>
 FUSEPORT_DEVICE void finish_pair(const Problem& p, void* to, int64_t batch, int64_t step,
-                                 int64_t h, int64_t q, const BFloat16* x, const float* y) {
+                                 int64_t h, int64_t q, const Stored* x, const float* y) {
   if (step >= p.length || q >= p.width) return;
   const int count = q + 1 < p.width ? 2 : 1;
   const float* const D = (const float*)p.D + h * p.width + q;
@@ -26,23 +27,24 @@ FUSEPORT_DEVICE void finish_pair(const Problem& p, void* to, int64_t batch, int6
 #pragma unroll
   for (int i = 0; i < 2; ++i) out[i] = i < count ? y[i] + D[i] * to_real(x[i]) : 0.0f;
   if (p.z.data) {
-    const BFloat16* const at = (const BFloat16*)p.z.data + batch * p.z.batch + step * p.z.step +
-                               h * p.z.head + q * p.z.column;
+    const Stored* const at = (const Stored*)p.z.data + batch * p.z.batch + step * p.z.step +
+                             h * p.z.head + q * p.z.column;
     const bool whole = count == 2 && p.z.column == 1 && (uintptr_t)at % 4 == 0;
     const auto z = load_pack<2>(at, p.z.column, count, whole);
 #pragma unroll
     for (int i = 0; i < 2; ++i) out[i] *= to_real(z.at[i]) * logistic(to_real(z.at[i]));
   }
   const int64_t at = ((batch * p.length + step) * p.heads + h) * p.width + q;
-  store_pack<2>(out, (BFloat16*)to + at, 1, count, at % 2 == 0 && count == 2);
+  store_pack<2>(out, (Stored*)to + at, 1, count, at % 2 == 0 && count == 2);
 }
 
 // Tiles in shared memory. A chunk's are used while the next's are on their way, but for C, which is
 // free before the states are added to.
-template <int N>
+template <class Stored, int N>
 struct WalkTiles {
   static constexpr int ROW = N + PAD, X_ROW = COLUMNS + PAD, M_ROW = T + PAD;
-  BFloat16 C[T * ROW], B[2][T * ROW], x[2][T * X_ROW], M[2][T * M_ROW];
+  Stored C[T * ROW], B[2][T * ROW], x[2][T * X_ROW];
+  BFloat16 M[2][T * M_ROW];
   Factors factors[2];
 };
 
@@ -53,12 +55,13 @@ enum class Walks {
 };
 
 // N: states, at most. `BACK`: the state's cotangent; dy is in x's place, C in B's, exp(c_t) in w_t's.
-template <int N, Walks WALKS, bool BACK>
+template <class Stored, int N, Walks WALKS, bool BACK>
 __global__ void __launch_bounds__(WALK_THREADS, 2)
     walk_kernel(Problem p, Steps s, Segments segments, Walk walk) {
   constexpr bool OUT = WALKS == Walks::out, ADD_UP = WALKS == Walks::add_up;
   static_assert(!(OUT && BACK));
-  using Tiles = WalkTiles<N>;
+  constexpr int COUNT = PARTS<Stored>;
+  using Tiles = WalkTiles<Stored, N>;
   FUSEPORT_SHARED(memory);
   Tiles& tiles = *(Tiles*)memory;
   const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
@@ -116,8 +119,8 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
         float* const kept = (float*)walk.kept + ((batch * chunks + chunk) * p.heads + h) * size;
         each_of_state([&](int j, int i, int64_t at) { kept[at] = state[j][i]; });
       }
-      BFloat16* const B = tiles.B[chunk % 2];
-      BFloat16* const x = tiles.x[chunk % 2] + warp * TILE;
+      Stored* const B = tiles.B[chunk % 2];
+      Stored* const x = tiles.x[chunk % 2] + warp * TILE;
       Factors& factors = tiles.factors[chunk % 2];
       const Decays<float> d = factors.decays();
       asked.put(factors);
@@ -139,11 +142,10 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
           float CB[2][4] = {};
 #pragma unroll
           for (int k = 0; k < N; k += TILE) {
-            uint32_t of_C[4], of_B[4];
-            load_matrices<false>(of_C, row_of<false>(tiles.C + i * TILE * Tiles::ROW + k, Tiles::ROW));
-            load_matrices<false>(of_B, row_of<true>(B + j * TILE * Tiles::ROW + k, Tiles::ROW));
-            add_product(CB[0], of_C, of_B[0], of_B[1]);
-            add_product(CB[1], of_C, of_B[2], of_B[3]);
+            uint32_t of_C[COUNT][4], of_B[COUNT][4];
+            load_parts<false>(of_C, row_of<false>(tiles.C + i * TILE * Tiles::ROW + k, Tiles::ROW));
+            load_parts<false>(of_B, row_of<true>(B + j * TILE * Tiles::ROW + k, Tiles::ROW));
+            add_products(CB, of_C, of_B);
           }
 #pragma unroll
           for (int half = 0; half < 4; ++half) {
@@ -165,21 +167,20 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
         float y[TILES][2][4] = {};
 #pragma unroll
         for (int k = 0; k < N / TILE; ++k) {
-          uint32_t parts[2][2][2];  // of the columns of x from 0 and 8 on, of the states from 0 and 8 on
+          uint32_t of_state[2][4];  // of the columns of x from 0 and from 8 on, of 8 states each
 #pragma unroll
-          for (int i = 0; i < 4; ++i)
-            cut(state[2 * k + i % 2][i / 2 * 2], state[2 * k + i % 2][i / 2 * 2 + 1],
-                parts[i / 2][i % 2]);
+          for (int i = 0; i < 4; ++i) {
+            uint32_t parts[2];
+            cut(state[2 * k + i % 2][i / 2 * 2], state[2 * k + i % 2][i / 2 * 2 + 1], parts);
+#pragma unroll
+            for (int part = 0; part < 2; ++part) of_state[part][i] = parts[part];
+          }
 #pragma unroll
           for (int i = 0; i < TILES; ++i) {
-            uint32_t of_C[4];
-            load_matrices<false>(
+            uint32_t of_C[COUNT][4];
+            load_parts<false>(
                 of_C, row_of<false>(tiles.C + i * TILE * Tiles::ROW + k * TILE, Tiles::ROW));
-#pragma unroll
-            for (int part = 1; part >= 0; --part)
-#pragma unroll
-              for (int j = 0; j < 2; ++j)
-                add_product(y[i][j], of_C, parts[j][0][part], parts[j][1][part]);
+            add_products(y[i], of_C, of_state);
           }
         }
 #pragma unroll
@@ -188,18 +189,18 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
           for (int j = 0; j < 8; ++j) y[i][j / 4][j % 4] *= factors.outer[i * TILE + g + j % 4 / 2 * 8];
 #pragma unroll
         for (int k = 0; k < TILES; ++k) {
-          uint32_t of_x[4];
-          load_matrices<true>(of_x, row_of<false>(x + k * TILE * Tiles::X_ROW, Tiles::X_ROW));
+          uint32_t of_x[COUNT][4];
+          load_parts<true>(of_x, row_of<false>(x + k * TILE * Tiles::X_ROW, Tiles::X_ROW));
 #pragma unroll
-          for (int i = k; i < TILES; ++i)
+          for (int i = k; i < TILES; ++i) {
+            uint32_t of_M[2][4];
 #pragma unroll
-            for (int part = 1; part >= 0; --part) {
-              uint32_t of_M[4];
-              load_matrices<false>(
-                  of_M, row_of<false>(tiles.M[part] + i * TILE * Tiles::M_ROW + k * TILE, Tiles::M_ROW));
-              add_product(y[i][0], of_M, of_x[0], of_x[1]);
-              add_product(y[i][1], of_M, of_x[2], of_x[3]);
-            }
+            for (int part = 0; part < 2; ++part)
+              load_matrices<false>(of_M[part], row_of<false>(tiles.M[part] + i * TILE * Tiles::M_ROW +
+                                                                 k * TILE,
+                                                             Tiles::M_ROW));
+            add_products(y[i], of_M, of_x);
+          }
         }
 #pragma unroll
         for (int i = 0; i < TILES; ++i)
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
         for (int k = 0; k < 4; ++k) {
           const float* const w = (BACK ? factors.outer : factors.w) + i * TILE + c + k / 2 * 8;
           uint32_t parts[3];
-          cut(lower(of_x[k]) * w[0], upper(of_x[k]) * w[1], parts);
+          cut(lower<Stored>(of_x[k]) * w[0], upper<Stored>(of_x[k]) * w[1], parts);
 #pragma unroll
           for (int part = 0; part < 3; ++part) weighted[i][part][k] = parts[part];
         }
@@ -235,13 +236,9 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
         float added[2][4] = {};
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
-          uint32_t of_B[4];
-          load_matrices<true>(of_B, row_of<false>(B + i * TILE * Tiles::ROW + k * TILE, Tiles::ROW));
-#pragma unroll
-          for (int part = 2; part >= 0; --part) {
-            add_product(added[0], weighted[i][part], of_B[0], of_B[1]);
-            add_product(added[1], weighted[i][part], of_B[2], of_B[3]);
-          }
+          uint32_t of_B[COUNT][4];
+          load_parts<true>(of_B, row_of<false>(B + i * TILE * Tiles::ROW + k * TILE, Tiles::ROW));
+          add_products(added, weighted[i], of_B);
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

@@ -41,7 +41,8 @@ const char* finish_back(const Problem& p, const Steps& s, const Backward& b, voi
 }
 
 bool walks(const Problem& p) {
-  return p.dtype == Dtype::bfloat16 && p.states > 0 && p.states <= MOST_STATES;
+  const bool short_ones = p.dtype == Dtype::bfloat16 || p.dtype == Dtype::float16;
+  return short_ones && p.states > 0 && p.states <= MOST_STATES;
 }
 
 Segments segments(const Problem& p) { return segments_of(p); }

@@ -73,21 +73,25 @@ inline Segments segments_of(const Problem& p) {
   return {span, (chunks + span - 1) / span};
 }
 
-// Calls run(N) with room for so many states as an integral constant.
+// Calls run(Stored{}, N) with room for so many states as an integral constant.
 template <class Run>
 const char* with_states(const Problem& p, const Run& run) {
-  return p.states <= MOST_STATES / 2 ? run(std::integral_constant<int, MOST_STATES / 2>{})
-                                     : run(std::integral_constant<int, MOST_STATES>{});
+  const auto stored_so = [&](auto stored) {
+    return p.states <= MOST_STATES / 2 ? run(stored, std::integral_constant<int, MOST_STATES / 2>{})
+                                       : run(stored, std::integral_constant<int, MOST_STATES>{});
+  };
+  return p.dtype == Dtype::float16 ? stored_so(Half{}) : stored_so(BFloat16{});
 }
 
 template <Walks WALKS, bool BACK>
 const char* run_walk(const Problem& p, const Steps& s, const Segments& segments, const Walk& walk,
                      void* stream) {
-  return with_states(p, [&](auto states) {
+  return with_states(p, [&](auto stored, auto states) {
+    using Stored = decltype(stored);
     constexpr int N = decltype(states)::value;
     const int64_t blocks = blocks_of(p, segments.count - (WALKS == Walks::add_up));
-    return launch(walk_kernel<N, WALKS, BACK>, blocks, WALK_THREADS, sizeof(WalkTiles<N>), stream,
-                  p, s, segments, walk);
+    return launch(walk_kernel<Stored, N, WALKS, BACK>, blocks, WALK_THREADS,
+                  sizeof(WalkTiles<Stored, N>), stream, p, s, segments, walk);
   });
 }
 
@@ -102,11 +106,12 @@ inline int64_t heads_together(const Problem& p) {
 
 inline const char* run_gradients(const Problem& p, const Steps& s, const Backward& b,
                                  void* stream) {
-  return with_states(p, [&](auto states) {
+  return with_states(p, [&](auto stored, auto states) {
+    using Stored = decltype(stored);
     constexpr int N = decltype(states)::value;
     const int64_t units = p.batches * p.chunks() * p.groups * sums_of_heads(p);
-    return launch(gradients_kernel<N>, units, THREADS, sizeof(GradientTiles<N>), stream, p, s,
-                  heads_together(p), b);
+    return launch(gradients_kernel<Stored, N>, units, THREADS, sizeof(GradientTiles<Stored, N>), stream,
+                  p, s, heads_together(p), b);
   });
 }
 

@@ -1,4 +1,4 @@
-"""Cases that CUDA kernels compute on tensor cores, which ops have for bfloat16."""
+"""Cases that CUDA kernels compute on tensor cores, which ops have for bfloat16 and float16."""
 
 import torch
 
@@ -23,7 +23,7 @@ CHUNKED = tuple(
         f"tensor_cores_{name}",
         "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan",
         shape.make,
-        (torch.bfloat16,),
+        (torch.bfloat16, torch.float16),
     )
     for name, shape in _SHAPES.items()
 )

@@ -32,6 +32,11 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is n
 # Torch's own products of matrices are deterministic with it; torch reads it at the first of them.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+TENSOR_CORES = [
+    pytest.param(OPS["ssd_chunk_scan"], case, dtype, id=f"{case.name}-{dtype}")
+    for case in CHUNKED
+    for dtype in case.dtypes
+]
 SPECS = [spec for spec in OPS.values() if spec.has("kernel.cu")]
 # Each case in one of its dtypes, which take turns.
 PAIRS = [
@@ -39,7 +44,7 @@ PAIRS = [
     for spec in SPECS
     for i, case in enumerate(spec.cases)
     for dtype in [case.dtypes[i % len(case.dtypes)]]
-] + [pytest.param(OPS["ssd_chunk_scan"], case, torch.bfloat16, id=case.name) for case in CHUNKED]
+] + TENSOR_CORES
 
 
 def larger(spec: OpSpec) -> list[Case]:
@@ -51,14 +56,14 @@ def larger(spec: OpSpec) -> list[Case]:
     return list(found.values())
 
 
-# In bfloat16 too, in which kernels may be others.
+# In float16 and bfloat16 too, in which kernels may be others.
 LARGE = [
     pytest.param(spec, case, dtype, id=f"{case.operator}-{case.name}-{dtype}")
     for spec in SPECS
     for case in larger(spec)
-    for dtype in dict.fromkeys((case.dtypes[0], torch.bfloat16))
+    for dtype in dict.fromkeys((case.dtypes[0], torch.float16, torch.bfloat16))
     if dtype in case.dtypes
-] + [pytest.param(OPS["ssd_chunk_scan"], case, torch.bfloat16, id=case.name) for case in CHUNKED]
+] + TENSOR_CORES
 
 
 @pytest.fixture

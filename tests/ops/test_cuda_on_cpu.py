@@ -69,16 +69,17 @@ def test_kernels_are_as_good_as_the_reference(
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 40])
+@pytest.mark.parametrize("dtype", CHUNKED[0].dtypes, ids=str)
 @pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.name)
 def test_the_chunked_scan_on_tensor_cores(
-    device_of: Devices, case: Case, multiprocessors: int
+    device_of: Devices, case: Case, dtype: torch.dtype, multiprocessors: int
 ) -> None:
     device = device_of(OPS["ssd_chunk_scan"])
     device.multiprocessors(multiprocessors)
     runs = []
     for order in (0, 1, 2):
         device.order(order)
-        runs.append(check(device, case, torch.bfloat16))
+        runs.append(check(device, case, dtype))
     assert_all_equal(runs)
 
 
