@@ -167,6 +167,14 @@ class TestConnectivity:
         expected = Expected("float32", norms(truth), Norms(1e-8, 1e-8))
         assert judge("grad/b", torch.zeros(3), truth, expected).verdict == "pass"
 
+    def test_in_float64_the_truth_itself_may_be_rounding_alone(self) -> None:
+        truth = torch.tensor([3.4e-17], dtype=torch.float64)
+        candidate = torch.zeros(1, dtype=torch.float64)
+        rounded = Norms(3.0e-17, 3.0e-17)  # an equally good sum that cancels: 0.4e-17
+        for scale, right in ((1.0, "pass"), (1e3, "fail"), (1e17, "fail")):
+            expected = Expected("float64", norms(truth * scale), rounded)
+            assert judge("grad/A", candidate, truth * scale, expected).verdict == right
+
     def test_not_zero_where_the_model_is_exactly_zero_fails(self) -> None:
         truth = torch.zeros(3, dtype=torch.float64)
         found = verdict(torch.tensor([0.0, 1e-30, 0.0]), truth, "grad/w")

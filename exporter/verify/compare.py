@@ -175,11 +175,12 @@ def _accuracy(
     tolerance: Tolerance | None,
 ) -> Judgement:
     scale, baseline = expected.scale, expected.baseline
-    if tolerance is None:
-        bound, rms_bound = _bounds(name, candidate, baseline, scale)
-    else:
+    bound, rms_bound = _bounds(name, candidate, baseline, scale)
+    # A truth in float64 is rounded as often itself: where it should be zero, it is of their size.
+    lost = bound if candidate.dtype == torch.float64 else baseline.max_abs
+    if tolerance is not None:
         bound, rms_bound = tolerance.atol + tolerance.rtol * scale.max_abs, math.inf
-    zero = _zero(candidate, expected)
+    zero = _zero(candidate, expected, lost)
     reason = zero or _inaccurate(candidate, truth, found, Norms(bound, rms_bound), tolerance)
     profile = None
     if zero is None and (reason is not None or truth.numel() <= _MANY):
@@ -199,12 +200,14 @@ def _accuracy(
     )
 
 
-def _zero(candidate: Tensor, expected: Expected) -> str | None:
-    """What is wrong with zeros, which no tolerance pardons: they say that something is cut off."""
+def _zero(candidate: Tensor, expected: Expected, lost: float) -> str | None:
+    """What is wrong with zeros, which no tolerance pardons: they say that something is cut off.
+
+    But not where the truth is no larger than `lost`, and may be rounding alone.
+    """
     scale, baseline = expected.scale, expected.baseline
     vanished = is_zero(candidate)
-    # But not where the truth is lost in rounding anyway.
-    if vanished and scale.max_abs > baseline.max_abs and not expected.zero:
+    if vanished and scale.max_abs > lost and not expected.zero:
         return "exactly zero where the model's is not"
     if not vanished and scale.max_abs == 0.0 and baseline.max_abs == 0.0:
         return "not zero where the model's is exactly zero"
