@@ -178,6 +178,7 @@ def test_a_triton_kernel_says_what_it_is_when_it_is_launched() -> None:
         tl.store(x, tl.load(x))
 
     assert scale_kernel.arg_names == ["x", "n", "BLOCK"]
+    assert [config.kwargs for config in scale_kernel.configs] == [{"BLOCK": 64}]
     assert triton.cdiv(7, 2) == 4
     assert [triton.next_power_of_2(n) for n in (1, 5, 8)] == [1, 8, 8]
     assert tl.constexpr(3) == 3

@@ -285,7 +285,7 @@ def test_a_norm_with_a_gate(cls: Any, before: bool) -> None:
 def block_of(layer: Any, suffix: str, xz: Tensor) -> Tensor:
     """Mamba-1 between its projections, by its definition; (b, d, l)."""
     part = {name: getattr(layer, name + suffix) for name in ("conv1d", "x_proj", "dt_proj", "D")}
-    A_log = layer.A_b_log if suffix else layer.A_log
+    A_log = getattr(layer, f"A{suffix}_log")
     x, z = xz.chunk(2, 1)
     x = conv(x, part["conv1d"].weight[:, 0], part["conv1d"].bias)
     dt, B, C = part["x_proj"](x.mT).split([layer.dt_rank, layer.d_state, layer.d_state], -1)
@@ -317,6 +317,26 @@ def test_a_mamba_layer_and_that_of_vims_fork(kind: str) -> None:
         )  # fmt: skip
         out = out + back[0].flip(-1)
     close(layer(x), layer.out_proj(out.mT) * 0.5)
+
+
+@pytest.mark.parametrize(("options", "mean_of"), [({"nslices": 3}, 1), ({"nframes": 3}, 3)])
+def test_a_mamba_layer_across_slices(options: dict[str, int], mean_of: int) -> None:
+    layer = Mamba(6, 4, bimamba_type="v3", **options).double()
+    x = rand(2, 12, 6)
+    xz = layer.in_proj(x).mT
+    there = [4 * s + i for i in range(4) for s in range(3)]  # the first steps of all slices first
+    back = [there.index(t) for t in range(12)]
+    out = block_of(layer, "", xz) + block_of(layer, "_b", xz.flip(-1)).flip(-1)
+    out = out + block_of(layer, "_s", xz[..., there])[..., back]
+    close(layer(x), layer.out_proj(out.mT / mean_of))
+
+
+def test_a_mamba_layer_of_videomamba_and_one_that_nobody_knows() -> None:
+    both = [Mamba(6, 4, **options) for options in ({"bimamba": True}, {"bimamba_type": "v2"})]
+    assert both[0].state_dict().keys() == both[1].state_dict().keys()
+    assert both[0].bimamba_type == "v2"
+    with pytest.raises(NotImplementedError, match="v9"):
+        Mamba(6, 4, bimamba_type="v9")
 
 
 @pytest.mark.parametrize(

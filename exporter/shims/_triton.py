@@ -1,6 +1,7 @@
 """What Triton's stand-in is made of: kernels that cannot be launched, and placeholders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 __all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]
@@ -11,10 +12,14 @@ class JITFunction:
 
     Args:
         fn: the function that was decorated, or the kernel.
+        configs: of `autotune`; those of the kernel by default.
     """
 
-    def __init__(self, fn: Any) -> None:
+    def __init__(self, fn: Any, configs: Sequence["Config"] | None = None) -> None:
         self.fn: Any = fn.fn if isinstance(fn, JITFunction) else fn
+        if configs is None:
+            configs = fn.configs if isinstance(fn, JITFunction) else ()
+        self.configs = list(configs)
         self.__name__: str = getattr(self.fn, "__name__", "kernel")
         self.__doc__ = self.fn.__doc__
         code = getattr(self.fn, "__code__", None)
@@ -65,9 +70,9 @@ def jit(fn: Any = None, **options: Any) -> Any:
     return JITFunction if fn is None else JITFunction(fn)
 
 
-def autotune(*args: Any, **options: Any) -> Any:
-    """Decorates a kernel."""
-    return JITFunction
+def autotune(configs: Sequence[Config] = (), *args: Any, **options: Any) -> Any:
+    """Decorates a kernel, which keeps the configs."""
+    return partial(JITFunction, configs=configs)
 
 
 def heuristics(*args: Any, **options: Any) -> Any:

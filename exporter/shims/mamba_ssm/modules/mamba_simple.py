@@ -1,4 +1,4 @@
-"""Mamba-1's layer, that of the fork of Vim and VideoMamba included, and its block."""
+"""Mamba-1's layer, those of the forks of Vim, VideoMamba, SegMamba and Vivim included; its block."""
 
 import math
 from collections.abc import Callable
@@ -47,13 +47,16 @@ class Mamba(nn.Module):
         layer_idx: the key of this layer's states when decoding.
         device: of the parameters.
         dtype: of the parameters, but for A_log and D, which are float32.
-        bimamba_type: the fork's: "none"; "v1" scans backward too, with an A of its own; "v2" with
-            parameters of its own throughout.
-        if_divide_out: the fork's: whether v2 takes the mean of both directions, not the sum.
-        init_layer_scale: the fork's: the initial scale of the output, or None for no scale.
+        bimamba_type: Vim's and later forks': "none"; "v1" scans backward too, with an A of its own;
+            "v2" with parameters of its own throughout; "v3" also across slices of the sequence.
+        if_divide_out: Vim's: whether v2 takes the mean of both directions, not the sum.
+        init_layer_scale: Vim's: the initial scale of the output, or None for no scale.
+        nslices: SegMamba's: how many slices v3 goes across.
+        nframes: Vivim's name of it; there v3 takes the mean of the three scans.
+        bimamba: VideoMamba's: whether bimamba_type is "v2".
 
     Raises:
-        NotImplementedError: dt_init is another.
+        NotImplementedError: dt_init or bimamba_type is another.
     """
 
     def __init__(
@@ -77,8 +80,16 @@ class Mamba(nn.Module):
         bimamba_type: str = "none",
         if_divide_out: bool = False,
         init_layer_scale: float | None = None,
+        nslices: int = 5,
+        nframes: int | None = None,
+        bimamba: bool = False,
     ) -> None:
         super().__init__()
+        bimamba_type = "v2" if bimamba else bimamba_type
+        if bimamba_type not in ("none", "v1", "v2", "v3"):
+            raise NotImplementedError(
+                f"bimamba_type is {bimamba_type!r}; it must be none, v1, v2 or v3"
+            )
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.d_model = d_model
         self.d_state = d_state
@@ -90,6 +101,8 @@ class Mamba(nn.Module):
         self.layer_idx = layer_idx
         self.bimamba_type = bimamba_type
         self.if_divide_out = if_divide_out
+        self.nslices = nslices if nframes is None else nframes
+        self._mean_of_three = nframes is not None
         self.init_layer_scale = init_layer_scale
         if init_layer_scale is not None:
             self.gamma = nn.Parameter(init_layer_scale * torch.ones(d_model))
@@ -115,13 +128,16 @@ class Mamba(nn.Module):
         kept(self.dt_proj.bias, "_no_reinit")
         self.A_log = s4d_real(d, d_state, device)
         self.D = kept(nn.Parameter(torch.ones(d, device=device)), "_no_weight_decay")
-        if bimamba_type in ("v1", "v2"):
+        if bimamba_type == "v1":
             self.A_b_log = s4d_real(d, d_state, device)
-        if bimamba_type == "v2":
-            self.conv1d_b = convolution()
-            self.x_proj_b = nn.Linear(d, self.dt_rank + 2 * d_state, bias=False, **factory)
-            self.dt_proj_b = nn.Linear(self.dt_rank, d, bias=True, **factory)
-            self.D_b = kept(nn.Parameter(torch.ones(d, device=device)), "_no_weight_decay")
+        for way in {"v2": ("_b",), "v3": ("_b", "_s")}.get(bimamba_type, ()):
+            x_proj = nn.Linear(d, self.dt_rank + 2 * d_state, bias=False, **factory)
+            D = kept(nn.Parameter(torch.ones(d, device=device)), "_no_weight_decay")
+            setattr(self, f"A{way}_log", s4d_real(d, d_state, device))
+            setattr(self, f"conv1d{way}", convolution())
+            setattr(self, f"x_proj{way}", x_proj)
+            setattr(self, f"dt_proj{way}", nn.Linear(self.dt_rank, d, bias=True, **factory))
+            setattr(self, f"D{way}", D)
         self.out_proj = nn.Linear(d, d_model, bias=bias, **factory)
 
     def forward(self, hidden_states: Tensor, inference_params: Any = None) -> Tensor:
@@ -152,21 +168,33 @@ class Mamba(nn.Module):
         if self.bimamba_type == "v1":
             A_b = -wide(self.A_b_log).exp()
             return bimamba_inner_fn(xz, *inner, *out_proj, A, A_b, D=D, delta_bias=bias)
-        if self.bimamba_type != "v2":
+        if self.bimamba_type == "none":
             return mamba_inner_fn(xz, *inner, *out_proj, A, D=D, delta_bias=bias)
-        out = mamba_inner_fn_no_out_proj(xz, *inner, A, D=D, delta_bias=bias)
-        out_b = mamba_inner_fn_no_out_proj(
-            xz.flip(-1),
-            self.conv1d_b.weight,
-            self.conv1d_b.bias,
-            self.x_proj_b.weight,
-            self.dt_proj_b.weight,
-            -wide(self.A_b_log).exp(),
-            D=wide(self.D_b),
-            delta_bias=wide(self.dt_proj_b.bias),
+        out = self._one_way(xz, "") + self._one_way(xz.flip(-1), "_b").flip(-1)
+        mean_of = 2 if self.if_divide_out else 1
+        if self.bimamba_type == "v3":
+            # The steps of all slices at the first place, then of all at the second, and so on.
+            slices = (self.nslices, xz.shape[-1] // self.nslices)
+            across = xz.unflatten(-1, slices).mT.flatten(-2)
+            out = out + self._one_way(across, "_s").unflatten(-1, slices[::-1]).mT.flatten(-2)
+            mean_of = 3 if self._mean_of_three else 1
+        return F.linear(out.mT / mean_of if mean_of > 1 else out.mT, *out_proj)
+
+    def _one_way(self, xz: Tensor, way: str) -> Tensor:
+        conv1d, x_proj, dt_proj, D = (
+            getattr(self, name + way) for name in ("conv1d", "x_proj", "dt_proj", "D")
         )
-        both = (out + out_b.flip(-1)).mT
-        return F.linear(both / 2 if self.if_divide_out else both, *out_proj)
+        A_log = getattr(self, f"A{way}_log")
+        return mamba_inner_fn_no_out_proj(
+            xz,
+            conv1d.weight,
+            conv1d.bias,
+            x_proj.weight,
+            dt_proj.weight,
+            -wide(A_log).exp(),
+            D=wide(D),
+            delta_bias=wide(dt_proj.bias),
+        )
 
     def _with_states(self, hidden_states: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         x, z = self.in_proj(hidden_states).mT.chunk(2, 1)
