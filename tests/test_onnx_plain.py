@@ -80,6 +80,30 @@ def test_outputs_that_are_one_value_keep_their_names(tmp_path: Path) -> None:
     assert torch.equal(found["output"], inputs["input"] + inputs["max"])
 
 
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(1, 3))
+        self.mul = nn.Parameter(torch.full((3,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x - self.get_buffer("mean")) * self.mul
+        return y - y.mean(1, keepdim=True)
+
+
+def test_a_buffer_may_be_called_like_an_operator(tmp_path: Path) -> None:
+    """torch.onnx calls the values of operators after those."""
+    model, x, dy = Centred(), torch.randn(2, 3, requires_grad=True), torch.randn(2, 3)
+    forward = capture_forward(model, {"x": x.detach()}, [TensorSpec("x", "float32", ("batch", 3))])
+    found = run(forward, tmp_path, {"x": x.detach()})
+    given = {"x": x.detach(), "cotangent_output": dy}
+    found |= run(capture_gradient(forward), tmp_path, given)
+    torch.testing.assert_close(found["output"], model(x))
+    model(x).backward(dy)
+    torch.testing.assert_close(found["grad/x"], x.grad)
+    torch.testing.assert_close(found["grad/mul"], model.mul.grad)
+
+
 def test_a_transposed_matrix_times_a_vector_is_right_in_onnx_runtime(tmp_path: Path) -> None:
     """ONNX Runtime itself forgets the transposition."""
     inputs = {"x": torch.randn(3, 2), "v": torch.randn(3)}

@@ -22,6 +22,7 @@ import torch
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
     IdentityEliminationPass,
+    NameFixPass,
     RemoveUnusedFunctionsPass,
     RemoveUnusedNodesPass,
     RemoveUnusedOpsetsPass,
@@ -142,6 +143,8 @@ def _translate(
     ):
         clean(model)
     _part_outputs(model, program)
+    # torch names a value after its operator, though a buffer or parameter be called `mean` too.
+    NameFixPass()(model)
     left = {value for node in model.graph for value in node.outputs}
     named = {node: str(value.name) for node, value in values.items() if value in left}
     outputs = zip(program.exported.graph_signature.user_outputs, program.outputs, strict=True)
