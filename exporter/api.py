@@ -147,10 +147,12 @@ def export(
         built, more = tried(built, seed)
         notes += more
         captured = list(capture(built, programs, seed, progress))
-        cases, dropped = _planned(built, captured, seed)
+        cases, dropped, conditions = _planned(built, captured, seed)
         with staged(target, force=force) as (folder, manifest):
             save_file(_state(built), folder / WEIGHTS)
             manifest |= describe(loaded, built, captured, (*notes, *dropped), seed)
+            for entry, found in conditions.items():
+                manifest["programs"][entry]["conditions"] = found
             if own is not None and (noted := own.noted(manifest["ops"])):
                 manifest["own_ops"] = noted
             manifest["libraries"], without = libraries.pack(manifest, folder)
@@ -395,10 +397,11 @@ def bench(
 
 def _planned(
     model: Model, captured: Sequence[Program], seed: int
-) -> tuple[list[plan.Case], list[str]]:
-    """The cases of each entry that its program holds for, and a sentence on each other one."""
+) -> tuple[list[plan.Case], list[str], dict[str, list[str]]]:
+    """The cases of each entry that its program holds for, a sentence on others, and why."""
     cases: list[plan.Case] = []
     notes: list[str] = []
+    conditions: dict[str, list[str]] = {}
     for program in captured:
         if program.kind != "gradient":  # which takes the forward program's inputs
             called = at(model, program.kind)
@@ -406,7 +409,10 @@ def _planned(
             kept, dropped = plan.admitted(planned, program.admits)
             cases += kept
             notes += dropped
-    return cases, notes
+            if found := [*dict.fromkeys(c for p in planned for c in program.violated(p.sizes))]:
+                conditions[program.kind] = found
+                notes.append(plan.conditional(program.kind, found))
+    return cases, notes, conditions
 
 
 def _needed(

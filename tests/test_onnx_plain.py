@@ -66,6 +66,34 @@ def test_resampling_holds_at_other_sizes_than_those_of_the_export(
         torch.testing.assert_close(found["grad/input"], dx)
 
 
+LABELLED = {
+    "sort": lambda x: torch.sort(x, -1)[0],
+    "stable sort of ties, down": lambda x: x.gather(
+        1, torch.sort(x.detach().round(), dim=1, descending=True, stable=True)[1]
+    ),
+    "einsum that broadcasts": lambda x: torch.einsum("bchw,bdw->bchwd", x[:, :1], x[:, :, 0]),
+    "einsum that does not": lambda x: torch.einsum("bchw,bcw->bhc", x, x[:, :, 0]),
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_what_torch_onnx_has_no_form_of(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Called(LABELLED[name])
+    forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12)}, [IMAGE])
+    gradient = capture_gradient(forward)
+    for sizes in ((2, 3, 8, 12), (1, 3, 7, 9)):
+        x = torch.randn(sizes, requires_grad=True)
+        y = module(x)
+        dy = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        given = {"input": x.detach()}
+        found = run(forward, tmp_path, given)
+        found |= run(gradient, tmp_path, {**given, "cotangent_output": dy})
+        torch.testing.assert_close(found["output"], y.detach())
+        torch.testing.assert_close(found["grad/input"], dx)
+
+
 def test_outputs_that_are_one_value_keep_their_names(tmp_path: Path) -> None:
     """The gradients of a sum's terms are one cotangent."""
     inputs = {name: torch.randn(2, 3) for name in ("input", "max")}

@@ -10,10 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter import shims
+from fuseport.ops import OPS
+from fuseport.ops.ms_deform_attn import ms_deform_attn
 
 with shims.installed(shims.SHIMS):
     import causal_conv1d
     import causal_conv1d_cuda
+    import MultiScaleDeformableAttention
     import selective_scan_cuda
     import selective_scan_cuda_core
     import selective_scan_cuda_oflex
@@ -317,6 +320,20 @@ def test_a_mamba_layer_and_that_of_vims_fork(kind: str) -> None:
         )  # fmt: skip
         out = out + back[0].flip(-1)
     close(layer(x), layer.out_proj(out.mT) * 0.5)
+
+
+def test_deformable_attention_as_its_extension_has_it() -> None:
+    case = next(case for case in OPS["ms_deform_attn"].cases if case.name == "plain")
+    inputs = case.make(torch.float32, 3)
+    floating = [t.requires_grad_() for t in inputs.values() if t.is_floating_point()]
+    out = MultiScaleDeformableAttention.ms_deform_attn_forward(*inputs.values(), 64)
+    exact = ms_deform_attn(*inputs.values())
+    assert torch.equal(out, exact)
+    dout = torch.randn_like(out)
+    given = [t.detach() for t in inputs.values()]
+    found = MultiScaleDeformableAttention.ms_deform_attn_backward(*given, dout, 64)
+    for mine, right in zip(found, torch.autograd.grad(exact, floating, dout), strict=True):
+        assert torch.equal(mine, right)
 
 
 @pytest.mark.parametrize(("options", "mean_of"), [({"nslices": 3}, 1), ({"nframes": 3}, 3)])

@@ -293,6 +293,25 @@ class TestSample:
         (sample,) = truth.compute(model_of(noisy), [CASE], tmp_path)
         assert sample.unstable == ("noise",)
 
+    def test_what_is_run_twice_adds_in_one_order(self) -> None:
+        """The gradient of `weight[indices]`, of experts for example, else adds in any order."""
+        orders = []
+        for way in baseline.ways(Net(lambda net, x: x), {"x": torch.ones(2)}):
+            with way:
+                orders.append(torch.are_deterministic_algorithms_enabled())
+        assert orders[:3] == [True, True, False]
+        assert not any(orders[2:])
+        assert not torch.are_deterministic_algorithms_enabled()
+
+    def test_a_model_that_writes_into_what_a_gradient_needs_is_told(self, tmp_path: Path) -> None:
+        def normalised(net: Net, x: Tensor) -> Tensor:
+            x = x - x.mean()
+            x /= torch.sqrt(torch.var(x, unbiased=False) + 1e-5)
+            return x * net.w.sum()
+
+        with pytest.raises(ExportFailed, match=r"writes in place .* x = x / y"):
+            truth.compute(model_of(normalised), [CASE], tmp_path)
+
     def test_outputs_that_are_empty_or_scalar(self, tmp_path: Path) -> None:
         def shapes(net: Net, x: Tensor) -> dict[str, Tensor]:
             return {"scalar": x.sum(), "empty": x[:0], "token": x.argmax(-1)}

@@ -111,7 +111,7 @@ def fit(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> FitRep
         said = "; ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
         raise Missing(
             f"{show(source)}: the weights do not fit {type(module).__name__}: {said};"
-            " give a checkpoint of this architecture"
+            " give a checkpoint of this architecture, or the model's own code: --model FILE:NAME"
         )
     state: dict[str, Tensor] = {}
     for group in groups:

@@ -108,19 +108,35 @@ class Program:
         Most hold for all sizes from 1 up. A convolution needs a window's length; a network that
         halves and doubles a length may need an even one; torch takes 2 for granted in places.
         """
+        return not self.violated(sizes)
+
+    def violated(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
+        """What torch took for granted in the capture, and is not so at these sizes; in names."""
         nodes = {node.name: node for node in self.exported.graph.nodes}
-        values = {
-            size.node.expr: sizes[str(dim)]
+        names = {
+            size.node.expr: str(dim)
             for spec, node in zip(
                 self.inputs, self.exported.graph_signature.user_inputs, strict=True
             )
             for dim, size in zip(spec.dims, nodes[str(node)].meta["val"].shape, strict=True)
             if dim in sizes
         }
+        values = {symbol: sizes[name] for symbol, name in names.items()}
         ranges = self.exported.range_constraints
-        guards = [guard.expr.xreplace(values) for guard in shape_env(self.exported).guards]
-        in_range = all(n in ranges[symbol] for symbol, n in values.items() if symbol in ranges)
-        return in_range and sympy.false not in guards
+        outside = [
+            f"{ranges[symbol].lower} <= {names[symbol]} <= {ranges[symbol].upper}"
+            for symbol, size in values.items()
+            if symbol in ranges and size not in ranges[symbol]
+        ]
+        wrong = [
+            guard.expr
+            for guard in shape_env(self.exported).guards
+            if guard.expr.xreplace(values) == sympy.false
+        ]
+        called = {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
+        return tuple(
+            dict.fromkeys([*outside, *(_in_words(expr.xreplace(called)) for expr in wrong)])
+        )
 
     def state(self, *, requires_grad: bool) -> dict[str, Tensor]:
         """Parameters (as `nn.Parameter`, a tied one once), buffers and constants, by name.
@@ -139,6 +155,12 @@ class Program:
                 value = nn.Parameter(value.detach(), requires_grad=wanted)
             state[spec.target] = value
         return state
+
+
+def _in_words(condition: sympy.Basic) -> str:
+    if isinstance(condition, sympy.core.relational.Relational):
+        return f"{condition.lhs} {condition.rel_op} {condition.rhs}"
+    return str(condition)
 
 
 def entry_of(kind: str) -> Entry:

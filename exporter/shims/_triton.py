@@ -17,9 +17,8 @@ class JITFunction:
 
     def __init__(self, fn: Any, configs: Sequence["Config"] | None = None) -> None:
         self.fn: Any = fn.fn if isinstance(fn, JITFunction) else fn
-        if configs is None:
-            configs = fn.configs if isinstance(fn, JITFunction) else ()
-        self.configs = list(configs)
+        inherited: Sequence[Config] = fn.configs if isinstance(fn, JITFunction) else ()
+        self.configs: list[Config] = list(inherited if configs is None else configs)
         self.__name__: str = getattr(self.fn, "__name__", "kernel")
         self.__doc__ = self.fn.__doc__
         code = getattr(self.fn, "__code__", None)

@@ -11,11 +11,18 @@ _IN_TORCH = {
         "FlashAttn",
         "_flash_attention",
         "memory_efficient_attention",
-        "xformers",
         "sageattn",
     ),
 }
-_SHIMMED = ("selective_scan", "mamba_", "causal_conv1d", "rms_norm", "layer_norm_fn", "triton")
+_SHIMMED = (
+    "selective_scan",
+    "mamba_",
+    "causal_conv1d",
+    "rms_norm",
+    "layer_norm_fn",
+    "triton",
+    "MultiScaleDeformableAttention",
+)
 """Modules that `--shim auto` has a stand-in for, by parts of the names of what is in them."""
 
 

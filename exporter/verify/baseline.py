@@ -3,9 +3,11 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import deterministic
 
 from fuseport.exporter.program import trainable
 
@@ -21,16 +23,33 @@ Inputs = Mapping[str, Tensor]
 def ways(module: nn.Module, inputs: Inputs) -> Iterator[AbstractContextManager[Inputs]]:
     """Contexts to run `module` in, each with the inputs to run it on.
 
-    The first two are one and the same way: what differs between them does not repeat itself. The
-    others use another number of threads, other kernels, and parameters and inputs that are moved
-    within a unit in the last place.
+    The first two are one and the same way, in which sums have one order: what differs between them
+    does not repeat itself. The others use any order, another number of threads, other kernels, and
+    parameters and inputs that are moved within a unit in the last place.
     """
-    yield nullcontext(inputs)
+    yield _repeatable(inputs)
+    yield _repeatable(inputs)
     yield nullcontext(inputs)
     yield _one_thread(inputs)
     yield _other_kernels(inputs)
     for seed in range(_MOVES):
         yield _moved(module, inputs, seed)
+
+
+@contextmanager
+def _repeatable(inputs: Inputs) -> Iterator[Inputs]:
+    """Deterministic algorithms: else the gradient of `weight[indices]` adds in any order."""
+    memory: Any = deterministic  # its flag is a property of the module's own class
+    mode, fills = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that an operator has no such algorithm
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        memory.fill_uninitialized_memory = False
+        try:
+            yield inputs
+        finally:
+            torch.set_deterministic_debug_mode(mode)
+            memory.fill_uninitialized_memory = fills
 
 
 @contextmanager

@@ -8,7 +8,17 @@ from typing import Any, Literal
 from fuseport.exporter import runtimes
 from fuseport.exporter.program import Entry, entry_of
 
-__all__ = ["GIVEN", "REPEATS", "Case", "Job", "admitted", "cases", "jobs", "seeded"]
+__all__ = [
+    "GIVEN",
+    "REPEATS",
+    "Case",
+    "Job",
+    "admitted",
+    "cases",
+    "conditional",
+    "jobs",
+    "seeded",
+]
 
 GIVEN = "as given"
 """The case of the user's own inputs."""
@@ -123,6 +133,14 @@ def admitted(
             at = ", ".join(f"{name} {size}" for name, size in sizes.items())
             kept.append(replace(case, name=f"{case.name}, moved up to {at}", sizes=sizes))
     return tuple(kept), tuple(notes)
+
+
+def conditional(entry: str, conditions: Sequence[str]) -> str:
+    """A sentence on what a program does not hold for; see `Program.violated`."""
+    return (
+        f"{entry}: holds only where {' and '.join(conditions)}, as torch found it at the export's "
+        "sizes; elsewhere its artifacts fail, or give something else unnoticed"
+    )
 
 
 def seeded(

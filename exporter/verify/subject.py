@@ -158,7 +158,11 @@ def prepare(
     manifest = bundle.manifest
     stored = read_all(bundle.folder / "samples")
     samples = stored
-    notes: list[str] = []
+    notes = [
+        plan.conditional(entry, program["conditions"])
+        for entry, program in manifest["programs"].items()
+        if "conditions" in program
+    ]
     rows: list[Row] = []
     rebuilt = True
     spent = spent or Spent()

@@ -191,14 +191,25 @@ def _exact(
         except Exception:  # model code may insist on its dtype with any error
             results = computed(Float64(told_float32=True))
     except Exception as error:
-        raise ExportFailed(
-            "the model does not run in float64, in which truth is computed: "
-            f"{one_line(error)}; make its code take any floating dtype"
-        ) from error
+        raise ExportFailed(_why_no_truth(error)) from error
     for name, value in results.items():
         if value is not None and value.is_floating_point() and value.dtype != torch.float64:
             raise ExportFailed(f"truth of {name} came out as {value.dtype}, not float64")
     return results
+
+
+def _why_no_truth(error: BaseException) -> str:
+    said = one_line(error)
+    if "inplace operation" in said or "in-place operation" in said:
+        return (
+            "autograd cannot differentiate the model with respect to its inputs: "
+            f"{said}. It writes in place into what a gradient needs, which training does not "
+            "notice where inputs need no gradient: write x = x / y instead of x /= y"
+        )
+    return (
+        "the model does not run in float64, in which truth is computed: "
+        f"{said}; make its code take any floating dtype"
+    )
 
 
 def _baseline(

@@ -1,4 +1,4 @@
-"""Mamba-1's layer, those of the forks of Vim, VideoMamba, SegMamba and Vivim included; its block."""
+"""Mamba-1's layer, with the forks of Vim, VideoMamba, SegMamba and Vivim; its block."""
 
 import math
 from collections.abc import Callable
