@@ -33,6 +33,7 @@ constexpr int WIDTH = 16;
 struct F32 {
   using Real = float;
   typedef float Vector __attribute__((vector_size(WIDTH)));
+  typedef double Wide __attribute__((vector_size(2 * WIDTH)));  // as many numbers
   typedef int32_t Integers __attribute__((vector_size(WIDTH)));
   typedef uint32_t Bits __attribute__((vector_size(WIDTH)));
   static constexpr int LANES = WIDTH / 4, MANTISSA = 23, BIAS = 127;
@@ -57,6 +58,7 @@ struct F32 {
 struct F64 {
   using Real = double;
   typedef double Vector __attribute__((vector_size(WIDTH)));
+  typedef Vector Wide;
   typedef int64_t Integers __attribute__((vector_size(WIDTH)));
   typedef uint64_t Bits __attribute__((vector_size(WIDTH)));
   static constexpr int LANES = WIDTH / 8, MANTISSA = 52, BIAS = 1023;

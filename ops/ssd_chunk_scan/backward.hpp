@@ -70,33 +70,36 @@ static void gate_backward(int rows, int64_t width, const BackwardScratch<F>& s) 
 }
 
 // What the matrices of a chunk, M, dM, K and Q, give: s.M; added to s.Q; and of K without its
-// diagonal, which cancels in dc, Σ_s K_ts δ_s in rows and Σ_t K_ts in columns.
+// diagonal, which cancels in dc, Σ_s K_ts δ_s in rows and Σ_t K_ts in columns. Sums of dc over steps
+// are differences of these: in double the same K cancels in them, however it was rounded.
 template <class F>
 static void matrices_backward(const BackwardScratch<F>& s, const typename F::Real* CB, int rows,
-                              typename F::Real* row_sums, typename F::Real* column_sums) {
+                              double* row_sums, double* column_sums) {
   using Real = typename F::Real;
   using Vector = typename F::Vector;
+  using Wide = typename F::Wide;
   const Decays<F>& k = *s.decays;
   memset(s.M, 0, sizeof(Real) * rows * CHUNK);
-  memset(column_sums, 0, sizeof(Real) * CHUNK);
+  memset(row_sums, 0, sizeof(double) * CHUNK);
+  memset(column_sums, 0, sizeof(double) * CHUNK);
   for (int t = 0; t < rows; ++t) {
-    Vector row{};
+    Wide row{};
     for (int c = k.begin(t); c <= t; c += F::LANES) {
       const int64_t at = t * CHUNK + c;
       const Vector between = k.between(t, c), step = load<F>(k.step + c);
       const Vector d = first_lanes<F>(load<F>(s.dM + at), t + 1 - c);
       const Vector products = first_lanes<F>(load<F>(CB + at), t + 1 - c) * between;
       const Vector K = d * products;
-      const Vector past = first_lanes<F>(K, t - c);
-      row += past * step;
-      store<F>(column_sums + c, load<F>(column_sums + c) + past);
+      const Wide past = __builtin_convertvector(first_lanes<F>(K, t - c), Wide);
+      row += past * __builtin_convertvector(step, Wide);
+      Wide column;
+      memcpy(&column, column_sums + c, sizeof column);
+      column += past;
+      memcpy(column_sums + c, &column, sizeof column);
       store<F>(s.M + at, products * step);
       store<F>(s.Q + at, load<F>(s.Q + at) + d * between * step);
     }
-    Real lanes[F::LANES];
-    store<F>(lanes, row);
-    row_sums[t] = 0;
-    for (int i = 0; i < F::LANES; ++i) row_sums[t] += lanes[i];
+    for (int i = 0; i < F::LANES; ++i) row_sums[t] += row[i];
   }
 }
 
@@ -154,7 +157,8 @@ static void head_backward(const Problem& p, const Backward& to, const BackwardSc
   multiply<F>({{s.dy, width, 1}, s.x_transposed, CHUNK, s.dM, CHUNK, rows, (int)CHUNK,
                (int)p.width},
               Zeros::none, true);
-  alignas(64) Real row_sums[CHUNK], column_sums[CHUNK], dstep[CHUNK];
+  alignas(64) double row_sums[CHUNK], column_sums[CHUNK];
+  alignas(64) Real dstep[CHUNK];
   matrices_backward<F>(s, of.CB, rows, row_sums, column_sums);
 
   multiply<F>({{of.B, states, 1}, g, width, s.gB, width, rows, columns, (int)p.states});
@@ -180,11 +184,11 @@ static void head_backward(const Problem& p, const Backward& to, const BackwardSc
     const Real* gB = s.gB + t * width;
     const Real dw = dot<F>(gB, s.x + t * width, width);
     const double weighted = (double)k.weight[t] * (double)dw;
-    dc[t] = (double)row_sums[t] - (double)k.step[t] * (double)column_sums[t] - weighted;
+    dc[t] = row_sums[t] - (double)k.step[t] * column_sums[t] - weighted;
     dc[t] += (double)dot<F>(s.read + t * states, of.C + t * states, states);
     last += weighted;
     const Real diagonal = s.dM[t * CHUNK + t] * of.CB[t * CHUNK + t];  // of K
-    dstep[t] = column_sums[t] + diagonal + k.remaining[t] * dw;
+    dstep[t] = (Real)column_sums[t] + diagonal + k.remaining[t] * dw;
     for (int64_t i = 0; i < states; i += F::LANES)
       store<F>(s.dC + t * states + i,
                load<F>(s.dC + t * states + i) + load<F>(s.read + t * states + i));
