@@ -370,6 +370,14 @@ def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
         pos_embed="pos_embed" in shapes,
         num_classes=shapes.get("classifier.head.weight", (0,))[0],
     )
+    with torch.device("meta"):
+        known = VMamba(config).state_dict()
+    if others := [name for name in tensors if name not in known]:
+        some = ", ".join(show(name, 60) for name in others[:3]) + (", …" if others[3:] else "")
+        raise Missing(
+            f"{show(checkpoint.path)}: like a VMamba, but with {some}, which it has not; give your "
+            "own code with --model module:callable"
+        )
     return asdict(config) | {"assumed": [*assumed, *_settled(checkpoint)]}
 
 
