@@ -226,11 +226,11 @@ std::array<Tensor, 9> backward_cuda(const char* op, const Tensor& dout, const Te
 
   const Tensor dM = at::bmm(dy, work.x.mT());
   Tensor Q = at::empty({work.chunks * p.groups, cuda::parts(p), CHUNK, CHUNK}, work.real);
-  const Tensor rows = at::empty({work.chunks, p.heads, CHUNK}, work.real);
-  const Tensor columns = at::empty_like(rows);
+  const Tensor columns = at::empty({work.chunks, p.heads, CHUNK}, work.real);
+  const Tensor excess = at::empty(columns.sizes(), work.real.dtype(at::kDouble));
   b.dM = dM.mutable_data_ptr();
   b.Q = Q.mutable_data_ptr();
-  b.row_sums = rows.mutable_data_ptr();
+  b.row_excess = excess.mutable_data_ptr<double>();
   b.column_sums = columns.mutable_data_ptr();
   work.check(cuda::mix_back(p, work.steps, b, work.stream));
 

@@ -58,7 +58,9 @@ struct Backward {
   void* dstates = nullptr;
   void* dM = nullptr;      // dy·xᵀ, then M, (b, c, H, T, T)
   void* Q = nullptr;       // of some heads of a group each, (b, c, G, parts, T, T)
-  void* row_sums = nullptr;     // of K·δ, (b, c, H, T)
+  // Of K·δ in rows less δ times K in columns, (b, c, H, T): in double, and without the diagonal, the
+  // same K cancels in sums over steps, however it was rounded.
+  double* row_excess = nullptr;
   void* column_sums = nullptr;  // of K
   // Of no pass of products: parts of dB and dC, real, (b, c, G, sums_of_heads, T, N).
   void *dB = nullptr, *dC = nullptr;

@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) skip_kernel(Problem p, Backwa
 
 constexpr int ROW = T + 1;  // of a tile in shared memory: rows and columns meet each bank once
 
-// A block has some heads of a group of one chunk. It writes M over dM, the sum of their Q, and sums
-// over rows and columns of each K.
+// A block has some heads of a group of one chunk. It writes M over dM, the sum of their Q, and what
+// K is in rows and columns.
 template <class Real>
 __global__ void __launch_bounds__(THREADS, BLOCKS) mix_back_kernel(Problem p, Steps s, Backward b) {
   FUSEPORT_SHARED(memory);
@@ -85,13 +85,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) mix_back_kernel(Problem p, St
         *dM = mixed;
       }
       __syncthreads();
-      if (threadIdx.x < 2 * T) {
-        const int of = (int)threadIdx.x % T;
-        const bool column = threadIdx.x >= T;
-        Real sum = 0;
-        for (int k = 0; k < T; ++k)
-          sum += column ? K[k * ROW + of] : K[of * ROW + k] * delta[k];
-        ((Real*)(column ? b.column_sums : b.row_sums))[head * T + of] = sum;
+      if (threadIdx.x < T) {
+        const int t = (int)threadIdx.x;
+        double row = 0, column = 0;
+        for (int k = 0; k < T; ++k) {
+          row += k < t ? (double)K[t * ROW + k] * (double)delta[k] : 0;
+          column += k > t ? (double)K[k * ROW + t] : 0;
+        }
+        b.row_excess[head * T + t] = row - (double)delta[t] * column;
+        ((Real*)b.column_sums)[head * T + t] = (Real)(column + (double)K[t * ROW + t]);
       }
     }
 #pragma unroll
@@ -108,12 +110,12 @@ FUSEPORT_DEVICE Real over_warp(Real x) {
 
 constexpr int STEPS_SCRATCH = 2 * T + 2 * T / WARP;  // doubles
 
-// Gradients of δ, A and the bias, of one head of one chunk. Thread t < T of a block gives sums over
-// row and column t of K, K's rows times δ, exp(c_t)·dy_tᵀ h C_t and dw_t; all give Σ g h.
+// Gradients of δ, A and the bias, of one head of one chunk. Thread t < T of a block gives the excess
+// of K's row t, the sum of its column, exp(c_t)·dy_tᵀ h C_t and dw_t; all give Σ g h.
 template <class Stored>
 FUSEPORT_DEVICE void finish_steps(const Problem& p, const Backward& b,
                                   const Decays<Real<Stored>>& d, int64_t chunk, int64_t h,
-                                  Real<Stored> row, Real<Stored> column, Real<Stored> read,
+                                  double excess, Real<Stored> column, Real<Stored> read,
                                   Real<Stored> dw, double dot, double* scratch) {
   using Real = cuda::Real<Stored>;
   const int64_t chunks = chunks_of(p), step = chunk % chunks * T + threadIdx.x;
@@ -121,7 +123,7 @@ FUSEPORT_DEVICE void finish_steps(const Problem& p, const Backward& b,
   double *const dc = scratch, *const raised = dc + T, *const sums = raised + T;
   if (t < T) {
     const Real w = d.remaining(t) * d.delta(t);
-    dc[t] = (double)row - (double)(d.delta(t) * column) + (double)read - (double)(w * dw);
+    dc[t] = excess + (double)read - (double)(w * dw);
     raised[t] = (double)(w * dw);
   }
   __syncthreads();
@@ -187,8 +189,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) steps_back_kernel(Problem p, 
     for (int i = 0; i < WARPS; ++i) dot += parts[i];
     const int64_t at = head * T + threadIdx.x % T;
     finish_steps<Stored>(p, b, Decays<Real>(p, s, chunk, h), chunk, h,
-                         ((const Real*)b.row_sums)[at], ((const Real*)b.column_sums)[at],
-                         read[threadIdx.x % T], dw[threadIdx.x % T], dot, scratch);
+                         b.row_excess[at], ((const Real*)b.column_sums)[at], read[threadIdx.x % T],
+                         dw[threadIdx.x % T], dot, scratch);
   }
 }
 

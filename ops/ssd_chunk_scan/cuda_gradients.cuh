@@ -1,9 +1,11 @@
 // The backward pass of bfloat16 or float16 between the walks: all gradients of a chunk in one kernel,
-// products on tensor cores. Names are those of reference.py; g is the cotangent of the state after the chunk.
+// products on tensor cores. Names are those of reference.py; g is the cotangent of the state after
+// the chunk.
 //
 // A block has some heads of a group, in turn, of one chunk, and sums up their dB and dC, which each of
 // its warps has in registers: of each 64 states 16, and of the chunk half of the steps. Operands are
-// bfloat16; h, g, M and Q are cut into two parts, since gradients have no more bits.
+// bfloat16; M and Q are cut into two parts, since the gradients that they make have no more bits, and h
+// and g into three, since those of A and of dt's bias, which are float32, are sums of theirs.
 #pragma once
 
 #include <type_traits>
@@ -20,18 +22,23 @@ template <class Stored, int N>
 struct GradientTiles {
   static constexpr int ROW = N + PAD, SIDE = 64 + PAD;
   Stored B[T * ROW], C[T * ROW], x[T * SIDE], dy[T * SIDE];
-  BFloat16 Q[2][T * SIDE];
+  BFloat16 Q[2][T * SIDE];      // before, the third part of the state
   BFloat16 state[2][T * SIDE];  // of the columns of x, h or g of some states; then M
   Factors factors;
-  float rows[T / 8][T], columns[TILES][T];  // sums of K, of eight columns or a tile's rows
+  // Sums of K without its diagonal, of eight columns or a tile's rows; as for row_excess.
+  double rows[T / 8][T], columns[TILES][T];
+  float diagonal[T];
   float dw[4][T], read[4][T];               // of 16 of each 64 states
   double scratch[STEPS_SCRATCH], dots[THREADS / WARP];
 };
 
+// More than 99 KiB no block of a GPU for desktops can have.
+static_assert(sizeof(GradientTiles<BFloat16, 128>) <= 99 * 1024);
+
 // Brings h or g of a head, 64 states from `first` on, as parts; calls see(i, numbers) with each four.
 template <int SIDE, class See>
 FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t first,
-                                 BFloat16 (&to)[2][T * SIDE], const See& see) {
+                                 BFloat16* const (&to)[3], const See& see) {
   constexpr int COUNT = 4, PACKS = HALF / COUNT;
   const bool whole = p.states % COUNT == 0;
   for (int i = (int)threadIdx.x; i < COLUMNS * PACKS; i += THREADS) {
@@ -42,10 +49,10 @@ FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t fi
     see(at, count, pack);
 #pragma unroll
     for (int k = 0; k < COUNT; k += 2) {
-      uint32_t parts[2];
+      uint32_t parts[3];
       cut(pack.at[k], pack.at[k + 1], parts);
 #pragma unroll
-      for (int part = 0; part < 2; ++part) *(uint32_t*)(to[part] + q * SIDE + n + k) = parts[part];
+      for (int part = 0; part < 3; ++part) *(uint32_t*)(to[part] + q * SIDE + n + k) = parts[part];
     }
   }
 }
@@ -102,6 +109,7 @@ __global__ void __launch_bounds__(THREADS, 2)
       const float* const of_h = (const float*)b.forward.states + head * size;
       float dx[2][2][4] = {};
       double dot = 0;
+      BFloat16* const of_state[3] = {tiles.state[0], tiles.state[1], tiles.Q[0]};
       const auto through = [&](const Stored* rows, const Stored* others, const float* factor,
                                int half, float (&sum)[2][2][4], float(*of_step)[T]) {
 #pragma unroll
@@ -110,13 +118,13 @@ __global__ void __launch_bounds__(THREADS, 2)
           const int t = (of_steps + i) * TILE;
 #pragma unroll
           for (int k = 0; k < COLUMNS; k += TILE) {
-            uint32_t of_row[COUNT][4], of_state[2][4];
+            uint32_t of_row[COUNT][4], parts[3][4];
             load_parts<false>(of_row, row_of<false>(rows + t * SIDE + k, SIDE));
 #pragma unroll
-            for (int part = 0; part < 2; ++part)
-              load_matrices<true>(
-                  of_state[part], row_of<false>(tiles.state[part] + k * SIDE + of_states, SIDE));
-            add_products(product, of_row, of_state);
+            for (int part = 0; part < 3; ++part)
+              load_matrices<true>(parts[part],
+                                  row_of<false>(of_state[part] + k * SIDE + of_states, SIDE));
+            add_products(product, of_row, parts);
           }
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -138,20 +146,20 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
         __syncthreads();
-        bring_state<SIDE>(p, of_g, half * HALF, tiles.state, [](auto...) {});
+        bring_state<SIDE>(p, of_g, half * HALF, of_state, [](auto...) {});
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < HALF; k += TILE) {
-          uint32_t of_B[COUNT][4], of_state[2][4];
+          uint32_t of_B[COUNT][4], parts[2][4];
           load_parts<false>(of_B, row_of<false>(tiles.B + own * TILE * ROW + half * HALF + k, ROW));
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
 #pragma unroll
             for (int part = 0; part < 2; ++part)
-              load_matrices<false>(of_state[part], row_of<true>(tiles.state[part] +
-                                                                    (of_x + j * TILE) * SIDE + k,
-                                                                SIDE));
-            add_products(dx[j], of_B, of_state);
+              load_matrices<false>(parts[part], row_of<true>(of_state[part] +
+                                                                 (of_x + j * TILE) * SIDE + k,
+                                                             SIDE));
+            add_products(dx[j], of_B, parts);
           }
         }
         through(tiles.x, tiles.B, factors.w, half, dB[half], tiles.dw);
@@ -159,7 +167,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
         __syncthreads();
-        bring_state<SIDE>(p, of_h, half * HALF, tiles.state,
+        bring_state<SIDE>(p, of_h, half * HALF, of_state,
                           [&](int64_t at, int count, const Pack<float, 4>& pack) {
 #pragma unroll
                             for (int k = 0; k < 4; ++k)
@@ -197,7 +205,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int k = 0; k < N; k += 2 * TILE) product(CB, tiles.C, tiles.B, ROW, k);
 #pragma unroll
         for (int k = 0; k < COLUMNS; k += 2 * TILE) product(dM, tiles.dy, tiles.x, SIDE, k);
-        float of_row[2] = {}, of_column[2] = {};
+        double of_row[2] = {}, of_column[2] = {};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int t = i * TILE + g + half * 8, from = j * 8 + c;
@@ -210,8 +218,10 @@ __global__ void __launch_bounds__(THREADS, 2)
             const float K = later ? 0.0f : of_dM * of_CB;
             M[k] = later ? 0.0f : of_CB * delta;
             Q[k] = later ? 0.0f : of_dM * L * delta;
-            of_row[half] += K * delta;
-            of_column[k] += K;
+            if (from + k == t) tiles.diagonal[t] = K;
+            const double past = from + k < t ? (double)K : 0;
+            of_row[half] += past * (double)delta;
+            of_column[k] += past;
           }
           uint32_t both[2];
           cut(M[0], M[1], both);
@@ -286,7 +296,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
 
       const int t = (int)threadIdx.x % T;
-      float row = 0, column = 0, dw = 0, read = 0;
+      double row = 0, column = 0;
+      float dw = 0, read = 0;
       for (int i = 0; i < 2 * (t / TILE + 1); ++i) row += tiles.rows[i][t];
       for (int i = t / TILE; i < TILES; ++i) column += tiles.columns[i][t];
 #pragma unroll
@@ -295,8 +306,9 @@ __global__ void __launch_bounds__(THREADS, 2)
       for (int i = 0; i < 4; ++i) read += tiles.read[i][t];
       dot = 0;
       for (int i = 0; i < THREADS / WARP; ++i) dot += tiles.dots[i];
-      finish_steps<Stored>(p, b, d, chunk, h, row, column, factors.outer[t] * read, dw, dot,
-                             tiles.scratch);
+      finish_steps<Stored>(p, b, d, chunk, h, row - (double)d.delta(t) * column,
+                           (float)(column + (double)tiles.diagonal[t]), factors.outer[t] * read, dw,
+                           dot, tiles.scratch);
     }
     const auto store = [&](const float (&sum)[HALVES][2][2][4], void* to) {
 #pragma unroll

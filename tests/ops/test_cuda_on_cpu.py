@@ -18,6 +18,7 @@ from fuseport.ops.spec import Case, OpSpec
 from fuseport.ops.ssd_chunk_scan.cases import _Shape
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES, Device, check
+from fuseport.tests.ops.faint_states import error_of_gradient, faint
 from fuseport.tests.ops.tensor_cores import CHUNKED
 
 ELSEWHERE = "".join(
@@ -81,6 +82,19 @@ def test_the_chunked_scan_on_tensor_cores(
         device.order(order)
         runs.append(check(device, case, dtype))
     assert_all_equal(runs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_of_a_is_exact_where_states_hardly_matter(
+    device_of: Devices, dtype: torch.dtype
+) -> None:
+    spec = OPS["ssd_chunk_scan"]
+    for seed in range(3):
+        inputs, cotangents = faint(dtype, seed)
+        operator = spec.operator("ssd_chunk_scan")
+        found = device_of(spec).forward_and_backward(operator, inputs, cotangents)["dA"]
+        assert found is not None
+        assert error_of_gradient(found, inputs, cotangents) < 3e-6
 
 
 IN_ANY_ORDER = {

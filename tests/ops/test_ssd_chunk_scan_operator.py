@@ -20,6 +20,7 @@ from fuseport.exporter.runtimes._onnxruntime import from_value, to_value
 from fuseport.ops import OPS, onnxruntime_library, register
 from fuseport.ops.spec import FLOATING, Case, Inputs, Operator, OpSpec
 from fuseport.ops.ssd_chunk_scan import shapes, ssd_chunk_scan
+from fuseport.tests.ops.faint_states import error_of_gradient, faint
 
 SPEC = OPS["ssd_chunk_scan"]
 CASE = {case.name: case for case in SPEC.cases}
@@ -92,36 +93,10 @@ def test_strides_of_fake_kernel_and_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_gradient_of_a_is_exact_where_states_hardly_matter(seed: int) -> None:
-    """What lies between steps of a chunk cancels in it, whatever its rounding: models with an x
-    that the skip carries have gradients of A of 1e-8, where plain float32 is off by 1e-5 of that.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    given = {
-        "dout": 0.2 * randn(1, 65, 4, 16),
-        "dfinal_states": torch.zeros(1, 4, 16, 8),
-        "x": 0.004 * randn(1, 65, 4, 16),
-        "dt": 0.1 * randn(1, 65, 4),
-        "A": -torch.arange(1.0, 5.0),
-        "B": 0.003 * randn(1, 65, 1, 8),
-        "C": 0.003 * randn(1, 65, 1, 8),
-        "D": torch.ones(4, 16),
-        "dt_bias": torch.ones(4),
-        "initial_states": torch.zeros(1, 4, 16, 8),
-        "seq_idx": torch.zeros(1, 65, dtype=torch.int32),
-        "dt_limit": torch.tensor([0.0, float("inf")]),
-        "dt_softplus": True,
-    }
-    backward = SPEC.operator("ssd_chunk_scan_backward")
-    wide = [
-        t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for t in given.values()
-    ]
-    exact = backward.reference(*wide)[2]
-    found = torch.ops.fuseport.ssd_chunk_scan_backward(*given.values())[2]
-    assert (found - exact).abs().max() < 2e-6 * exact.abs().max()
+    inputs, cotangents = faint(torch.float32, seed)
+    backward = torch.ops.fuseport.ssd_chunk_scan_backward
+    found = backward(*cotangents.values(), *inputs.values())[2]
+    assert error_of_gradient(found, inputs, cotangents) < 2e-6
 
 
 def test_python_and_native_agree_on_the_chunk() -> None:
