@@ -138,8 +138,8 @@ def admitted(
 def conditional(entry: str, conditions: Sequence[str]) -> str:
     """A sentence on what a program does not hold for; see `Program.violated`."""
     return (
-        f"{entry}: holds only where {' and '.join(conditions)}, as torch found it at the export's "
-        "sizes; elsewhere its artifacts fail, or give something else unnoticed"
+        f"{entry}: compared only where {' and '.join(conditions)}, which torch took for granted; "
+        "elsewhere its artifacts may fail, or give something else unnoticed"
     )
 
 

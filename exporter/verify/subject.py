@@ -158,11 +158,7 @@ def prepare(
     manifest = bundle.manifest
     stored = read_all(bundle.folder / "samples")
     samples = stored
-    notes = [
-        plan.conditional(entry, program["conditions"])
-        for entry, program in manifest["programs"].items()
-        if "conditions" in program
-    ]
+    notes: list[str] = []
     rows: list[Row] = []
     rebuilt = True
     spent = spent or Spent()
@@ -194,6 +190,11 @@ def prepare(
         if sample.refused is not None:
             reason = f"the model itself refuses {sample.case.sizes}: {sample.refused}"
             rows.append(whole("eager", Judgement("unsupported", reason), case=sample.case.name))
+    notes += (
+        plan.conditional(entry, program["conditions"])
+        for entry, program in manifest["programs"].items()
+        if "conditions" in program
+    )
     return Subject(
         bundle,
         {s.case.name: s for s in samples if s.refused is None},
