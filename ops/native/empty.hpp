@@ -14,7 +14,7 @@ namespace fuseport {
 
 // From this size on glibc asks the kernel for fresh memory, and gives it back, each time
 // (DEFAULT_MMAP_THRESHOLD_MAX): a page fault for each 4 KiB takes longer than a kernel's arithmetic.
-constexpr int64_t FRESH_BYTES = 32 << 20;
+constexpr uintptr_t FRESH_BYTES = 32 << 20;
 constexpr uintptr_t HUGE_PAGE_BYTES = 2 << 20;
 
 // An uninitialised tensor. Whole huge pages that lie inside a large one on the CPU are asked for as

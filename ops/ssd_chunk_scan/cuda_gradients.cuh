@@ -118,13 +118,13 @@ __global__ void __launch_bounds__(THREADS, 2)
           const int t = (of_steps + i) * TILE;
 #pragma unroll
           for (int k = 0; k < COLUMNS; k += TILE) {
-            uint32_t of_row[COUNT][4], parts[3][4];
+            uint32_t of_row[COUNT][4], cuts[3][4];
             load_parts<false>(of_row, row_of<false>(rows + t * SIDE + k, SIDE));
 #pragma unroll
             for (int part = 0; part < 3; ++part)
-              load_matrices<true>(parts[part],
+              load_matrices<true>(cuts[part],
                                   row_of<false>(of_state[part] + k * SIDE + of_states, SIDE));
-            add_products(product, of_row, parts);
+            add_products(product, of_row, cuts);
           }
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -150,16 +150,15 @@ __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < HALF; k += TILE) {
-          uint32_t of_B[COUNT][4], parts[2][4];
+          uint32_t of_B[COUNT][4], cuts[2][4];
           load_parts<false>(of_B, row_of<false>(tiles.B + own * TILE * ROW + half * HALF + k, ROW));
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
 #pragma unroll
             for (int part = 0; part < 2; ++part)
-              load_matrices<false>(parts[part], row_of<true>(of_state[part] +
-                                                                 (of_x + j * TILE) * SIDE + k,
-                                                             SIDE));
-            add_products(dx[j], of_B, parts);
+              load_matrices<false>(
+                  cuts[part], row_of<true>(of_state[part] + (of_x + j * TILE) * SIDE + k, SIDE));
+            add_products(dx[j], of_B, cuts);
           }
         }
         through(tiles.x, tiles.B, factors.w, half, dB[half], tiles.dw);

@@ -110,8 +110,8 @@ inline const char* run_gradients(const Problem& p, const Steps& s, const Backwar
     using Stored = decltype(stored);
     constexpr int N = decltype(states)::value;
     const int64_t units = p.batches * p.chunks() * p.groups * sums_of_heads(p);
-    return launch(gradients_kernel<Stored, N>, units, THREADS, sizeof(GradientTiles<Stored, N>), stream,
-                  p, s, heads_together(p), b);
+    return launch(gradients_kernel<Stored, N>, units, THREADS, sizeof(GradientTiles<Stored, N>),
+                  stream, p, s, heads_together(p), b);
   });
 }
 
