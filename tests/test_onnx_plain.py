@@ -33,6 +33,24 @@ def run(program: Program, folder: Path, inputs: Mapping[str, Tensor]) -> dict[st
     return get("onnxruntime").load(file, {}).run(inputs)
 
 
+def assert_holds(function: Callable[..., Tensor], folder: Path) -> None:
+    """Outputs and gradients are eager's, at the sizes of the export and at others."""
+    torch.manual_seed(0)
+    module = Called(function)
+    forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12)}, [IMAGE])
+    gradient = capture_gradient(forward)
+    for sizes in ((2, 3, 8, 12), (1, 3, 7, 9), (3, 3, 5, 16)):
+        x = torch.randn(sizes, requires_grad=True)
+        y = module(x)
+        dy = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        given = {"input": x.detach()}
+        found = run(forward, folder, given)
+        found |= run(gradient, folder, {**given, "cotangent_output": dy})
+        torch.testing.assert_close(found["output"], y.detach())
+        torch.testing.assert_close(found["grad/input"], dx)
+
+
 RESAMPLING = {
     "adaptive max": lambda x: F.adaptive_max_pool2d(x, (2, 3)),
     "adaptive mean": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
@@ -50,23 +68,10 @@ RESAMPLING = {
 def test_resampling_holds_at_other_sizes_than_those_of_the_export(
     name: str, tmp_path: Path
 ) -> None:
-    torch.manual_seed(0)
-    module = Called(RESAMPLING[name])
-    forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12)}, [IMAGE])
-    gradient = capture_gradient(forward)
-    for sizes in ((2, 3, 8, 12), (1, 3, 7, 9), (3, 3, 5, 16)):
-        x = torch.randn(sizes, requires_grad=True)
-        y = module(x)
-        dy = torch.randn_like(y)
-        (dx,) = torch.autograd.grad(y, x, dy)
-        given = {"input": x.detach()}
-        found = run(forward, tmp_path, given)
-        found |= run(gradient, tmp_path, {**given, "cotangent_output": dy})
-        torch.testing.assert_close(found["output"], y.detach())
-        torch.testing.assert_close(found["grad/input"], dx)
+    assert_holds(RESAMPLING[name], tmp_path)
 
 
-LABELLED = {
+FORMS = {
     "sort": lambda x: torch.sort(x, -1)[0],
     "stable sort of ties, down": lambda x: x.gather(
         1, torch.sort(x.detach().round(), dim=1, descending=True, stable=True)[1]
@@ -76,22 +81,9 @@ LABELLED = {
 }
 
 
-@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("name", FORMS)
 def test_what_torch_onnx_has_no_form_of(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module = Called(LABELLED[name])
-    forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12)}, [IMAGE])
-    gradient = capture_gradient(forward)
-    for sizes in ((2, 3, 8, 12), (1, 3, 7, 9)):
-        x = torch.randn(sizes, requires_grad=True)
-        y = module(x)
-        dy = torch.randn_like(y)
-        (dx,) = torch.autograd.grad(y, x, dy)
-        given = {"input": x.detach()}
-        found = run(forward, tmp_path, given)
-        found |= run(gradient, tmp_path, {**given, "cotangent_output": dy})
-        torch.testing.assert_close(found["output"], y.detach())
-        torch.testing.assert_close(found["grad/input"], dx)
+    assert_holds(FORMS[name], tmp_path)
 
 
 def test_outputs_that_are_one_value_keep_their_names(tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
 """What is planned to be compared."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from fuseport.exporter.verify.plan import admitted, cases
+import torch
+
+from fuseport.exporter import api
+from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.verify.plan import admitted, cases, conditional
 
 SIZES = {"batch": 2, "length": 16}
 
@@ -34,3 +39,43 @@ def test_a_case_that_cannot_be_kept_is_said() -> None:
     assert len(kept) + len(notes) == 5
     assert notes
     assert all("not compared" in note for note in notes)
+
+
+PADDED = """
+import torch
+import torch.nn.functional as F
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        length = x.shape[1]
+        missing = -length % 4
+        y = self.up(F.pad(x, (0, 0, 0, missing)).unflatten(1, (-1, 4))).cumsum(2).flatten(1, 2)
+        return y[:, :length] if missing else y
+"""
+
+
+def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
+    """Exported at a multiple of 4, the branch that cuts the padding off is in no artifact."""
+    code = tmp_path / "padded_net.py"
+    code.write_text(PADDED)
+    state = {"up.weight": torch.randn(8, 8), "up.bias": torch.randn(8)}
+    torch.save(state, tmp_path / "w.pth")
+    model = f"{code}:Net"
+    bundle = api.export(
+        tmp_path / "w.pth",
+        tmp_path / "bundle",
+        model=model,
+        inputs=parse_inputs(["x:[batch,length,8]"]),
+        format=["onnx"],
+    )
+    conditions = bundle.manifest["programs"]["forward"]["conditions"]
+    assert any("Mod" in condition and "length" in condition for condition in conditions)
+    note = conditional("forward", conditions)
+    assert note in bundle.manifest["notes"]
+    report = api.verify(bundle.folder, model=model, runtime=["onnxruntime"])
+    assert note in report.notes
+    assert report.exit_code() == 0

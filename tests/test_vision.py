@@ -196,6 +196,7 @@ REFUSED = {
     "weights": (without(VMAMBA, "x_proj_weight"), "another scan"),
     "a projection": (without(VMAMBA, "layers.0.blocks.0.op.in_proj.weight"), "in_proj.weight is"),
     "a downsample": (without(VMAMBA, "downsample.3.bias"), "missing: layers.0.downsample.3.bias"),
+    "a decoder": (more(VMAMBA, layers_up__0__weight=torch.ones(1)), "layers_up.0.weight, which it"),
     "batch norms": (more(VMAMBA, x__running_mean=torch.ones(1)), "batch norms"),
     "a forward type": (
         trained(VMAMBA, config={"MODEL": {"VSSM": {"SSM_FORWARDTYPE": "v052d"}}}, model_ema=None),

@@ -330,7 +330,7 @@ class _Clock:
         self._loaded = False
         self._stopped: _Stopped | None = None
         arguments = ["fuseport.exporter.runtimes._stopwatch", str(file)]
-        writable = runtimes.confine(job.runtime, [entry, request["program"]], folder)
+        writable = runtimes.confine(job.runtime, [request["program"]], folder)
         self._child = Child(arguments, folder / "stderr", limits, writable)
 
     def __enter__(self) -> "_Clock":

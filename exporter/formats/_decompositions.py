@@ -105,9 +105,9 @@ def _in_one_dtype(norm: OpOverload, x: Tensor, *others: Any) -> Any:
 
 def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Any:
     # torch lets a size of 1 stand for any other; ONNX does not.
-    terms = equation.replace(" ", "").split("->")[0].split(",")
     if "." in equation:
         return NotImplemented
+    terms = equation.replace(" ", "").split("->")[0].split(",")
     sizes = [
         pair
         for term, x in zip(terms, operands, strict=True)
@@ -118,18 +118,14 @@ def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Any:
     return aten.einsum.default.decompose(equation, operands) if ones & others else NotImplemented
 
 
-def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+def _sort(
+    x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Tensor, Tensor]:
     # The first of equal values comes first in ONNX's TopK, as in a stable sort.
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, indices = torch.topk(x, x.shape[dim], dim, largest=descending, sorted=True)
     return values, indices
-
-
-def _stable_sort(
-    x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
-) -> tuple[Tensor, Tensor]:
-    return _sort(x, dim, descending)
 
 
 _PRODUCTS = (aten.mv.default, aten.matmul.default)
@@ -371,7 +367,7 @@ _OWN: Table = {
     aten.unbind.int: _unbind,
     aten.einsum.default: _einsum,
     aten.sort.default: _sort,
-    aten.sort.stable: _stable_sort,
+    aten.sort.stable: _sort,
     aten.convolution_backward.default: _convolution_backward,
     **ADDING,
 }

@@ -22,7 +22,7 @@ from fuseport.exporter.errors import Missing
 from fuseport.exporter.models import _vision as vision
 from fuseport.exporter.models._language_model import cast, wide
 from fuseport.exporter.models.model import Model
-from fuseport.exporter.models.weights import unwrap
+from fuseport.exporter.models.weights import some, unwrap
 from fuseport.ops.cross_merge import cross_merge
 from fuseport.ops.cross_scan import cross_scan
 from fuseport.ops.selective_scan import selective_scan
@@ -373,10 +373,9 @@ def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
     with torch.device("meta"):
         known = VMamba(config).state_dict()
     if others := [name for name in tensors if name not in known]:
-        some = ", ".join(show(name, 60) for name in others[:3]) + (", …" if others[3:] else "")
         raise Missing(
-            f"{show(checkpoint.path)}: like a VMamba, but with {some}, which it has not; give your "
-            "own code with --model module:callable"
+            f"{show(checkpoint.path)}: like a VMamba, but with {some(others)}, which it has not; "
+            "give your own code with --model module:callable"
         )
     return asdict(config) | {"assumed": [*assumed, *_settled(checkpoint)]}
 

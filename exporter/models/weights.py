@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
 
-__all__ = ["FitReport", "fit", "unwrap"]
+__all__ = ["FitReport", "fit", "some", "unwrap"]
 
 # Segments that wrappers insert anywhere in a name; no module of a model is called so.
 _WRAPPERS = frozenset(["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
@@ -49,9 +49,9 @@ class FitReport:
         if self.prefix:
             notes.append(f"the prefix {show(self.prefix)} was stripped from the weights' names")
         if self.restored:
-            notes.append(f"restored from the parameter it is tied to: {_some(self.restored)}")
+            notes.append(f"restored from the parameter it is tied to: {some(self.restored)}")
         if self.left_out:
-            notes.append(f"not part of the model, left out: {_some(self.left_out)}")
+            notes.append(f"not part of the model, left out: {some(self.left_out)}")
         if len(self.dtypes) > 1:
             mixed = ", ".join(f"{count} {dtype}" for dtype, count in self.dtypes.items())
             notes.append(f"weights of several dtypes: {mixed}")
@@ -108,7 +108,7 @@ def fit(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> FitRep
         ],
     }
     if any(problems.values()):
-        said = "; ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
+        said = "; ".join(f"{what}: {some(names)}" for what, names in problems.items() if names)
         raise Missing(
             f"{show(source)}: the weights do not fit {type(module).__name__}: {said};"
             " give a checkpoint of this architecture, or the model's own code: --model FILE:NAME"
@@ -154,7 +154,7 @@ def _strip(
     best = [prefix for prefix, count in ranked if count == ranked[0][1]]
     if len(best) > 1:
         raise Missing(
-            f"{show(source)}: the model is in it more than once, under {_some(sorted(best))};"
+            f"{show(source)}: the model is in it more than once, under {some(sorted(best))};"
             f" choose one by --weights, for example --weights {show(min(filter(None, best))[:-1])}"
         )
     prefix = best[0] if best else ""
@@ -202,7 +202,8 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str]) -> str:
+    """The first of some tensors' names, for a sentence, and how many more there are."""
     listed = list(names)
     more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
     return ", ".join(show(name, 120) for name in listed[:_LISTED]) + more

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from fuseport.ops.ms_deform_attn import ms_deform_attn
+from fuseport.ops import registration
+from fuseport.ops.ms_deform_attn import SPEC, ms_deform_attn
 
 __all__ = ["ms_deform_attn_backward", "ms_deform_attn_forward"]
 
@@ -30,6 +31,7 @@ def ms_deform_attn_backward(
     im2col_step: int,
 ) -> list[Tensor]:
     """The gradients of value, sampling_loc and attn_weight, by that of the outputs."""
+    registration.ensure(SPEC)
     return [
         *torch.ops.fuseport.ms_deform_attn_backward(
             grad_output, value, spatial_shapes, level_start_index, sampling_loc, attn_weight
