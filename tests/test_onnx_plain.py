@@ -78,12 +78,35 @@ FORMS = {
     ),
     "einsum that broadcasts": lambda x: torch.einsum("bchw,bdw->bchwd", x[:, :1], x[:, :, 0]),
     "einsum that does not": lambda x: torch.einsum("bchw,bcw->bhc", x, x[:, :, 0]),
+    "a count of elements": lambda x: F.mse_loss(x, x.sin()) * x.numel() + x.mean(),
+    "a reshape of what is transposed": lambda x: x.transpose(1, 3).reshape(x.shape[0], -1, 3) ** 2,
+    "a part that is written to": lambda x: x.index_fill(1, torch.tensor([1]), 0.5).exp(),
+    "one of two that the size chooses": lambda x: F.huber_loss(x, x.cos(), reduction="none"),
 }
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_what_torch_onnx_has_no_form_of(name: str, tmp_path: Path) -> None:
     assert_holds(FORMS[name], tmp_path)
+
+
+# Forward alone: torch has no gradient of the first, and no gradient of the second for ONNX.
+REGIONS = {
+    "regions": lambda x: torch.cond(
+        x.shape[2] > 7, lambda y: F.softplus(y), lambda y: y.flip(1), (x,)
+    ),
+    "complex numbers": lambda x: torch.fft.rfft(x).reshape(x.shape[0], -1).abs(),
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_what_is_forward_alone(name: str, tmp_path: Path) -> None:
+    module = Called(REGIONS[name])
+    forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12)}, [IMAGE])
+    for sizes in ((2, 3, 8, 12), (1, 3, 7, 9), (3, 3, 5, 16)):
+        x = torch.randn(sizes)
+        found = run(forward, tmp_path, {"input": x})
+        torch.testing.assert_close(found["output"], module(x))
 
 
 def test_outputs_that_are_one_value_keep_their_names(tmp_path: Path) -> None:

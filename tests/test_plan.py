@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import sympy
 import torch
+from torch.utils._sympy.functions import Mod
 
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.program import in_words
 from fuseport.exporter.verify.plan import admitted, cases, conditional
 
 SIZES = {"batch": 2, "length": 16}
@@ -56,6 +59,17 @@ class Net(torch.nn.Module):
         y = self.up(F.pad(x, (0, 0, 0, missing)).unflatten(1, (-1, 4))).cumsum(2).flatten(1, 2)
         return y[:, :length] if missing else y
 """
+
+
+def test_conditions_are_in_words() -> None:
+    batch, length = sympy.symbols("batch length", integer=True, positive=True)
+    said = {
+        "batch != 1": sympy.Ne(16 * batch * length, 16 * length),
+        "length >= 2": length > 1,
+        "Mod(length, 4) == 0": sympy.Eq(Mod(length, 4), 0),
+        "-length >= -4": -length > -5,
+    }
+    assert {text: in_words(condition) for text, condition in said.items()} == {t: t for t in said}
 
 
 def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:

@@ -358,9 +358,6 @@ def _strided_dweight(
 
 _OWN: Table = {
     **RESAMPLING,
-    # Symbolic nodes are contiguous where the ops are laid out like their inputs. A view may not fit
-    # any more then; a reshape always does.
-    aten.view.default: aten.reshape.default,
     # torch.onnx makes sequences of these, which few runtimes know, and of few types.
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,

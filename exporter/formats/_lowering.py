@@ -1,59 +1,92 @@
 """Operators of a program, rewritten in terms of others, in place in its graph.
 
-`ExportedProgram.run_decompositions` would trace the whole program again; this traces what an
-operator is replaced by, and no more.
+`ExportedProgram.run_decompositions` traces the whole program again; this traces what an operator is
+replaced by, and no more.
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload
-from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fuseport.exporter.program import rebuilt
+from fuseport.exporter.program import mutates, rebuilt
 
-__all__ = ["VALUE_OF", "Table", "lowered"]
+__all__ = ["VALUE_OF", "Lowering", "Table"]
+
+aten = torch.ops.aten
+_SIZE = aten.sym_size.int
+_RESHAPES = (aten.view.default, aten.reshape.default)
 
 VALUE_OF = "value_of"
 """The key in a node's `meta` under which stands which node of the program's own it is."""
 
 Table = Mapping[Any, Callable[..., Any]]
-"""Operators, each with what computes the same from the same arguments: a function, which is traced,
-or another operator, which takes its place as it is. A function that returns NotImplemented leaves
-the operator where it is."""
+"""Operators, each with a function that computes the same from the same arguments. One that returns
+NotImplemented leaves the operator where it is."""
+
+
+class Lowering(ExportedProgram):
+    """A program that decomposes in place: torch.onnx asks for that, of operators it has no form of.
+
+    The original stays as it is.
+    """
+
+    def __init__(self, exported: ExportedProgram, table: Table) -> None:
+        """Take what is in `table`, too, and rather than what torch has for the same operator."""
+        self.__dict__.update(exported.__dict__)
+        self._own = table
+
+    def run_decompositions(
+        self, decomp_table: Table | None = None, decompose_custom_triton_ops: bool = False
+    ) -> ExportedProgram:
+        """The program in terms of other operators, in one pass over its graph."""
+        others = dict(decomp_table or {})
+        if not self.graph.find_nodes(op="get_attr"):
+            try:
+                return _lowered(self, {**others, **self._own})
+            except _Whole:
+                pass
+        # Tracing the whole follows regions of the graph, and adds constants to a program.
+        whole: ExportedProgram = _lowered(self, self._own).run_decompositions(others)
+        return whole
 
 
 class _Left(Exception):
     """An operator stays as it is."""
 
 
-def lowered(exported: ExportedProgram, table: Table) -> ExportedProgram:
-    """A program that computes the same, with what the table has in place of its operators."""
-    graph = fx.Graph()
-    values: dict[Any, Any] = {}  # nodes of the old graph → nodes of the new, or tuples of them
+class _Whole(Exception):
+    """What an operator is replaced by has constants or regions of its own."""
+
+
+def _lowered(exported: ExportedProgram, table: Table) -> ExportedProgram:
+    rewriting = _Rewriting(exported, table)
+    graph, values = rewriting.graph, rewriting.values
     for node in exported.graph.nodes:
-        if node.target is operator.getitem and isinstance(values[node.args[0]], tuple):
-            values[node] = values[node.args[0]][node.args[1]]
-        elif node.target in table and not isinstance(table[node.target], OpOverload):
-            try:
-                values[node] = _inlined(graph, node, table, values)
-            except _Left:
-                values[node] = graph.node_copy(node, values.__getitem__)
-        else:
-            values[node] = graph.node_copy(node, values.__getitem__)
+        values[node] = rewriting.of(node)
     for old, new in values.items():
         if isinstance(new, fx.Node):
             new.meta.setdefault(VALUE_OF, old.name)
-    for node in graph.nodes:
-        if isinstance(entry := table.get(node.target), OpOverload):
-            node.target = entry
+    for node in [n for n in graph.nodes if n.target in _RESHAPES]:
+        # Symbolic nodes are contiguous where ops are laid out like their inputs: a view may not fit
+        # any more. ONNX Reshape does, but torch.onnx takes sizes of 0 for others in a reshape.
+        with graph.inserting_before(node):
+            (x,) = (n for n in node.all_input_nodes if isinstance(n.meta["val"], Tensor))
+            contiguous = graph.call_function(
+                aten.clone.default, (x,), {"memory_format": torch.contiguous_format}
+            )
+            contiguous.meta["val"] = x.meta["val"]
+            node.replace_input_with(x, contiguous)
+            node.target = aten.view.default
     # A new graph renames placeholders that are called like a builtin of Python's: `input` is.
     placeholders = graph.find_nodes(op="placeholder")
     inputs = [
@@ -63,37 +96,93 @@ def lowered(exported: ExportedProgram, table: Table) -> ExportedProgram:
     return rebuilt(exported, graph, inputs)
 
 
-def _inlined(graph: fx.Graph, node: fx.Node, table: Table, values: Mapping[fx.Node, Any]) -> Any:
-    """What `node` is replaced by, appended to `graph`; a tuple where it returns several tensors.
+class _Rewriting:
+    """A graph that is made of another one, node by node. ONNX has no form of `sym_numel`.
 
-    Raises:
-        _Left: it stays as it is.
+    Attributes:
+        graph: the new one.
+        values: nodes of the old graph → nodes of the new, or tuples of them.
     """
-    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    positions = [i for i, value in enumerate(flat) if isinstance(value, fx.Node)]
-    examples = [flat[i].meta["val"] for i in positions]
 
-    def call(*given: Any) -> Any:
-        arguments = list(flat)
-        for i, value in zip(positions, given, strict=True):
-            arguments[i] = value
-        args, kwargs = pytree.tree_unflatten(arguments, spec)
-        found = table[node.target](*args, **kwargs)
-        if found is NotImplemented:
-            raise _Left
-        return found
+    def __init__(self, exported: ExportedProgram, table: Table) -> None:
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, Any] = {}
+        self._table = table
+        self._sizes: dict[tuple[fx.Node, int], fx.Node] = {}
+        given = next(iter(exported.graph.find_nodes(op="placeholder")))
+        self._mode = given.meta["val"].fake_mode
 
-    traced = {op: entry for op, entry in table.items() if not isinstance(entry, OpOverload)}
-    mode = next(e.fake_mode for e in examples if isinstance(e, FakeTensor))
-    with mode, enable_python_dispatcher():
-        body = make_fx(call, decomposition_table=traced)(*examples)
-    inner: dict[fx.Node, Any] = {}
-    given = (values[flat[i]] for i in positions)
-    for part in body.graph.nodes:
-        if part.op == "placeholder":
-            inner[part] = next(given)
-        elif part.op == "output":
-            return fx.node.map_arg(part.args[0], inner.__getitem__)
-        else:
-            inner[part] = graph.node_copy(part, inner.__getitem__)
-    raise AssertionError("a graph has an output")
+    def of(self, node: fx.Node) -> Any:
+        """What `node` becomes: a copy, or what the table says; a tuple of its several results."""
+        if node.target is operator.getitem:
+            call, index = node.args
+            assert isinstance(call, fx.Node)
+            if isinstance(self.values[call], tuple):
+                return self.values[call][index]
+        if node.target is aten.sym_numel.default:
+            (x,) = node.all_input_nodes
+            return self._count(self.values[x])
+        if node.target in self._table:
+            try:
+                return self._inlined(node)
+            except _Left:
+                pass
+        return self.graph.node_copy(node, self.values.__getitem__)
+
+    def _inlined(self, node: fx.Node) -> Any:
+        flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+        positions = [i for i, value in enumerate(flat) if isinstance(value, fx.Node)]
+        given = [self.values[flat[i]] for i in positions]
+
+        def call(*examples: Any) -> Any:
+            arguments = list(flat)
+            for i, value in zip(positions, examples, strict=True):
+                arguments[i] = value
+            args, kwargs = pytree.tree_unflatten(arguments, spec)
+            found = self._table[node.target](*args, **kwargs)
+            if found is NotImplemented:
+                raise _Left
+            return tuple(found) if isinstance(found, (tuple, list)) else found  # of no named type
+
+        examples = [value.meta["val"] for value in given]
+        with self._mode, enable_python_dispatcher():
+            body = make_fx(call, decomposition_table=self._table)(*examples)
+            if any(mutates(part) for part in body.graph.nodes):  # a copy of its own, as a rule
+                body = make_fx(functionalize(body), decomposition_table=self._table)(*examples)
+        placeholders = body.graph.find_nodes(op="placeholder")
+        inner: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))
+        # Which size torch asks for first depends on its caches.
+        sizes = [node for node in placeholders for node in node.users if node.target is _SIZE]
+        for part in sorted(
+            sizes, key=lambda size: (placeholders.index(size.args[0]), size.args[1])
+        ):
+            inner[part] = self._size(inner[part.args[0]], part.args[1])
+        for part in body.graph.nodes:
+            if part in inner:
+                continue
+            if part.op == "output":
+                return fx.node.map_arg(part.args[0], inner.__getitem__)
+            if part.op == "get_attr":
+                raise _Whole
+            if part.target is aten.sym_numel.default:
+                inner[part] = self._count(inner[part.args[0]])
+            else:
+                inner[part] = self.graph.node_copy(part, inner.__getitem__)
+        raise AssertionError("a graph has an output")
+
+    def _size(self, x: fx.Node, dim: int) -> fx.Node:
+        if (x, dim) not in self._sizes:
+            size = self._sizes[x, dim] = self.graph.call_function(_SIZE, (x, dim))
+            size.meta["val"] = x.meta["val"].shape[dim]
+        return self._sizes[x, dim]
+
+    def _count(self, x: fx.Node) -> fx.Node | int:
+        """How many elements `x` has, by its sizes."""
+        shape = x.meta["val"].shape
+        value: Any = math.prod(size for size in shape if isinstance(size, int))
+        count: fx.Node | int = value
+        for dim, size in enumerate(shape):
+            if not isinstance(size, int):
+                count = self.graph.call_function(operator.mul, (count, self._size(x, dim)))
+                value = count.meta["val"] = value * size
+        return count

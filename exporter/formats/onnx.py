@@ -12,7 +12,6 @@ import struct
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
     RemoveUnusedOpsetsPass,
 )
+from torch.export import ExportedProgram
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._decompositions import decompositions
-from fuseport.exporter.formats._lowering import VALUE_OF, Table, lowered
+from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
 from fuseport.exporter.program import Program, one_line
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
@@ -120,9 +120,8 @@ def _translate(
 ) -> tuple[ir.Model, dict[str, str]]:
     """The model, and which of its values each node of the program's graph is, by name."""
     with _quiet():
-        simple = lowered(program.exported, _table(program.exported, instead))
         onnx_program = torch.onnx.export(
-            simple,
+            Lowering(program.exported, _table(program.exported, instead)),
             dynamo=True,
             opset_version=opset,
             input_names=[spec.name for spec in program.inputs],
@@ -133,7 +132,8 @@ def _translate(
     assert onnx_program is not None
     model = onnx_program.model
     model.graph.name = program.kind
-    values = _values(model, simple, onnx_program.exported_program)
+    assert onnx_program.exported_program is not None
+    values = _values(model, onnx_program.exported_program)
     for clean in (
         IdentityEliminationPass(),
         CommonSubexpressionEliminationPass(),
@@ -151,33 +151,14 @@ def _translate(
     return model, {**named, **{str(node): spec.name for node, spec in outputs}}
 
 
-def _values(
-    model: ir.Model, simple: torch.export.ExportedProgram, translated: Any
-) -> dict[str, ir.Value]:
-    """The value of each node of the program's graph.
-
-    torch.onnx decomposes the graph once more, under names of its own, and names values after that.
-    """
+def _values(model: ir.Model, translated: ExportedProgram) -> dict[str, ir.Value]:
+    """The value of each node of the program's graph: torch names it after the node translated."""
     made = {str(value.name): value for node in model.graph for value in node.outputs}
-    origin = {_place(node, node.name): node.meta.get(VALUE_OF) for node in simple.graph.nodes}
-    found: dict[str, ir.Value] = {}
-    for node in translated.graph.nodes:
-        sources = node.meta.get("from_node")
-        name = origin.get(_place(node, sources[-1].name)) if sources else None
-        if name is not None and node.name in made:
-            found[name] = made[node.name]  # of several that come from one node, the last is it
-    return found
-
-
-def _place(node: torch.fx.Node, name: str) -> tuple[str, int | None]:
-    """A node by its name, and one of several results of a node by that one's."""
-    if node.target is not getitem:
-        return name, None
-    call, index = node.args
-    assert isinstance(call, torch.fx.Node)
-    assert isinstance(index, int)
-    sources = call.meta.get("from_node")
-    return sources[-1].name if sources else call.name, index
+    return {
+        node.meta[VALUE_OF]: made[node.name]
+        for node in translated.graph.nodes
+        if VALUE_OF in node.meta and node.name in made
+    }
 
 
 def _part_outputs(model: ir.Model, program: Program) -> None:
@@ -193,7 +174,7 @@ def _part_outputs(model: ir.Model, program: Program) -> None:
         value.name = spec.name
 
 
-def _table(exported: torch.export.ExportedProgram, instead: Decompositions) -> Table:
+def _table(exported: ExportedProgram, instead: Decompositions) -> Table:
     """What the operators that ONNX lacks, and the fused ops, become."""
     fused = {}
     for op in OPS.values():

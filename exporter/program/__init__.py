@@ -32,7 +32,9 @@ __all__ = [
     "TensorSpec",
     "count_nodes",
     "entry_of",
+    "in_words",
     "module_tree",
+    "mutates",
     "named_outputs",
     "one_line",
     "rebuilt",
@@ -123,20 +125,19 @@ class Program:
         }
         values = {symbol: sizes[name] for symbol, name in names.items()}
         ranges = self.exported.range_constraints
-        outside = [
-            f"{ranges[symbol].lower} <= {names[symbol]} <= {ranges[symbol].upper}"
-            for symbol, size in values.items()
-            if symbol in ranges and size not in ranges[symbol]
+        bounds = [
+            bound
+            for symbol in values
+            if symbol in ranges
+            for bound in (symbol >= ranges[symbol].lower, symbol <= ranges[symbol].upper)
         ]
-        wrong = [
-            guard.expr
-            for guard in shape_env(self.exported).guards
-            if guard.expr.xreplace(values) == sympy.false
-        ]
-        called = {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
-        return tuple(
-            dict.fromkeys([*outside, *(_in_words(expr.xreplace(called)) for expr in wrong)])
-        )
+        guards = [guard.expr for guard in shape_env(self.exported).guards]
+        wrong = [expr for expr in [*bounds, *guards] if expr.xreplace(values) == sympy.false]
+        called = {
+            symbol: sympy.Symbol(name, integer=True, positive=True)
+            for symbol, name in names.items()
+        }
+        return tuple(dict.fromkeys(in_words(expr.xreplace(called)) for expr in wrong))
 
     def state(self, *, requires_grad: bool) -> dict[str, Tensor]:
         """Parameters (as `nn.Parameter`, a tied one once), buffers and constants, by name.
@@ -157,10 +158,19 @@ class Program:
         return state
 
 
-def _in_words(condition: sympy.Basic) -> str:
-    if isinstance(condition, sympy.core.relational.Relational):
-        return f"{condition.lhs} {condition.rel_op} {condition.rhs}"
-    return str(condition)
+def in_words(condition: sympy.Basic) -> str:
+    """A condition on sizes, which are positive, as short as can be."""
+    if not isinstance(condition, sympy.core.relational.Relational):
+        return str(condition)
+    left, right = condition.lhs, condition.rhs
+    # 16*batch*length != 16*length is batch != 1.
+    if right.is_positive and not sympy.denom(ratio := sympy.cancel(left / right)).free_symbols:
+        common = sympy.denom(ratio)
+        left, right = ratio * common, common
+    relation = condition.rel_op
+    if relation == ">" and right.is_Integer:
+        relation, right = ">=", right + 1
+    return f"{left} {relation} {right}"
 
 
 def entry_of(kind: str) -> Entry:
@@ -257,6 +267,11 @@ def rebuilt(
         constants=exported.constants,
         verifiers=exported.verifiers,
     )
+
+
+def mutates(node: fx.Node) -> bool:
+    """Whether a node of a graph writes to what it is given."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def count_nodes(program: Program, operator: str) -> int:

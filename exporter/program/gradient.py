@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch._decomp import decomposition_table
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.func import functionalize
@@ -19,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.program import Program, TensorSpec, rebuilt, shape_env
+from fuseport.exporter.program import Program, TensorSpec, mutates, rebuilt, shape_env
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program.provenance import Provenance
 
@@ -130,7 +129,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         provenance.tracing(),
     ):
         module = make_fx(joint)(*arguments)
-        if any(_mutates(node) for node in module.graph.nodes):  # some derivatives do, inside
+        if any(mutates(node) for node in module.graph.nodes):  # some derivatives do, inside
             interpreted = fx.Interpreter(module)  # which keeps the marks of nodes
             module = make_fx(functionalize(interpreted.run))(*arguments)
     for node in list(module.graph.nodes):
@@ -210,10 +209,6 @@ class _Differentiable(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator."""
         return super().call_function(_PORTABLE.get(target, target), args, kwargs)
-
-
-def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _exported(
