@@ -1,4 +1,4 @@
-"""Folders that transformers saves: Mamba-2, FalconMamba and Jamba, with the fused ops inside."""
+"""Folders that transformers saves: Mamba models and hybrids, with the fused ops inside."""
 
 import json
 from pathlib import Path
@@ -14,16 +14,36 @@ from fuseport.exporter.errors import Missing
 from fuseport.exporter.models.model import Model
 
 COMMON = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1}
+MIXER = {"mamba_d_state": 4, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 2,
+         "mamba_chunk_size": 8}  # fmt: skip
+ATTENTION = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24}
+SHARED = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 24}
 SIZES: dict[str, dict[str, Any]] = {
     "Mamba": {"state_size": 4},
     "Mamba2": {"state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
     "FalconMamba": {"state_size": 4},
-    "Jamba": {"num_hidden_layers": 3, "mamba_d_state": 4, "num_attention_heads": 2,
-              "num_key_value_heads": 1, "intermediate_size": 24, "num_experts": 3,
-              "attn_layer_period": 3, "expert_layer_period": 2},
+    "Jamba": {"num_hidden_layers": 3, "mamba_d_state": 4, "num_experts": 3,
+              "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2,
+              "expert_layer_offset": 1, **ATTENTION},
+    # The layers of attention are one layer, with an adapter each in Zamba2.
+    "Zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2,
+              "mamba_d_state": 4, "n_mamba_heads": 2, "mamba_dt_rank": 2,
+              "attention_head_dim": 16, **SHARED},
+    "Zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2,
+               "mamba_d_state": 4, "n_mamba_heads": 4, "mamba_ngroups": 2, "chunk_size": 8,
+               "adapter_rank": 4, "num_mem_blocks": 1, **SHARED},
+    "Bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1], **MIXER, **ATTENTION},
+    "FalconH1": {"mamba_d_ssm": 32, "head_dim": 8, **MIXER, **ATTENTION},
+    "NemotronH": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+                  "ssm_state_size": 4, "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2,
+                  "chunk_size": 8, "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 12, "moe_shared_expert_intermediate_size": 12,
+                  "n_group": 1, "topk_group": 1, **ATTENTION},
+    "GraniteMoeHybrid": {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"],
+                         "num_local_experts": 3, "num_experts_per_tok": 2,
+                         "shared_intermediate_size": 24, **MIXER, **ATTENTION},
 }  # fmt: skip
-SIZES["Jamba"] |= {"attn_layer_offset": 1, "expert_layer_offset": 1}
-SCANS = {"Mamba": 1, "Mamba2": 1, "FalconMamba": 1, "Jamba": 2}
+SCANS = dict.fromkeys(SIZES, 1) | {"Jamba": 2, "Zamba": 8, "Zamba2": 4}  # a scan a head in Zamba
 
 
 def saved(kind: str, folder: Path, **options: Any) -> Any:
@@ -78,7 +98,7 @@ def test_every_scan_is_the_op_and_gives_the_same(kind: str, tmp_path: Path) -> N
             torch.testing.assert_close(run(ids), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Mamba2", "FalconMamba"])
+@pytest.mark.parametrize("kind", ["Mamba2", "FalconMamba", "NemotronH"])
 def test_it_verifies(kind: str, tmp_path: Path) -> None:
     saved(kind, tmp_path / "saved")
     bundle = api.export(tmp_path / "saved", tmp_path / "bundle", format=["onnx", "torchscript"])

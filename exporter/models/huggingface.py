@@ -1,4 +1,4 @@
-"""Hugging Face's Mamba, Mamba-2, FalconMamba and Jamba, through transformers, with the fused ops.
+"""Hugging Face's Mamba models and hybrids, through transformers, with the fused ops.
 
 The models' own code stays untouched: transformers calls scans and causal filters through functions
 of each modeling file, and those names are bound to the ops for the time of an export or of a run.
@@ -11,13 +11,14 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from typing import Any
 
 import torch
 from packaging.version import Version
-from torch import Tensor
+from torch import Tensor, nn
 
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
@@ -88,10 +89,10 @@ def model(config: Mapping[str, Any]) -> Model:
             f"transformers {transformers.__version__} refuses the config.json of this {kind}: "
             f"{type(error).__name__}: {show(error)}; correct it, or install the version it is for"
         ) from error
-    scans = family.scans(settings)
+    scans = _scans(module)
 
     def step() -> Model:
-        if scans != settings.num_hidden_layers:
+        if kind not in _RECURRENT:
             raise UsageError(
                 f"program step: {kind} has layers of attention, whose cache grows with the text: a"
                 " program's states have one size"
@@ -109,30 +110,38 @@ def model(config: Mapping[str, Any]) -> Model:
         scans=scans,
         keeps_float32=("A_log", ".D", "dt_proj.bias", "dt_bias"),
         fused=lambda: _fused(modeling),
-        renamed=_stacked,
+        renamed=partial(_renamed, family.renamed),
         step=step,
     )
 
 
-def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Experts, which files have one by one, as the model has them: all in one tensor.
+def _renamed(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A file's tensors by the model's own names; experts, there one by one, as one tensor.
 
     Those of which one is absent stay as they are, and do not fit then.
     """
+    result = {_replaced(name, names): tensor for name, tensor in tensors.items()}
     experts: dict[str, dict[tuple[int, str], str]] = {}
-    for name in tensors:
+    for name in result:
         if m := _EXPERT.fullmatch(name):
             experts.setdefault(m[1], {})[int(m[2]), m[3]] = name
-    result = dict(tensors)
-    for place, names in experts.items():
-        count = len(names) // 3
-        if set(names) != {(i, part) for i in range(count) for part in ("gate", "up", "down")}:
+    for place, own in experts.items():
+        parts = {part for _, part in own}
+        each = range(len(own) // len(parts))
+        if set(own) != {(i, part) for i in each for part in parts}:
             continue
-        own = {key: result.pop(name) for key, name in names.items()}
-        pairs = [torch.cat([own[i, "gate"], own[i, "up"]]) for i in range(count)]
-        result[f"{place}.gate_up_proj"] = torch.stack(pairs)
-        result[f"{place}.down_proj"] = torch.stack([own[i, "down"] for i in range(count)])
+        stacks = {part: torch.stack([result.pop(own[i, part]) for i in each]) for part in parts}
+        if "gate" in parts:
+            stacks["gate_up"] = torch.cat([stacks.pop("gate"), stacks.pop("up")], 1)
+        for part, stack in stacks.items():
+            result[f"{place}.{part}_proj"] = stack
     return result
+
+
+def _replaced(name: str, parts: Mapping[str, str]) -> str:
+    for before, after in parts.items():
+        name = name.replace(before, after)
+    return name
 
 
 def _finite_or_not(value: Any) -> Any:
@@ -151,24 +160,44 @@ class _Family:
     Attributes:
         classes: what the names of its classes begin with.
         scan: the function of its modeling file that scans a sequence.
-        scans: configuration → how many layers do.
+        renamed: parts of names in files, and what they are in the model.
     """
 
     classes: str
-    scan: str
-    scans: Callable[[Any], int] = lambda settings: int(settings.num_hidden_layers)
+    scan: str = "mamba2_chunk_scan"
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 _FAMILIES = {
     "mamba": _Family("Mamba", "mamba_selective_scan"),
     "falcon_mamba": _Family("FalconMamba", "mamba_selective_scan"),
-    "mamba2": _Family("Mamba2", "mamba2_chunk_scan"),
-    "jamba": _Family(
-        "Jamba",
-        "mamba_selective_scan",
-        lambda settings: list(settings.layers_block_type).count("mamba"),
+    "mamba2": _Family("Mamba2"),
+    "jamba": _Family("Jamba", "mamba_selective_scan"),
+    "zamba": _Family("Zamba", "mamba_selective_scan"),
+    "zamba2": _Family("Zamba2"),
+    "bamba": _Family("Bamba"),
+    "falcon_h1": _Family("FalconH1"),
+    "nemotron_h": _Family("NemotronH", renamed={"backbone.": "model."}),
+    "granitemoehybrid": _Family(
+        "GraniteMoeHybrid",
+        renamed={
+            "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+            "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+            "block_sparse_moe.router.layer.weight": "block_sparse_moe.router.weight",
+        },
     ),
 }
+_RECURRENT = (
+    "mamba",
+    "falcon_mamba",
+    "mamba2",
+)  # whose layers have states of one size, all of them
+
+
+def _scans(module: nn.Module) -> int:
+    """How often a forward scans: once in each mixer, or once in each of its heads in Zamba's."""
+    mixers = [part for part in module.modules() if hasattr(part, "A_log")]
+    return sum(getattr(mixer, "n_mamba_heads", 1) for mixer in mixers)
 
 
 @contextmanager
