@@ -392,3 +392,12 @@ def test_what_is_lost_with_a_failure_leaves_the_next_one_to_another_child(
     assert [d.runtime for d in found] == ["onnxruntime", "onnx_reference"]
     assert all("stopped after 0.3 s" in d.reason and d.cause is None for d in found)
     assert notes == ()
+
+
+def test_a_form_of_backward_is_not_looked_into(deep: Path, tmp_path: Path) -> None:
+    """What fails is named by the form; the plain backward has rows of its own."""
+    here = "model", "gradient", "autograd forms", "export"
+    job = Job("eager", deep / "weights.safetensors", *here[1:])
+    row = Row("eager", None, *here, "with gradient hooks", "fail", "backward fails")
+    subject = Subject(open_bundle(deep), {}, {}, False, (), ())
+    assert diagnosed([row], {"eager": [job]}, subject, tmp_path, Settings()) == ((), ())

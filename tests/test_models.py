@@ -152,6 +152,13 @@ def test_a_module_is_found_from_the_current_folder(
     assert user.model("module_of_user_code:Net", {"width": 7}, SPECS).module.first.out_features == 7
 
 
+def test_weights_that_do_not_fit_own_code_ask_for_other_code(net: Path, tmp_path: Path) -> None:
+    file = tmp_path / "other.pth"
+    torch.save({"first.weight": torch.zeros(3, 3)}, file)
+    with pytest.raises(Missing, match=r"or a callable that makes the model that they are of: --mo"):
+        models.from_checkpoint(load(file), code=f"{net}:Net", inputs=SPECS)
+
+
 def test_all_hyperparameters_go_to_what_takes_all(net: Path) -> None:
     hyper = {"width": 6, "lr": 0.1, "depth": 2}
     model = user.model(f"{net}:Wrapped", hyper, None)

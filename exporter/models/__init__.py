@@ -90,7 +90,8 @@ def from_checkpoint(
     """
     if code is not None:
         model = user.model(code, checkpoint.config, inputs, shim, given)
-        report = weights.fit(model.module, checkpoint.tensors, str(checkpoint.path))
+        source = str(checkpoint.path)
+        report = weights.fit(model.module, checkpoint.tensors, source, own_code=True)
         model.module.eval()
         return model, (*model.notes, *report.notes())
     found = recognised(checkpoint)

@@ -65,7 +65,9 @@ def unwrap(names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def fit(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> FitReport:
+def fit(
+    module: nn.Module, tensors: Mapping[str, Tensor], source: str, *, own_code: bool = False
+) -> FitReport:
     """Load `tensors` into `module`, every parameter and persistent buffer of it and nothing else.
 
     Each parameter becomes a copy of the file's tensor in its own writable memory, in the file's
@@ -76,6 +78,7 @@ def fit(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> FitRep
         module: of the architecture that the checkpoint was recognised as.
         tensors: by the file's names; not modified, and not referred to afterwards.
         source: the file, for the error.
+        own_code: whether the module is of the user's own code, for the advice in the error.
 
     Raises:
         Missing: a name is missing or unexpected, a shape or a kind of dtype differs, tied ones
@@ -109,9 +112,14 @@ def fit(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> FitRep
     }
     if any(problems.values()):
         said = "; ".join(f"{what}: {some(names)}" for what, names in problems.items() if names)
+        otherwise = (
+            "a callable that makes the model that they are of: --model FILE:NAME"
+            if own_code
+            else "the model's own code: --model FILE:NAME"
+        )
         raise Missing(
             f"{show(source)}: the weights do not fit {type(module).__name__}: {said};"
-            " give a checkpoint of this architecture, or the model's own code: --model FILE:NAME"
+            f" give a checkpoint of this architecture, or {otherwise}"
         )
     state: dict[str, Tensor] = {}
     for group in groups:
