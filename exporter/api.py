@@ -42,9 +42,11 @@ from fuseport.exporter.program import (
     TensorSpec,
     entry_of,
 )
+from fuseport.exporter.program.conditions import violated
 from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement, Tolerance
+from fuseport.exporter.verify.held import relieve
 from fuseport.exporter.verify.keeping import kept
 from fuseport.exporter.verify.localise import Settings, diagnosed
 from fuseport.exporter.verify.mutants import Power
@@ -406,10 +408,12 @@ def _planned(
         if program.kind != "gradient":  # which takes the forward program's inputs
             called = at(model, program.kind)
             planned = plan.cases(called.sizes, seed, program.kind, given=called.given is not None)
-            kept, dropped = plan.admitted(planned, program.admits)
+            of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
+            relieve(called, of_entry, planned)
+            kept, dropped = plan.admitted(planned, lambda sizes: not violated(program, sizes))  # noqa: B023
             cases += kept
             notes += dropped
-            if found := [*dict.fromkeys(c for p in planned for c in program.violated(p.sizes))]:
+            if found := [*dict.fromkeys(c for p in planned for c in violated(program, p.sizes))]:
                 conditions[program.kind] = found
                 notes.append(plan.conditional(program.kind, found))
     return cases, notes, conditions

@@ -8,8 +8,9 @@ import torch
 from torch.utils._sympy.functions import Mod
 
 from fuseport.exporter import api
+from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program import in_words
+from fuseport.exporter.program.conditions import in_words
 from fuseport.exporter.verify.plan import admitted, cases, conditional
 
 SIZES = {"batch": 2, "length": 16}
@@ -30,7 +31,9 @@ def test_cases_move_up_to_sizes_that_the_program_holds_for() -> None:
     kept, notes = admitted(cases(SIZES, seed=0), even)
     assert all(even(case.sizes) for case in kept)
     assert not notes
-    assert any(case.name.startswith("every dimension 1, moved up to batch 2") for case in kept)
+    assert any(
+        case.name.startswith("every dimension 1, moved up to batch 1, length 2") for case in kept
+    )
 
 
 def test_a_case_that_cannot_be_kept_is_said() -> None:
@@ -72,24 +75,57 @@ def test_conditions_are_in_words() -> None:
     assert {text: in_words(condition) for text, condition in said.items()} == {t: t for t in said}
 
 
+# A part is written to in place; and one sequence alone takes another way, to the same.
+SINGLE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.up(x)
+        z = torch.zeros_like(y)
+        z[:, :, :4] = y[:, :, 4:]
+        return y[0].unsqueeze(0) * z if x.shape[0] == 1 else y * z
+"""
+
+
+def exported(code: str, folder: Path) -> tuple[Bundle, str]:
+    """A bundle of a net with one layer, and what --model would be."""
+    file = folder / "net.py"
+    file.write_text(code)
+    state = {"up.weight": torch.randn(8, 8), "up.bias": torch.randn(8)}
+    torch.save(state, folder / "w.pth")
+    bundle = api.export(
+        folder / "w.pth",
+        folder / "bundle",
+        model=f"{file}:Net",
+        inputs=parse_inputs(["x:[batch,length,8]"]),
+        format=["onnx", "exported_program"],
+    )
+    return bundle, f"{file}:Net"
+
+
+def test_what_torch_need_not_take_for_granted_is_compared(tmp_path: Path) -> None:
+    bundle, model = exported(SINGLE, tmp_path)
+    assert "conditions" not in bundle.manifest["programs"]["forward"]
+    report = api.verify(bundle.folder, model=model, runtime=["onnxruntime", "exported_program"])
+    assert report.exit_code(strict=True) == 0, report.failures()
+    alone = [row for row in report.results if row.case == "every dimension 1"]
+    assert {row.runtime for row in alone} == {"float64", "onnxruntime", "exported_program"}
+
+
 def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
     """Exported at a multiple of 4, the branch that cuts the padding off is in no artifact."""
-    code = tmp_path / "padded_net.py"
-    code.write_text(PADDED)
-    state = {"up.weight": torch.randn(8, 8), "up.bias": torch.randn(8)}
-    torch.save(state, tmp_path / "w.pth")
-    model = f"{code}:Net"
-    bundle = api.export(
-        tmp_path / "w.pth",
-        tmp_path / "bundle",
-        model=model,
-        inputs=parse_inputs(["x:[batch,length,8]"]),
-        format=["onnx"],
-    )
+    bundle, model = exported(PADDED, tmp_path)
     conditions = bundle.manifest["programs"]["forward"]["conditions"]
     assert any("Mod" in condition and "length" in condition for condition in conditions)
     note = conditional("forward", conditions)
     assert note in bundle.manifest["notes"]
     report = api.verify(bundle.folder, model=model, runtime=["onnxruntime"])
+    cases = {row.case for row in report.results}
+    assert "every dimension 1, moved up to batch 1, length 8" in cases
     assert note in report.notes
     assert report.exit_code() == 0

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
@@ -32,7 +31,6 @@ __all__ = [
     "TensorSpec",
     "count_nodes",
     "entry_of",
-    "in_words",
     "module_tree",
     "mutates",
     "named_outputs",
@@ -104,41 +102,6 @@ class Program:
     outputs: tuple[TensorSpec, ...]
     none: tuple[str, ...] = ()
 
-    def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the program holds for these sizes of its dynamic dimensions.
-
-        Most hold for all sizes from 1 up. A convolution needs a window's length; a network that
-        halves and doubles a length may need an even one; torch takes 2 for granted in places.
-        """
-        return not self.violated(sizes)
-
-    def violated(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """What torch took for granted in the capture, and is not so at these sizes; in names."""
-        nodes = {node.name: node for node in self.exported.graph.nodes}
-        names = {
-            size.node.expr: str(dim)
-            for spec, node in zip(
-                self.inputs, self.exported.graph_signature.user_inputs, strict=True
-            )
-            for dim, size in zip(spec.dims, nodes[str(node)].meta["val"].shape, strict=True)
-            if dim in sizes
-        }
-        values = {symbol: sizes[name] for symbol, name in names.items()}
-        ranges = self.exported.range_constraints
-        bounds = [
-            bound
-            for symbol in values
-            if symbol in ranges
-            for bound in (symbol >= ranges[symbol].lower, symbol <= ranges[symbol].upper)
-        ]
-        guards = [guard.expr for guard in shape_env(self.exported).guards]
-        wrong = [expr for expr in [*bounds, *guards] if expr.xreplace(values) == sympy.false]
-        called = {
-            symbol: sympy.Symbol(name, integer=True, positive=True)
-            for symbol, name in names.items()
-        }
-        return tuple(dict.fromkeys(in_words(expr.xreplace(called)) for expr in wrong))
-
     def state(self, *, requires_grad: bool) -> dict[str, Tensor]:
         """Parameters (as `nn.Parameter`, a tied one once), buffers and constants, by name.
 
@@ -156,21 +119,6 @@ class Program:
                 value = nn.Parameter(value.detach(), requires_grad=wanted)
             state[spec.target] = value
         return state
-
-
-def in_words(condition: sympy.Basic) -> str:
-    """A condition on sizes, which are positive, as short as can be."""
-    if not isinstance(condition, sympy.core.relational.Relational):
-        return str(condition)
-    left, right = condition.lhs, condition.rhs
-    # 16*batch*length != 16*length is batch != 1.
-    if right.is_positive and not sympy.denom(ratio := sympy.cancel(left / right)).free_symbols:
-        common = sympy.denom(ratio)
-        left, right = ratio * common, common
-    relation = condition.rel_op
-    if relation == ">" and right.is_Integer:
-        relation, right = ">=", right + 1
-    return f"{left} {relation} {right}"
 
 
 def entry_of(kind: str) -> Entry:

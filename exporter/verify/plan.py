@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ REPEATS = 3
 
 _ODD = (3, 7, 11, 13, 17)
 _MOVED_UP = 16
+_TOGETHER = 3  # dimensions that are moved up each by itself
 _APART = 1_000_003  # cases of one bundle have seeds that count up
 _EDGE = 65  # one step past the chunk of 64 after which scans save their state
 
@@ -115,7 +117,7 @@ def admitted(
 
     Args:
         planned: from `cases`.
-        admits: whether the program holds for these sizes; see `Program.admits`.
+        admits: whether the program holds for these sizes; see `conditions.violated`.
 
     Returns:
         The cases, and a sentence on each that could not be kept.
@@ -123,8 +125,7 @@ def admitted(
     kept: list[Case] = []
     notes: list[str] = []
     for case in planned:
-        nearby = ({n: size + up for n, size in case.sizes.items()} for up in range(_MOVED_UP + 1))
-        sizes = next((sizes for sizes in nearby if admits(sizes)), None)
+        sizes = next((sizes for sizes in _nearby(case.sizes) if admits(sizes)), None)
         if sizes is None:
             notes.append(f"not compared, {case.name}: the program holds for no sizes near it")
         elif sizes == case.sizes:
@@ -135,8 +136,19 @@ def admitted(
     return tuple(kept), tuple(notes)
 
 
+def _nearby(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """The sizes and larger ones, in the order of what is added to them altogether.
+
+    All of them are moved together where there are too many dimensions to try.
+    """
+    steps = range(_MOVED_UP + 1)
+    ups = product(steps, repeat=len(sizes)) if len(sizes) <= _TOGETHER else ()
+    for up in sorted(ups, key=sum) or [(step,) * len(sizes) for step in steps]:
+        yield {name: size + more for (name, size), more in zip(sizes.items(), up, strict=True)}
+
+
 def conditional(entry: str, conditions: Sequence[str]) -> str:
-    """A sentence on what a program does not hold for; see `Program.violated`."""
+    """A sentence on what a program does not hold for; see `conditions.violated`."""
     return (
         f"{entry}: compared only where {' and '.join(conditions)}, which torch took for granted; "
         "elsewhere its artifacts may fail, or give something else unnoticed"

@@ -1,0 +1,88 @@
+"""Sizes that torch excluded in the capture, tried: does the program give there what the model does?
+
+Most of what torch takes for granted of sizes is for the sake of a choice that makes no difference.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fuseport.exporter.models.model import Model, example
+from fuseport.exporter.program import Program, named_outputs
+from fuseport.exporter.program.conditions import forget, violated
+from fuseport.exporter.runtimes._torch_module import ModuleSession
+from fuseport.exporter.user_code import own_backward
+from fuseport.exporter.verify.plan import Case
+
+__all__ = ["relieve"]
+
+
+def relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> None:
+    """Let go of what torch took for granted, where a run shows that the programs hold without.
+
+    Args:
+        model: the entry that the programs are of.
+        programs: the forward program, or that of a step, and the gradient program of the first.
+        planned: what is to be compared.
+    """
+    tried: list[dict[str, int]] = []
+    for case in planned:
+        for sizes in _parts(case.sizes, model.sizes):
+            if sizes not in tried and violated(programs[0], sizes):
+                tried.append(sizes)
+                back = forget(programs[0], sizes)
+                if not _same(model, programs, sizes, case.seed):
+                    back()
+
+
+def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """The sizes, and each of them among those of the export."""
+    yield dict(sizes)
+    for name, size in sizes.items():
+        yield {**usual, name: size}
+
+
+def _same(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], seed: int) -> bool:
+    """Whether programs give what the model does, but for rounding; the bounds are for `verify`."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = {spec.name: example(spec, sizes, generator) for spec in model.inputs}
+    session = ModuleSession(
+        model.module,
+        model.module.named_parameters(),
+        lambda result: named_outputs(result, model.outputs),
+    )
+    for program in programs:
+        cotangents: dict[str, Tensor] = {}
+        try:
+            with model.fused(), own_backward.inlined():
+                expected: Mapping[str, Tensor | None] = session.run(inputs)
+                if program.kind == "gradient":
+                    cotangents = {
+                        name: torch.randn(output.shape, generator=generator).to(output.dtype)
+                        for name, output in expected.items()
+                        if output is not None and output.is_floating_point()
+                    }
+                    expected = session.differentiate(inputs, cotangents)
+            with torch.no_grad():
+                given = [*inputs.values(), *cotangents.values()]
+                results = program.exported.module(check_guards=False)(*given)
+        except Exception:  # the model, or an operator in the program, refuses these sizes
+            return False
+        got = results if isinstance(results, Mapping) else {program.outputs[0].name: results}
+        wanted = {name: value for name, value in expected.items() if value is not None}
+        largest = max((float(t.abs().max()) for t in wanted.values() if t.numel()), default=0.0)
+        if got.keys() != wanted.keys() or not all(_close(got[n], wanted[n], largest) for n in got):
+            return False
+    return True
+
+
+def _close(found: Tensor, wanted: Tensor, largest: float) -> bool:
+    """Whether two are the same but for rounding, also where sums of larger values cancel."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if not found.is_floating_point() or not found.numel():
+        return torch.equal(found, wanted)
+    eps = torch.finfo(found.dtype).eps
+    within = eps**0.5 * wanted.abs().max() + 16 * eps * largest
+    return bool(((found - wanted).abs() <= within).all())
