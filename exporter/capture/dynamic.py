@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from fuseport.exporter.program import TensorSpec, named_outputs
-from fuseport.exporter.program.forward import any_sizes, entry, failing_as
+from fuseport.exporter.program.forward import any_sizes, entry, failing_as, known_constants
 
 __all__ = ["found_dynamic"]
 
@@ -30,7 +30,7 @@ def found_dynamic(
     Raises:
         ExportFailed: torch cannot capture the module.
     """
-    with failing_as("forward"), any_sizes():
+    with failing_as("forward"), any_sizes(), known_constants():
         exported = torch.export.export(
             entry(module, specs, lambda *given: named_outputs(module.forward(*given))),
             tuple(inputs.values()),

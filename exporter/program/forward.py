@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._decomp import decompositions
+from torch._subclasses import fake_tensor
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
+from torch.fx.experimental import proxy_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -29,9 +31,11 @@ from fuseport.exporter.program import (
     shape_env,
 )
 
-__all__ = ["any_sizes", "capture_forward", "entry", "failing_as", "output_specs"]
+__all__ = ["any_sizes", "capture_forward", "entry", "failing_as", "known_constants", "output_specs"]
 
 aten = torch.ops.aten
+
+_KNOWN = 1024  # elements of a tensor whose values are known in a trace
 
 
 def capture_forward(
@@ -65,7 +69,7 @@ def capture_forward(
         names[:] = outputs
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
-    with failing_as(kind), any_sizes():
+    with failing_as(kind), any_sizes(), known_constants():
         exported = torch.export.export(
             entry(module, specs, call),
             tuple(inputs.values()),
@@ -143,6 +147,18 @@ def any_sizes() -> Iterator[None]:
             patched.enter_context(mock.patch.object(torch._C, name, unguarded(ask)))
         layer = mock.patch.object(decompositions, "one_layer_lstm", _lstm_layer)
         patched.enter_context(layer)
+        yield
+
+
+@contextmanager
+def known_constants() -> Iterator[None]:
+    """Trace with the values of small tensors that the model's code makes of numbers.
+
+    Code reads sizes back out of them, as Deformable DETR's does; torch knows single values only.
+    """
+    with ExitStack() as patched:
+        for module in (fake_tensor, proxy_tensor):
+            patched.enter_context(mock.patch.object(module, "CONSTANT_NUMEL_LIMIT", _KNOWN))
         yield
 
 
