@@ -125,7 +125,7 @@ def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
     note = conditional("forward", conditions)
     assert note in bundle.manifest["notes"]
     report = api.verify(bundle.folder, model=model, runtime=["onnxruntime"])
-    cases = {row.case for row in report.results}
-    assert "every dimension 1, moved up to batch 1, length 8" in cases
+    moved = "every dimension 1, moved up to batch 1, length "
+    assert any(row.case.startswith(moved) for row in report.results)  # by as much as torch wants
     assert note in report.notes
     assert report.exit_code() == 0
