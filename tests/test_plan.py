@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 import sympy
 import torch
 from torch.utils._sympy.functions import Mod
@@ -115,6 +116,27 @@ def test_what_torch_need_not_take_for_granted_is_compared(tmp_path: Path) -> Non
     assert report.exit_code(strict=True) == 0, report.failures()
     alone = [row for row in report.results if row.case == "every dimension 1"]
     assert {row.runtime for row in alone} == {"float64", "onnxruntime", "exported_program"}
+
+
+# At lengths that are no multiple of 4 the model gives something else; the program fails at none.
+OTHERWISE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.up(x)
+        return y if x.shape[1] % 4 == 0 else OTHER
+"""
+
+
+@pytest.mark.parametrize("other", ["2 * y", "y.detach() + 0 * y"], ids=["outputs", "gradients"])
+def test_what_makes_a_difference_is_no_harmless_condition(other: str, tmp_path: Path) -> None:
+    bundle, _ = exported(OTHERWISE.replace("OTHER", other), tmp_path)
+    assert bundle.manifest["programs"]["forward"]["conditions"] == ["Mod(length, 4) == 0"]
 
 
 def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
