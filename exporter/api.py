@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from fuseport.exporter.program import (
     TensorSpec,
     entry_of,
 )
-from fuseport.exporter.program.conditions import violated
+from fuseport.exporter.program.conditions import admits, violated
 from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement, Tolerance
@@ -410,7 +411,7 @@ def _planned(
             planned = plan.cases(called.sizes, seed, program.kind, given=called.given is not None)
             of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
             relieve(called, of_entry, planned)
-            kept, dropped = plan.admitted(planned, lambda sizes: not violated(program, sizes))  # noqa: B023
+            kept, dropped = plan.admitted(planned, partial(admits, program))
             cases += kept
             notes += dropped
             if found := [*dict.fromkeys(c for p in planned for c in violated(program, p.sizes))]:

@@ -80,8 +80,8 @@ FORMS = {
     "einsum that does not": lambda x: torch.einsum("bchw,bcw->bhc", x, x[:, :, 0]),
     "a count of elements": lambda x: F.mse_loss(x, x.sin()) * x.numel() + x.mean(),
     "a reshape of what is transposed": lambda x: x.transpose(1, 3).reshape(x.shape[0], -1, 3) ** 2,
-    "a part that is written to": lambda x: x.index_fill(1, torch.tensor([1]), 0.5).exp(),
-    "one of two that the size chooses": lambda x: F.huber_loss(x, x.cos(), reduction="none"),
+    "an index that is filled": lambda x: x.index_fill(1, torch.tensor([1]), 0.5).exp(),
+    "Huber loss": lambda x: F.huber_loss(x, x.cos(), reduction="none"),
 }
 
 
@@ -90,7 +90,6 @@ def test_what_torch_onnx_has_no_form_of(name: str, tmp_path: Path) -> None:
     assert_holds(FORMS[name], tmp_path)
 
 
-# Forward alone: torch has no gradient of the first, and no gradient of the second for ONNX.
 REGIONS = {
     "regions": lambda x: torch.cond(
         x.shape[2] > 7, lambda y: F.huber_loss(y, y.cos(), reduction="none"), torch.sin, (x,)

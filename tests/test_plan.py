@@ -48,7 +48,7 @@ def test_a_case_that_cannot_be_kept_is_said() -> None:
     assert all("not compared" in note for note in notes)
 
 
-PADDED = """
+NET = """
 import torch
 import torch.nn.functional as F
 
@@ -59,9 +59,24 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         length = x.shape[1]
+"""
+# At other lengths than multiples of 4, a branch cuts the padding off.
+PADDED = """
         missing = -length % 4
         y = self.up(F.pad(x, (0, 0, 0, missing)).unflatten(1, (-1, 4))).cumsum(2).flatten(1, 2)
         return y[:, :length] if missing else y
+"""
+# A part is written to in place; and one sequence alone takes another way, to the same.
+SINGLE = """
+        y = self.up(x)
+        z = torch.zeros_like(y)
+        z[:, :, :4] = y[:, :, 4:]
+        return y[0].unsqueeze(0) * z if x.shape[0] == 1 else y * z
+"""
+# At lengths that are no multiple of 4 the model gives something else; the program fails at none.
+OTHERWISE = """
+        y = self.up(x)
+        return y if length % 4 == 0 else OTHER
 """
 
 
@@ -76,27 +91,10 @@ def test_conditions_are_in_words() -> None:
     assert {text: in_words(condition) for text, condition in said.items()} == {t: t for t in said}
 
 
-# A part is written to in place; and one sequence alone takes another way, to the same.
-SINGLE = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        y = self.up(x)
-        z = torch.zeros_like(y)
-        z[:, :, :4] = y[:, :, 4:]
-        return y[0].unsqueeze(0) * z if x.shape[0] == 1 else y * z
-"""
-
-
-def exported(code: str, folder: Path) -> tuple[Bundle, str]:
+def exported(forward: str, folder: Path) -> tuple[Bundle, str]:
     """A bundle of a net with one layer, and what --model would be."""
     file = folder / "net.py"
-    file.write_text(code)
+    file.write_text(NET + forward)
     state = {"up.weight": torch.randn(8, 8), "up.bias": torch.randn(8)}
     torch.save(state, folder / "w.pth")
     bundle = api.export(
@@ -116,21 +114,6 @@ def test_what_torch_need_not_take_for_granted_is_compared(tmp_path: Path) -> Non
     assert report.exit_code(strict=True) == 0, report.failures()
     alone = [row for row in report.results if row.case == "every dimension 1"]
     assert {row.runtime for row in alone} == {"float64", "onnxruntime", "exported_program"}
-
-
-# At lengths that are no multiple of 4 the model gives something else; the program fails at none.
-OTHERWISE = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        y = self.up(x)
-        return y if x.shape[1] % 4 == 0 else OTHER
-"""
 
 
 @pytest.mark.parametrize("other", ["2 * y", "y.detach() + 0 * y"], ids=["outputs", "gradients"])

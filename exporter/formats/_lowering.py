@@ -152,11 +152,9 @@ class _Rewriting:
         placeholders = body.graph.find_nodes(op="placeholder")
         inner: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))
         # Which size torch asks for first depends on its caches.
-        sizes = [node for node in placeholders for node in node.users if node.target is _SIZE]
-        for part in sorted(
-            sizes, key=lambda size: (placeholders.index(size.args[0]), size.args[1])
-        ):
-            inner[part] = self._size(inner[part.args[0]], part.args[1])
+        for x in placeholders:
+            for size in sorted((u for u in x.users if u.target is _SIZE), key=lambda u: u.args[1]):
+                inner[size] = self._size(inner[x], size.args[1])
         for part in body.graph.nodes:
             if part in inner:
                 continue

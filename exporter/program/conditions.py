@@ -4,7 +4,8 @@ A convolution needs a window's length; a network that halves and doubles a lengt
 one; and torch takes a size of 2 or more for granted in places where it need not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
@@ -12,29 +13,21 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseport.exporter.program import Program, shape_env
 
-__all__ = ["forget", "in_words", "violated"]
+__all__ = ["admits", "forget", "in_words", "violated"]
+
+
+def admits(program: Program, sizes: Mapping[str, int]) -> bool:
+    """Whether the program holds for these sizes of its dynamic dimensions, as far as known."""
+    return next(_wrong(program, _named(program, sizes), sizes), None) is None
 
 
 def violated(program: Program, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """What was taken for granted, and is not so at these sizes of the dynamic dimensions.
-
-    Returns:
-        Conditions in terms of the dimensions; none where the program holds.
-    """
+    """What was taken for granted, and is not so at these sizes, in terms of the dimensions."""
     named = _named(program, sizes)
-    values = {symbol: sizes[name] for symbol, name in named.items()}
-    ranges = program.exported.range_constraints
-    bounds = [
-        bound
-        for symbol in values
-        if symbol in ranges
-        for bound in (symbol >= ranges[symbol].lower, symbol <= ranges[symbol].upper)
-    ]
-    guards = [guard.expr for guard in shape_env(program.exported).guards]
-    wrong = [expr for expr in [*bounds, *guards] if expr.xreplace(values) == sympy.false]
     called = {
         symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in named.items()
     }
+    wrong = _wrong(program, named, sizes)
     return tuple(dict.fromkeys(in_words(expr.xreplace(called)) for expr in wrong))
 
 
@@ -82,9 +75,25 @@ def in_words(condition: sympy.Basic) -> str:
     return f"{left} {relation} {right}"
 
 
+def _wrong(
+    program: Program, named: Mapping[sympy.Symbol, str], sizes: Mapping[str, int]
+) -> Iterator[sympy.Basic]:
+    """The bounds and the guards that do not hold."""
+    values = {symbol: sizes[name] for symbol, name in named.items()}
+    ranges = program.exported.range_constraints
+    bounds = (
+        bound
+        for symbol in values
+        if symbol in ranges
+        for bound in (symbol >= ranges[symbol].lower, symbol <= ranges[symbol].upper)
+    )
+    guards = (guard.expr for guard in shape_env(program.exported).guards)
+    return (e for e in chain(bounds, guards) if e.xreplace(values) == sympy.false)
+
+
 def _named(program: Program, sizes: Mapping[str, int]) -> dict[sympy.Symbol, str]:
     """The dimension that each symbol is."""
-    nodes = {node.name: node for node in program.exported.graph.nodes}
+    nodes = {node.name: node for node in program.exported.graph.find_nodes(op="placeholder")}
     placeholders = program.exported.graph_signature.user_inputs
     return {
         size.node.expr: str(dim)

@@ -117,7 +117,7 @@ def admitted(
 
     Args:
         planned: from `cases`.
-        admits: whether the program holds for these sizes; see `conditions.violated`.
+        admits: whether the program holds for these sizes; see `conditions.admits`.
 
     Returns:
         The cases, and a sentence on each that could not be kept.

@@ -31,7 +31,7 @@ from fuseport.exporter.verify.modes import Float64, References
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["compute"]
+__all__ = ["compute", "session"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -129,7 +129,7 @@ def _drawn(model: Model, case: Case) -> tuple[Tensors, Tensors]:
         inputs = {spec.name: example(spec, case.sizes, generator) for spec in model.inputs}
     try:
         with References():
-            outputs = _session(model, model.module).run(inputs)
+            outputs = session(model, model.module).run(inputs)
     except Exception as error:  # model code may refuse a shape with any error
         raise _RefusedError(one_line(error)) from error
     cotangents = {
@@ -148,7 +148,7 @@ def _given(model: Model, file: Path) -> tuple[Tensors, Tensors]:
     # As for drawn inputs, the first run is one in the working dtype: model code may keep what it
     # makes at its first call (VFIMamba's grids), and could not use it if it were float64.
     with References():
-        _session(model, model.module).run(inputs)
+        session(model, model.module).run(inputs)
     return inputs, cotangents
 
 
@@ -159,7 +159,8 @@ def _cotangent(output: Tensor, layout: str, generator: torch.Generator) -> Tenso
     return torch.randn(output.shape, generator=generator).to(output.dtype)
 
 
-def _session(model: Model, module: nn.Module) -> ModuleSession:
+def session(model: Model, module: nn.Module) -> ModuleSession:
+    """What runs and differentiates the model's module, or a copy of that in another dtype."""
     return ModuleSession(
         module, module.named_parameters(), lambda result: named_outputs(result, model.outputs)
     )
@@ -169,10 +170,10 @@ def _results(
     model: Model, module: nn.Module, inputs: Tensors, cotangents: Tensors
 ) -> dict[str, Tensor | None]:
     """Outputs and, where there are any, gradients."""
-    session = _session(model, module)
+    runs = session(model, module)
     if model.differentiable:
-        return session.differentiate(inputs, cotangents)
-    return dict(session.run(inputs))
+        return runs.differentiate(inputs, cotangents)
+    return dict(runs.run(inputs))
 
 
 def _exact(
