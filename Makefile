@@ -68,10 +68,10 @@ fuzz: $(SET_UP) ## mutated checkpoints and artifacts, 100,000 of them; it takes 
 	$(BIN)/python -W ignore -m fuseport.tests.corpus.fuzz --count $(COUNT)
 
 coverage: $(SET_UP) ## branches of the loader, the writer and the comparator that tests take
-	$(BIN)/python -m coverage run -m pytest -q -n logical --maxprocesses 8 tests/test_corpus.py \
-		tests/test_checkpoint.py tests/test_checkpoint_shards.py tests/test_checkpoint_layouts.py \
-		tests/test_corners.py tests/test_bundle.py tests/test_compare.py \
-		tests/test_writers.py
+	$(BIN)/python -m coverage run -m pytest -q -n logical --maxprocesses 8 --dist loadfile \
+		tests/test_corpus.py tests/test_checkpoint.py tests/test_checkpoint_shards.py \
+		tests/test_checkpoint_layouts.py tests/test_corners.py tests/test_bundle.py \
+		tests/test_compare.py tests/test_writers.py
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report
 
