@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,9 @@ def export(
         notes += more
         built, more = tried(built, seed)
         notes += more
+        if "gradient" not in programs and (said := truth.refused_gradient(built, seed)):
+            built = replace(built, differentiable=False)
+            notes += (f"outputs alone: autograd cannot differentiate the model: {said}",)
         captured = list(capture(built, programs, seed, progress))
         cases, dropped, conditions = _planned(built, captured, seed)
         with staged(target, force=force) as (folder, manifest):

@@ -1,6 +1,7 @@
 """What is planned to be compared."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from torch.utils._sympy.functions import Mod
 
 from fuseport.exporter import api
 from fuseport.exporter.bundle import Bundle
+from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.program import Kind
 from fuseport.exporter.program.conditions import in_words
 from fuseport.exporter.verify.plan import admitted, cases, conditional
 
@@ -78,6 +81,12 @@ OTHERWISE = """
         y = self.up(x)
         return y if length % 4 == 0 else OTHER
 """
+# A gradient needs what is written to.
+IN_PLACE = """
+        y = self.up(x).sigmoid()
+        z = y * y
+        return z + y.mul_(2)
+"""
 
 
 def test_conditions_are_in_words() -> None:
@@ -91,7 +100,9 @@ def test_conditions_are_in_words() -> None:
     assert {text: in_words(condition) for text, condition in said.items()} == {t: t for t in said}
 
 
-def exported(forward: str, folder: Path) -> tuple[Bundle, str]:
+def exported(
+    forward: str, folder: Path, programs: Sequence[Kind] = api.PROGRAMS
+) -> tuple[Bundle, str]:
     """A bundle of a net with one layer, and what --model would be."""
     file = folder / "net.py"
     file.write_text(NET + forward)
@@ -102,6 +113,7 @@ def exported(forward: str, folder: Path) -> tuple[Bundle, str]:
         folder / "bundle",
         model=f"{file}:Net",
         inputs=parse_inputs(["x:[batch,length,8]"]),
+        programs=programs,
         format=["onnx", "exported_program"],
     )
     return bundle, f"{file}:Net"
@@ -134,3 +146,19 @@ def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
     assert any(row.case.startswith(moved) for row in report.results)  # by as much as torch wants
     assert note in report.notes
     assert report.exit_code() == 0
+
+
+def test_outputs_alone_are_compared_where_autograd_refuses(tmp_path: Path) -> None:
+    with pytest.raises(ExportFailed, match="--program forward"):
+        exported(IN_PLACE, tmp_path)
+    bundle, model = exported(IN_PLACE, tmp_path, ["forward"])
+    (note,) = bundle.manifest["notes"]
+    assert re.fullmatch("outputs alone: autograd cannot .* inplace operation: .* instead\\.", note)
+    runtimes = ["eager", "onnxruntime", "exported_program"]
+    report = api.verify(bundle.folder, model=model, runtime=runtimes)
+    assert report.exit_code(strict=True) == 0, report.failures()
+    assert {row.runtime for row in report.results} == {"float64", *runtimes}
+    assert not [row for row in report.results if row.tensor.startswith("grad/")]
+    assert "outputs alone are compared: autograd cannot differentiate the model" in report.notes
+    power = api.self_test(bundle.folder, model=model, runtime=["onnxruntime"])
+    assert power.exit_code() == 0

@@ -17,6 +17,7 @@ __all__ = [
     "admitted",
     "cases",
     "conditional",
+    "differentiable",
     "jobs",
     "seeded",
 ]
@@ -174,6 +175,11 @@ def seeded(
     ]
 
 
+def differentiable(manifest: Mapping[str, Any]) -> bool:
+    """Whether gradients of the model that a bundle is of can be asked for."""
+    return bool(manifest["architecture"]["config"].get("differentiable", True))
+
+
 def jobs(
     folder: Path,
     manifest: Mapping[str, Any],
@@ -193,18 +199,17 @@ def jobs(
         rebuilt: whether the model itself can be run.
         forms: whether to ask for backward in all its forms, too, on one case.
     """
+    autograd = differentiable(manifest)
     for name in chosen:
         runtime = runtimes.get(name)
-        if runtime.FORMAT is None:
-            if rebuilt:
-                weights = folder / "weights.safetensors"
-                for entry in names:
-                    yield from of_artifact(name, weights, entry, names, forms=forms)
-            continue
+        found: list[tuple[Path, str]] = []
+        if runtime.FORMAT is None and rebuilt:
+            found += ((folder / "weights.safetensors", entry) for entry in names)
         for entry in manifest["artifacts"]:
             if entry["format"] == runtime.FORMAT:
-                file = folder / entry["file"]
-                yield from of_artifact(name, file, entry["program"], names, forms=forms)
+                found.append((folder / entry["file"], entry["program"]))
+        for file, program in found:
+            yield from of_artifact(name, file, program, names, forms=forms, autograd=autograd)
 
 
 def of_artifact(
@@ -214,11 +219,12 @@ def of_artifact(
     names: Mapping[Entry, Sequence[str]],
     *,
     forms: bool = False,
+    autograd: bool = True,
 ) -> Iterator[Job]:
     """One artifact in one runtime: by itself and, forward programs, through autograd too."""
     own = names.get(entry_of(program), ())
     yield from (Job(runtime, file, program, "run", case) for case in own)
-    if program == "forward" and runtimes.get(runtime).AUTOGRAD:
+    if program == "forward" and autograd and runtimes.get(runtime).AUTOGRAD:
         yield from (Job(runtime, file, "gradient", "autograd", case) for case in own)
         if forms and own:
             yield Job(runtime, file, "gradient", "autograd forms", _small(own))

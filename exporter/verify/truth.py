@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
-from fuseport.exporter.models.model import at, example
+from fuseport.exporter.models.model import at, example, examples
 from fuseport.exporter.program import Entry, named_outputs, one_line
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
@@ -31,7 +31,7 @@ from fuseport.exporter.verify.modes import Float64, References
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["compute", "session"]
+__all__ = ["compute", "refused_gradient", "session"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -159,6 +159,20 @@ def _cotangent(output: Tensor, layout: str, generator: torch.Generator) -> Tenso
     return torch.randn(output.shape, generator=generator).to(output.dtype)
 
 
+def refused_gradient(model: Model, seed: int) -> str | None:
+    """What autograd says of a model that writes in place into what a gradient needs; else None."""
+    inputs = examples(model, torch.Generator().manual_seed(seed))
+    runs = session(model, model.module)
+    with References(), own_backward.inlined():
+        outputs = runs.run(inputs)
+        seeds = {n: torch.ones_like(y) for n, y in outputs.items() if y.is_floating_point()}
+        try:
+            runs.differentiate(inputs, seeds)
+        except RuntimeError as error:
+            return _in_place(error)
+    return None
+
+
 def session(model: Model, module: nn.Module) -> ModuleSession:
     """What runs and differentiates the model's module, or a copy of that in another dtype."""
     return ModuleSession(
@@ -199,17 +213,23 @@ def _exact(
     return results
 
 
+def _in_place(error: BaseException) -> str | None:
+    """What autograd says of a write in place; None of other errors."""
+    said, _, _ = one_line(error).partition(" Hint:")
+    return said if "inplace operation" in said or "in-place operation" in said else None
+
+
 def _why_no_truth(error: BaseException) -> str:
-    said = one_line(error)
-    if "inplace operation" in said or "in-place operation" in said:
+    if said := _in_place(error):
         return (
             "autograd cannot differentiate the model with respect to its inputs: "
-            f"{said}. It writes in place into what a gradient needs, which training does not "
-            "notice where inputs need no gradient: write x = x / y instead of x /= y"
+            f"{said} It writes in place into what a gradient needs, which training does not "
+            "notice where inputs need no gradient: write x = x / y instead of x /= y, or export "
+            "outputs alone: --program forward"
         )
     return (
         "the model does not run in float64, in which truth is computed: "
-        f"{said}; make its code take any floating dtype"
+        f"{one_line(error)}; make its code take any floating dtype"
     )
 
 
