@@ -1,6 +1,7 @@
 """Ordinary modules in every format: the same outputs and gradients as eager, at held-out sizes."""
 
 import hashlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -389,6 +390,25 @@ def test_torchscript_has_no_form_of_a_branch(tmp_path: Path) -> None:
 
     forward = capture_forward(Branch(), inputs_of(SEQUENCE, SIZES), SEQUENCE)
     with pytest.raises(ExportFailed, match="TorchScript has no form of cond"):
+        torchscript.write(forward, tmp_path / "f.pt", formats.Options(tmp_path / "w"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("y = x.reshape([1.5])", r"Expected a value of type 'List\[int\]' .* 'List\[float\]'"),
+        ("y = (3 @ 3)", "Expected a value of type 'Tensor' .* found type 'int'"),
+        ("y = x.no_such(3)", "'Tensor' object has no attribute or method 'no_such'"),
+    ],
+)
+def test_what_torchscript_refuses_is_named_with_its_line(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = capture_forward(nn.Linear(8, 8), inputs_of(SEQUENCE, SIZES), SEQUENCE)
+    code = f"def forward(self, x: Tensor):\n    {line}\n    return y\n"
+    monkeypatch.setattr(torchscript, "source", lambda _: code)
+    expected = f"TorchScript refuses the forward program: {said}, at: {re.escape(line)}$"
+    with pytest.raises(ExportFailed, match=expected):
         torchscript.write(forward, tmp_path / "f.pt", formats.Options(tmp_path / "w"))
 
 

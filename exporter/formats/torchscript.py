@@ -91,7 +91,7 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
             scripted.define(source(program))
         except Exception as error:  # a frontend error of any of several unrelated types
             raise ExportFailed(
-                f"TorchScript refuses the {program.kind} program: {one_line(error)}"
+                f"TorchScript refuses the {program.kind} program: {_refusal(error)}"
             ) from error
         # Not by `save`, which ends the process when the disk is full.
         path.write_bytes(scripted.save_to_buffer())
@@ -112,6 +112,16 @@ def _fresh_compiler() -> Iterator[None]:
         yield
     finally:
         torch.jit._state._python_cu, torch.jit._recursive.concrete_type_store = kept
+
+
+def _refusal(error: Exception) -> str:
+    """What the compiler says of which line, without the forms that an operator has."""
+    lines = [line for part in str(error).splitlines() if (line := part.strip())]
+    here = next((i for i, line in enumerate(lines) if line.endswith("<--- HERE")), None)
+    if here is None:
+        return one_line(error)
+    said = next((line for line in lines if line.startswith("Expected ")), lines[0])
+    return f"{said.rstrip('.:')}, at: {lines[here - 1]}"
 
 
 def source(program: Program) -> str:
