@@ -112,7 +112,7 @@ def _library(specs: Iterable[OpSpec], device: str = "cpu") -> Library:
     if device == "cpu":
         units += [unit for spec in taking_part for unit in build.kernel_units(spec)]
         return Library("onnxruntime", tuple(units))
-    sources = (native / "clear.cu", *(spec.folder / "kernel.cu" for spec in taking_part))
+    sources = (native / "memory.cu", *(spec.folder / "kernel.cu" for spec in taking_part))
     units += [cuda.kernel_unit(source) for source in sources]
     return Library("onnxruntime-cuda", tuple(units), cuda.runtime_link())
 

@@ -33,6 +33,13 @@ inline const char* set_to_zero(void* data, int64_t bytes, void* stream) {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
+// Copies so many bytes within device memory, on a stream; null, or what went wrong. It does not wait.
+inline const char* copied(const void* from, void* to, int64_t bytes, void* stream) {
+  const cudaError_t error = cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDeviceToDevice,
+                                            (cudaStream_t)stream);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
 // Of the current device; 1 if it does not say.
 inline int multiprocessors() {
   int device = 0, count = 0;

@@ -191,6 +191,11 @@ class Context : public Call {
     if (const int64_t count = elements(shape)) std::memset(data, 0, count * bytes);
   }
 
+  // Copies all elements, of so many bytes each.
+  void copy(const Tensor& from, void* to, size_t bytes) const {
+    if (const int64_t count = elements(from.shape)) std::memcpy(to, from.data, count * bytes);
+  }
+
   // For so many T as a tensor of that shape has.
   template <class T>
   Buffer<T> allocate(const Shape& shape) const {

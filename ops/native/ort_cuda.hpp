@@ -15,8 +15,10 @@
 
 namespace fuseport::cuda {
 
-// Makes so many bytes of device memory 0, on a stream; null, or what CUDA says is wrong. clear.cu.
+// Make so many bytes of device memory 0, or copy them, on a stream; null, or what CUDA says is wrong.
+// They are in memory.cu.
 const char* clear(void* data, int64_t bytes, void* stream);
+const char* copy(const void* from, void* to, int64_t bytes, void* stream);
 
 }  // namespace fuseport::cuda
 
@@ -56,6 +58,13 @@ class CudaContext : public Call {
   void clear(void* data, const Shape& shape, size_t bytes) const {
     const int64_t count = elements(shape);
     if (count > 0) started(cuda::clear(data, count * static_cast<int64_t>(bytes), stream_));
+  }
+
+  // Copies all elements, of so many bytes each.
+  void copy(const Tensor& from, void* to, size_t bytes) const {
+    const int64_t count = elements(from.shape);
+    if (count > 0)
+      started(cuda::copy(from.data, to, count * static_cast<int64_t>(bytes), stream_));
   }
 
   // For so many T as a tensor of that shape has, on the device that the node's inputs are on. It may

@@ -37,11 +37,6 @@ void run_forward(const Host& host, const Problem& problem, const Forward& forwar
   });
 }
 
-// The gradients that are summed over units, in their own shapes and dtypes, contiguous.
-struct Totals {
-  void *dA = nullptr, *dB = nullptr, *dC = nullptr, *dD = nullptr, *ddt_bias = nullptr;
-};
-
 inline void sum_batches(const Problem& p, const double* parts, int64_t count, void* total) {
   if (p.dtype == Dtype::float64) {
     fuseport::sum_batches(parts, p.batches, count, static_cast<double*>(total));
@@ -54,9 +49,8 @@ template <class Host>
 void run_backward(const Host& host, const Problem& problem, Backward backward,
                   const Totals& totals) {
   const Kernels& k = kernels();
-  const int64_t real = problem.dtype == Dtype::float64 ? 8 : 4;
   const int64_t parts =
-      problem.batches * problem.length * problem.blocks() * problem.states * real;
+      problem.batches * problem.length * problem.blocks() * problem.states * real_bytes(problem.dtype);
   const int64_t all_heads = problem.batches * problem.heads;
   const auto dB = host.scratch(parts), dC = host.scratch(parts);
   const auto sums = host.scratch(all_heads * (problem.width + 2) * 8 + 64);

@@ -1,10 +1,10 @@
 // The CUDA kernels of the chunked scan as their bindings see them; no header of CUDA, none of torch.
 //
-// The scan is products of matrices, which the host's own library makes, and what lies between them,
-// which is here: it names the products as reference.py does. Everything is computed in float32 or
-// float64. The forward pass in bfloat16 and float16 is one kernel, products and all, at no less
-// precision. A chunk has 64 steps, T, those beyond the end being zeros. "By heads" is
-// (b, c, H, T, P), "by groups" (b, c, G, T, H/G, P): there all heads of a group are one matrix.
+// The scan is products of matrices and what lies between them, which name the products as reference.py
+// does; cuda_passes.hpp has the order. Everything is computed in float32 or float64. In bfloat16 and
+// float16 passes are one kernel, products and all, at no less precision. A chunk has 64 steps, T, those
+// beyond the end being zeros. "By heads" is (b, c, H, T, P), "by groups" (b, c, G, T, H/G, P): there
+// all heads of a group are one matrix.
 #pragma once
 
 #include "ssd_chunk_scan/kernel.hpp"
@@ -70,6 +70,15 @@ struct Backward {
   void *dx = nullptr, *ddt = nullptr, *dz = nullptr;
 };
 
+// In batches, to = a·b, or what is there already plus a·b: (rows, inner) and (inner, columns). All
+// real, each matrix contiguous, or the transpose of one that is.
+struct Product {
+  const void *a = nullptr, *b = nullptr;
+  void* to = nullptr;
+  int64_t batches = 0, rows = 0, inner = 0, columns = 0;
+  bool a_transposed = false, b_transposed = false, add = false;
+};
+
 constexpr int HEADS = 4;  // whose Q are added up in one block
 inline int64_t parts(const Problem& p) { return (p.heads_per_group() + HEADS - 1) / HEADS; }
 
@@ -84,9 +93,14 @@ const char* finish(const Problem&, const Steps&, const Forward&, void* stream); 
 const char* spread_back(const Problem&, const Steps&, const Backward&, void* stream);  // dy, dz, dD
 const char* mix_back(const Problem&, const Steps&, const Backward&, void* stream);     // M, Q, sums
 const char* finish_back(const Problem&, const Steps&, const Backward&, void* stream);  // the rest
+const char* multiply(const Problem&, const Product&, void* stream);
+// Sums in a fixed order: of Q over its parts, (b, c, G, T, T); of parts of dB or dC, (b, c, G, parts,
+// T, N), in the problem's dtype, (b, l, G, N); and over chunks, (b·c, count), real.
+const char* sum_of_Q(const Problem&, const Backward&, void* to, void* stream);
+const char* join(const Problem&, const void* of_chunks, int64_t parts, void* to, void* stream);
+const char* sum_of_chunks(const Problem&, const double*, int64_t count, void* to, void* stream);
 
-
-// Without the host's products, where `walks` says so. Of more segments than one, `add_up` has to be
+// Products and all, where `walks` says so. Of more segments than one, `add_up` has to be
 // called first, and then `carry`; `walk` writes what else the walk asks for.
 bool walks(const Problem&);
 Segments segments(const Problem&);

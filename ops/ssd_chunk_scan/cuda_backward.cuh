@@ -214,4 +214,43 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
   });
 }
 
+template <class Real>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
+    sum_of_Q_kernel(Problem p, Backward b, void* to) {
+  constexpr int64_t SIZE = T * T;
+  const int64_t heads = p.heads / p.groups, parts = (heads + HEADS - 1) / HEADS;
+  for_each(p.batches * chunks_of(p) * p.groups * SIZE, [&](int64_t i) {
+    const Real* const from = (const Real*)b.Q + i / SIZE * parts * SIZE + i % SIZE;
+    Real sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += from[part * SIZE];
+    ((Real*)to)[i] = sum;
+  });
+}
+
+template <class Stored>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
+    join_kernel(Problem p, const void* of_chunks, int64_t parts, void* to) {
+  using Real = cuda::Real<Stored>;
+  const int64_t size = T * p.states, chunks = chunks_of(p);
+  for_each(p.batches * p.length * p.groups * p.states, [&](int64_t i) {
+    const int64_t row = quotient_of(i, p.states), n = i - row * p.states;
+    const int64_t at = quotient_of(row, p.groups), group = row - at * p.groups;
+    const int64_t batch = quotient_of(at, p.length), step = at - batch * p.length;
+    const int64_t of_group = (batch * chunks + step / T) * p.groups + group;
+    const Real* const from =
+        (const Real*)of_chunks + of_group * parts * size + step % T * p.states + n;
+    Real sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += from[part * size];
+    from_real(sum, (Stored*)to + i);
+  });
+}
+
+template <class Real>
+__global__ void __launch_bounds__(PART_THREADS)
+    sum_of_chunks_kernel(const double* from, int64_t chunks, int64_t count, void* to) {
+  FUSEPORT_SHARED(memory);
+  sum_parts(from, chunks, count, (double*)memory,
+            [&](int64_t i, double sum) { ((Real*)to)[i] = (Real)sum; });
+}
+
 }  // namespace fuseport::ssd_chunk_scan::cuda

@@ -40,6 +40,35 @@ const char* finish_back(const Problem& p, const Steps& s, const Backward& b, voi
   return run_finish_back(p, s, b, stream);
 }
 
+const char* multiply(const Problem& p, const Product& product, void* stream) {
+  return p.dtype == Dtype::float64 ? run_multiply<double>(product, stream)
+                                   : run_multiply<float>(product, stream);
+}
+
+const char* sum_of_Q(const Problem& p, const Backward& b, void* to, void* stream) {
+  const int64_t count = p.batches * p.chunks() * p.groups * T * T;
+  return p.dtype == Dtype::float64 ? over(count, sum_of_Q_kernel<double>, stream, p, b, to)
+                                   : over(count, sum_of_Q_kernel<float>, stream, p, b, to);
+}
+
+const char* join(const Problem& p, const void* of_chunks, int64_t parts, void* to, void* stream) {
+  const int64_t count = p.batches * p.length * p.groups * p.states;
+  return with_dtype(p.dtype, [&](auto stored) {
+    return over(count, join_kernel<decltype(stored)>, stream, p, of_chunks, parts, to);
+  });
+}
+
+const char* sum_of_chunks(const Problem& p, const double* from, int64_t count, void* to,
+                          void* stream) {
+  if (count == 0) return nullptr;
+  const auto run = [&](auto kernel) {
+    return launch(kernel, part_blocks(count), PART_THREADS, PART_SHARED, stream, from,
+                  p.batches * p.chunks(), count, to);
+  };
+  return p.dtype == Dtype::float64 ? run(sum_of_chunks_kernel<double>)
+                                   : run(sum_of_chunks_kernel<float>);
+}
+
 bool walks(const Problem& p) {
   const bool short_ones = p.dtype == Dtype::bfloat16 || p.dtype == Dtype::float16;
   return short_ones && p.states > 0 && p.states <= MOST_STATES;

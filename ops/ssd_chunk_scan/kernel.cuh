@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "ssd_chunk_scan/cuda_gradients.cuh"
+#include "ssd_chunk_scan/cuda_products.cuh"
 #include "ssd_chunk_scan/cuda_walk.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {

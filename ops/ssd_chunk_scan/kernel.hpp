@@ -14,6 +14,10 @@ namespace fuseport::ssd_chunk_scan {
 
 constexpr int64_t CHUNK = 64;  // steps whose outputs are products of matrices: as in shapes.py
 
+FUSEPORT_INLINED constexpr int64_t real_bytes(Dtype dtype) {
+  return dtype == Dtype::float64 ? 8 : 4;
+}
+
 // (b, l, H, P), (b, l, G, N) or (b, l, H), in the problem's dtype; strides in elements, any value.
 struct Strided {
   const void* data = nullptr;
@@ -65,6 +69,11 @@ struct Backward {
   void *dB = nullptr, *dC = nullptr;    // (b, l, blocks, N), real
   double *dA = nullptr, *ddt_bias = nullptr;  // (b, H)
   double* dD = nullptr;                       // (b, H, P)
+};
+
+// The gradients that are summed over units, in their own shapes and dtypes, contiguous.
+struct Totals {
+  void *dA = nullptr, *dB = nullptr, *dC = nullptr, *dD = nullptr, *ddt_bias = nullptr;
 };
 
 // Adds up the parts of dB or dC, and writes (b, l, G, N), contiguous, in `dtype`.

@@ -24,6 +24,8 @@ from fuseport.ops.selective_scan import SPEC as SCAN
 from fuseport.ops.selective_scan.cases import _Shape
 from fuseport.ops.selective_scan.shapes import CHUNK
 from fuseport.ops.spec import Case
+from fuseport.ops.ssd_chunk_scan import SPEC as CHUNKED
+from fuseport.ops.ssd_chunk_scan.cases import _Shape as Chunked
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.nodes import (
     CASES,
@@ -37,7 +39,7 @@ from fuseport.tests.ops.cuda_on_cpu.nodes import (
 from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES
 
 # A GPU of one thread is slow: what the largest have, others have in less.
-LARGE = ("many_units", "channels_130", "channels_700", "mamba_2", "height_131_width_40")
+LARGE = ("many_units", "heads_48", "channels_130", "channels_700", "mamba_2", "height_131_width_40")
 QUICK = [case for case in CASES if not any(name in case.name for name in LARGE)]
 PLAIN = [next(case for case in spec.cases if case.name == "plain") for spec in SPECS]
 
@@ -98,6 +100,17 @@ def test_passes_have_scratch_memory(library: Path, dtype: torch.dtype) -> None:
     stand_in.Settings(library).multiprocessors(100)
     cut = check_case(OnNaN(library), library, case, dtype)
     assert any(not torch.equal(cut[name], whole[name]) for name in cut)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_products_of_several_tiles(library: Path, dtype: torch.dtype) -> None:
+    """The same to the bit, whatever the order of threads."""
+    shape = Chunked(b=1, l=66, H=4, P=33, N=70, G=2, gated=True)
+    case = Case("tiles", CHUNKED.operators[1].name, shape.make)
+    found = check_case(OnNaN(library), library, case, dtype)
+    stand_in.Settings(library).order(7)
+    again = check_case(OnNaN(library), library, case, dtype)
+    assert all(torch.equal(found[name], again[name]) for name in found)
 
 
 def test_calls_are_counted_by_op(library: Path) -> None:

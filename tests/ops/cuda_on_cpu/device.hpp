@@ -47,6 +47,11 @@ inline const char* set_to_zero(void* data, int64_t bytes, void*) {
   return nullptr;
 }
 
+inline const char* copied(const void* from, void* to, int64_t bytes, void*) {
+  std::memcpy(to, from, (size_t)bytes);
+  return nullptr;
+}
+
 inline int multiprocessors() { return on_cpu::multiprocessors(); }
 
 inline float bits_to_float(uint32_t x) {

@@ -89,7 +89,7 @@ def onnxruntime_units(specs: Sequence[OpSpec]) -> tuple[build.Unit, ...]:
     """What `ops.ort` makes the library for the CUDA provider of, compiled for the CPU's."""
     native = build.OPS_FOLDER / "native"
     bindings = (native / "ort.cpp", *(spec.folder / "ort_cuda.cpp" for spec in specs))
-    kernels = (native / "clear.cu", *(spec.folder / "kernel.cu" for spec in specs))
+    kernels = (native / "memory.cu", *(spec.folder / "kernel.cu" for spec in specs))
     return (
         *(build.Unit(path, _BINDING, lambda: (f"-I{ort.headers()}",)) for path in bindings),
         *(_kernels(path) for path in kernels),

@@ -7,4 +7,8 @@ const char* clear(void* data, int64_t bytes, void* stream) {
   return set_to_zero(data, bytes, stream);
 }
 
+const char* copy(const void* from, void* to, int64_t bytes, void* stream) {
+  return copied(from, to, bytes, stream);
+}
+
 }  // namespace fuseport::cuda
