@@ -108,7 +108,7 @@ def nvcc() -> str:
         return found
     raise BuildError(
         "there is no nvcc: install CUDA's compiler (Debian, Ubuntu: apt install cuda-nvcc from "
-        "NVIDIA's repository; pip install nvidia-cuda-nvcc), or set NVCC"
+        "NVIDIA's repository; pip install nvidia-cuda-nvcc nvidia-cuda-cccl), or set NVCC"
     )
 
 

@@ -4,10 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sort.h>
 #include <torch/library.h>
-
-#include <algorithm>
 
 #include "ms_deform_attn/checks.hpp"
 #include "ms_deform_attn/torch.hpp"
@@ -28,31 +25,6 @@ Tensor attention(const Tensor& value, const Tensor& shapes, const Tensor& starts
   return out;
 }
 
-// dvalue, a slice of pairs after the other.
-void gather(const char* op, const Check& check, const Problem& p, const Backward& b,
-            const Tensor& dvalue, void* stream) {
-  const int64_t samples = p.queries * p.samples();
-  if (dvalue.numel() == 0) return;
-  if (samples == 0) {
-    dvalue.zero_();
-    return;
-  }
-  const int64_t at_once = cuda::pairs_at_once(p);
-  check.require(at_once > 0, "sampling_locations", "of fewer samples and levels for each head",
-                samples);
-  const auto integers = dvalue.options().dtype(at::kInt);
-  for (int64_t first = 0; first < p.pairs(); first += at_once) {
-    const cuda::Slice slice{first, std::min(at_once, p.pairs() - first)};
-    const Tensor cells = at::empty({slice.pairs * samples}, integers);
-    check_cuda(op, cuda::find_cells(p, slice, cells.mutable_data_ptr<int32_t>(), stream));
-    const auto [sorted, order] = at::sort(cells, /*stable=*/true, 0, /*descending=*/false);
-    const Tensor starts = at::empty({cuda::most_starts(p, slice)}, integers);
-    check_cuda(op, cuda::gather(p, b, slice, sorted.const_data_ptr<int32_t>(),
-                                order.const_data_ptr<int64_t>(),
-                                starts.mutable_data_ptr<int32_t>(), stream));
-  }
-}
-
 Gradients attention_backward(const Tensor& dout, const Tensor& value, const Tensor& shapes,
                              const Tensor& starts, const Tensor& locations,
                              const Tensor& weights) {
@@ -68,8 +40,14 @@ Gradients attention_backward(const Tensor& dout, const Tensor& value, const Tens
   const Tensor dweights = at::empty(weights.sizes(), weights.options());
   const Backward b{given.const_data_ptr(), dvalue.mutable_data_ptr(),
                    dlocations.mutable_data_ptr(), dweights.mutable_data_ptr()};
-  check_cuda(op, cuda::backward_of_samples(inputs.problem, b, device.stream()));
-  gather(op, check, inputs.problem, b, dvalue, device.stream());
+  const Problem& p = inputs.problem;
+  const int64_t at_once = cuda::pairs_at_once(p);
+  check.require(at_once > 0, "sampling_locations", "of fewer samples and levels for each head",
+                p.queries * p.samples());
+  int64_t bytes = 0;
+  check_cuda(op, cuda::backward_scratch(p, at_once, &bytes));
+  const Tensor scratch = device_scratch(bytes, value);
+  check_cuda(op, cuda::backward(p, b, at_once, scratch.mutable_data_ptr(), device.stream()));
   return {dvalue, dlocations, dweights};
 }
 

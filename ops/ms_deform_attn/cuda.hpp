@@ -14,26 +14,18 @@
 
 namespace fuseport::ms_deform_attn::cuda {
 
-// Pairs of a batch entry and a head, whose samples are sorted at once.
-struct Slice {
-  int64_t first = 0, pairs = 0;
-};
-
-// How many pairs a slice can have; 0 if those of one are too many to be counted in 31 bits.
+// Of how many pairs of a batch entry and a head the samples are sorted at once; 0 if those of one,
+// or its cells, are too many to be counted in 31 bits.
 int64_t pairs_at_once(const Problem&);
 
-// Cells of a slice, and their end: how many numbers `starts` has.
-int64_t most_starts(const Problem&, const Slice&);
+// How many bytes `backward` works in; null, or what CUDA says is wrong.
+const char* backward_scratch(const Problem&, int64_t pairs_at_once, int64_t* bytes);
 
 // Start a pass on a stream, a cudaStream_t, of the current device, and do not wait for it. They
-// return null, or what CUDA says is wrong.
+// return null, or what CUDA says is wrong. `pairs_at_once` is not 0, and `scratch` aligned to 16
+// bytes.
 const char* forward(const Problem&, const Forward&, void* stream);
-// Gradients of locations and weights.
-const char* backward_of_samples(const Problem&, const Backward&, void* stream);
-// The cell of each sample of a slice, pair by pair.
-const char* find_cells(const Problem&, const Slice&, int32_t* cells, void* stream);
-// The gradient of value, from the cells in ascending order and what samples they are of.
-const char* gather(const Problem&, const Backward&, const Slice&, const int32_t* cells,
-                   const int64_t* samples, int32_t* starts, void* stream);
+const char* backward(const Problem&, const Backward&, int64_t pairs_at_once, void* scratch,
+                     void* stream);
 
 }  // namespace fuseport::ms_deform_attn::cuda

@@ -2,10 +2,18 @@
 #pragma once
 
 #include "ms_deform_attn/cuda_samples.cuh"
+#include "native/cuda_sort.cuh"
 
 namespace fuseport::ms_deform_attn::cuda {
 
-constexpr int32_t OUTSIDE = 0x7fffffff;  // the cell of samples that take no pixel: after all others
+// The cell of samples that take no pixel: after all others, also of its lowest bits alone, as many
+// as Scratch::bits.
+constexpr int32_t OUTSIDE = 0x7fffffff;
+
+// Pairs of a batch entry and a head, whose samples are sorted at once.
+struct Slice {
+  int64_t first = 0, pairs = 0;
+};
 
 // Of all levels: cells of a pair.
 FUSEPORT_DEVICE int64_t cells_before(const Problem& p, int64_t level) {
@@ -30,9 +38,10 @@ struct Place {
   }
 };
 
+// The cell of each sample of a slice, pair by pair, and its number.
 template <class Stored>
 __global__ void __launch_bounds__(THREADS)
-    cells_kernel(Problem p, Slice slice, int64_t count, int32_t* cells) {
+    cells_kernel(Problem p, Slice slice, int64_t count, int32_t* cells, int32_t* samples) {
   const int64_t cells_of_pair = cells_before(p, p.levels);
   const int64_t of_pair = p.queries * p.levels * p.points;
   for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < count;
@@ -44,13 +53,13 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t cell = i / of_pair * cells_of_pair + cells_before(p, place.level) +
                          (int64_t)(sample.top + 1) * (level.width + 1) + sample.left + 1;
     cells[i] = sample.left < -1 || level.cells() == 0 ? OUTSIDE : (int32_t)cell;
+    samples[i] = (int32_t)i;
   }
 }
 
 // For each cell of a slice, how many samples are of cells before it.
-template <class Index>
 __global__ void __launch_bounds__(THREADS)
-    starts_kernel(Problem p, Slice slice, int64_t count, const Index* cells, Index* starts) {
+    starts_kernel(Problem p, Slice slice, int64_t count, const int32_t* cells, int32_t* starts) {
   const int64_t last = slice.pairs * cells_before(p, p.levels);
   for (int64_t cell = blockIdx.x * (int64_t)THREADS + threadIdx.x; cell <= last;
        cell += gridDim.x * (int64_t)THREADS) {
@@ -60,7 +69,7 @@ __global__ void __launch_bounds__(THREADS)
       if (cells[middle] < cell) first = middle + 1;
       else end = middle;
     }
-    starts[cell] = (Index)first;
+    starts[cell] = (int32_t)first;
   }
 }
 
@@ -68,7 +77,7 @@ __global__ void __launch_bounds__(THREADS)
 // and their sums are added up in a fixed order.
 template <class Stored, int V>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
-    gather_kernel(Problem p, Backward b, Slice slice, Deal deal, const int64_t* samples,
+    gather_kernel(Problem p, Backward b, Slice slice, Deal deal, const int32_t* samples,
                   const int32_t* starts) {
   using Real = cuda::Real<Stored>;
   const int64_t parts = (p.channels + deal.lanes * V - 1) / (deal.lanes * V);
@@ -115,33 +124,70 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 }
 
+// Whether dvalue needs no sort: it has no numbers, or no samples.
+inline bool nothing_to_sort(const Problem& p) {
+  return p.pairs() == 0 || p.positions == 0 || p.channels == 0 || p.queries * p.samples() == 0;
+}
+
 // A level of height H and width W has (H + 1)·(W + 1) ≤ 2·(H·W + 1) cells.
 inline int64_t most_cells(const Problem& p) { return p.levels * 2 * (p.positions + 1); }
 
 inline int64_t most_pairs(const Problem& p) {
+  if (nothing_to_sort(p)) return 1;
   constexpr int64_t LIMIT = OUTSIDE - 1;
   const int64_t samples = p.queries * p.samples(), cells = most_cells(p);
-  const int64_t most = samples > cells ? samples : cells;
-  const int64_t pairs = most > 0 ? LIMIT / most : p.pairs();
+  const int64_t pairs = LIMIT / (samples > cells ? samples : cells);
   return pairs < p.pairs() ? pairs : p.pairs();
 }
 
-inline const char* run_cells(const Problem& p, const Slice& slice, int32_t* cells, void* stream) {
-  const int64_t count = slice.pairs * p.queries * p.samples();
-  return with_dtype(p.dtype, [&](auto stored) {
-    return launch(cells_kernel<decltype(stored)>, (count + THREADS - 1) / THREADS, THREADS, 0,
-                  stream, p, slice, count, cells);
-  });
-}
+// The scratch memory of a slice, which that of fewer pairs has room in. A sort goes back and forth
+// between two arrays.
+class Scratch {
+ public:
+  int bits = 0;            // that tell cells apart
+  int64_t sort_bytes = 0;  // of the sort's own
+  const char* error;       // null, or what CUDA says is wrong
 
-inline const char* run_gather(const Problem& p, const Backward& b, const Slice& slice,
-                              const int32_t* cells, const int64_t* samples, int32_t* starts,
-                              void* stream) {
+  Scratch(const Problem& p, int64_t pairs)
+      : numbers_(whole(pairs * p.queries * p.samples() * (int64_t)sizeof(int32_t))),
+        starts_(whole((pairs * most_cells(p) + 1) * (int64_t)sizeof(int32_t))) {
+    for (int64_t cells = pairs * most_cells(p); cells > 0; cells /= 2) ++bits;
+    error = sort_scratch(pairs * p.queries * p.samples(), bits, &sort_bytes);
+  }
+
+  int64_t bytes() const { return 4 * numbers_ + starts_ + sort_bytes; }
+
+  int32_t* numbers(void* scratch, int array) const {
+    return (int32_t*)((char*)scratch + array * numbers_);
+  }
+  int32_t* starts(void* scratch) const { return numbers(scratch, 4); }
+  void* sort(void* scratch) const { return (char*)starts(scratch) + starts_; }
+
+ private:
+  // What comes after is aligned as the memory itself is: that of allocators of devices to 256.
+  static int64_t whole(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+  int64_t numbers_, starts_;
+};
+
+inline const char* run_slice(const Problem& p, const Backward& b, const Slice& slice,
+                             const Scratch& layout, void* scratch, void* stream) {
   const int64_t count = slice.pairs * p.queries * p.samples();
+  int32_t* cells[2] = {layout.numbers(scratch, 0), layout.numbers(scratch, 1)};
+  int32_t* samples[2] = {layout.numbers(scratch, 2), layout.numbers(scratch, 3)};
+  int32_t* const starts = layout.starts(scratch);
+  const char* error = with_dtype(p.dtype, [&](auto stored) {
+    return launch(cells_kernel<decltype(stored)>, (count + THREADS - 1) / THREADS, THREADS, 0,
+                  stream, p, slice, count, cells[0], samples[0]);
+  });
+  if (error) return error;
+  error = sort_pairs(cells, samples, count, layout.bits, layout.sort(scratch), layout.sort_bytes,
+                     stream);
+  if (error) return error;
   const int64_t most = slice.pairs * most_cells(p) + 1;
-  if (const char* error = launch(starts_kernel<int32_t>, (most + THREADS - 1) / THREADS, THREADS, 0, stream,
-                                 p, slice, count, cells, starts))
-    return error;
+  error = launch(starts_kernel, (most + THREADS - 1) / THREADS, THREADS, 0, stream, p, slice, count,
+                 cells[0], starts);
+  if (error) return error;
   return with_channels(
       p,
       [&](auto stored, auto v) {
@@ -150,9 +196,28 @@ inline const char* run_gather(const Problem& p, const Backward& b, const Slice& 
         const int64_t parts = (p.channels + deal.lanes * V - 1) / (deal.lanes * V);
         const int64_t units = slice.pairs * p.positions * parts;
         return launch(gather_kernel<decltype(stored), V>, (units + WARPS - 1) / WARPS, THREADS, 0,
-                      stream, p, b, slice, deal, samples, (const int32_t*)starts);
+                      stream, p, b, slice, deal, samples[0], starts);
       },
       b.dout, (const void*)b.dvalue);
+}
+
+inline const char* run_gather(const Problem& p, const Backward& b, int64_t at_once, void* scratch,
+                              void* stream) {
+  if (nothing_to_sort(p)) {
+    const int64_t numbers = p.pairs() * p.positions * p.channels;
+    if (numbers == 0) return nullptr;
+    return with_dtype(p.dtype, [&](auto stored) {
+      return set_to_zero(b.dvalue, numbers * (int64_t)sizeof(stored), stream);
+    });
+  }
+  const Scratch layout(p, at_once);
+  const char* error = layout.error;
+  for (int64_t first = 0; first < p.pairs() && !error; first += at_once) {
+    const int64_t left = p.pairs() - first;
+    const Slice slice{first, at_once < left ? at_once : left};
+    error = run_slice(p, b, slice, layout, scratch, stream);
+  }
+  return error;
 }
 
 }  // namespace fuseport::ms_deform_attn::cuda

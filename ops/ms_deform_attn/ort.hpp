@@ -52,12 +52,26 @@ struct Inputs {
   }
 };
 
-// Adds the forward's node of a dtype, for the provider of the context that `forward` takes.
+// The cotangent of a node of the backward, its input 0, and its outputs.
 template <class Context>
-void add_forward(ort::Type stored, ort::Type wide, void (*forward)(const Context&)) {
+Backward gradients(const Context& context, const Inputs& inputs) {
+  const Tensor dout = context.input(0);
+  context.require_shape("dout", dout, "(b, q, h*c)", inputs.out);
+  return {dout.data, context.output(0, inputs.value.shape),
+          context.output(1, inputs.locations.shape), context.output(2, inputs.weights.shape)};
+}
+
+// Adds the nodes of a dtype, for the provider of the context that both passes take.
+template <class Context>
+void add(ort::Type stored, ort::Type wide, void (*forward)(const Context&),
+         void (*backward)(const Context&)) {
   constexpr ort::Type integer = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+  const std::vector<const char*> no_attributes;
   ort::ops().emplace_back("ms_deform_attn", std::vector{stored, integer, integer, wide, wide},
-                          std::vector{stored}, std::vector<const char*>{}, forward);
+                          std::vector{stored}, no_attributes, forward);
+  ort::ops().emplace_back("ms_deform_attn_backward",
+                          std::vector{stored, stored, integer, integer, wide, wide},
+                          std::vector{stored, wide, wide}, no_attributes, backward);
 }
 
 }  // namespace fuseport::ms_deform_attn

@@ -179,6 +179,39 @@ void wait_for_copies() {
 
 int multiprocessors() { return processors; }
 
+int64_t sort_scratch(int64_t count) { return 1 + count / 8; }
+
+// As CUB does it, eight bits in a pass, from one array to the other; what it may leave behind in
+// the scratch memory and the other array is there before it reads.
+const char* sort(int32_t* (&keys)[2], int32_t* (&values)[2], int64_t count, int bits,
+                 void* scratch, int64_t bytes) {
+  if (count < 1 || bits < 1 || bits > 31) return "a sort of nothing, or by no bits";
+  if (bytes < sort_scratch(count)) return "too little scratch memory for a sort";
+  const auto size = (size_t)count * sizeof(int32_t);
+  std::memset(scratch, POISON, (size_t)bytes);
+  std::memset(keys[1], POISON, size);
+  std::memset(values[1], POISON, size);
+  const std::vector<int32_t> k(keys[0], keys[0] + count), v(values[0], values[0] + count);
+  std::vector<int64_t> all((size_t)count);
+  std::iota(all.begin(), all.end(), 0);
+  const int32_t mask = (int32_t)((1u << bits) - 1);
+  std::stable_sort(all.begin(), all.end(),
+                   [&](int64_t i, int64_t j) { return (k[i] & mask) < (k[j] & mask); });
+  if ((bits + 7) / 8 % 2 != 0) {
+    std::memset(keys[0], POISON, size);
+    std::memset(values[0], POISON, size);
+    std::swap(keys[0], keys[1]);
+    std::swap(values[0], values[1]);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    keys[0][i] = k[all[i]];
+    values[0][i] = v[all[i]];
+  }
+  if (keys[0][0] < 0 || !std::is_sorted(keys[0], keys[0] + count))
+    return "keys are not in order that are sorted by so many bits";
+  return nullptr;
+}
+
 const char* run(int64_t blocks, int threads, int64_t shared, const std::function<void()>& kernel) {
   error.clear();
   if (blocks < 1 || threads < 1 || threads > MOST_THREADS || threads % WARP != 0)

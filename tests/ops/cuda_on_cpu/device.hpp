@@ -33,6 +33,9 @@ void copy_later(void* to, const void* from, bool there);
 void wait_for_copies();
 const char* run(int64_t blocks, int threads, int64_t shared, const std::function<void()>& body);
 int multiprocessors();
+int64_t sort_scratch(int64_t count);
+const char* sort(int32_t* (&keys)[2], int32_t* (&values)[2], int64_t count, int bits,
+                 void* scratch, int64_t bytes);
 
 }  // namespace on_cpu
 
@@ -53,6 +56,17 @@ inline const char* copied(const void* from, void* to, int64_t bytes, void*) {
 }
 
 inline int multiprocessors() { return on_cpu::multiprocessors(); }
+
+// Those of ops/native/cuda_sort.cuh.
+inline const char* sort_scratch(int64_t count, int, int64_t* bytes) {
+  *bytes = on_cpu::sort_scratch(count);
+  return nullptr;
+}
+
+inline const char* sort_pairs(int32_t* (&keys)[2], int32_t* (&values)[2], int64_t count, int bits,
+                              void* scratch, int64_t bytes, void*) {
+  return on_cpu::sort(keys, values, count, bits, scratch, bytes);
+}
 
 inline float bits_to_float(uint32_t x) {
   float y;
