@@ -50,7 +50,8 @@ faults: $(SET_UP) ## every death of every runtime, every fault of every writer; 
 gpu: $(SET_UP) ## on a machine with a GPU: its tests, random shapes, a bundle, sanitizers, figures
 	@$(MAKE) --no-print-directory ort-headers || \
 		echo 'so the fused kernels in ONNX Runtime will be unsupported'
-	$(BIN)/python -m pytest tests/ops/test_cuda.py tests/ops/test_onnxruntime_cuda.py tests/test_device.py
+	$(BIN)/python -m pytest tests/ops/test_cuda.py tests/ops/test_ms_deform_attn_gather.py \
+		tests/ops/test_onnxruntime_cuda.py tests/test_device.py
 	$(BIN)/python tests/benchmarks/random_shapes.py --device cuda
 	$(BIN)/fuseport export $(CHECKPOINT) -o .demo/gpu --force --format all --device cuda
 	$(BIN)/fuseport verify .demo/gpu --device cuda --reference cpu

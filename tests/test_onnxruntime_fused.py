@@ -109,7 +109,7 @@ class TestForAGpu:
             return stand_in.onnxruntime_library()
 
         monkeypatch.setattr(ort, "library", library)
-        for name in ("ssd_chunk_scan", "ms_deform_attn_backward"):
+        for name in ("swiglu", "swiglu_backward"):
             onnx.save(one_node(name, ort.DOMAIN), tmp_path / "m.onnx")
             with pytest.raises(Unsupported, match=f"no fused kernel for {name}"):
                 onnxruntime__fused.load(tmp_path / "m.onnx", {"device": "cuda"})

@@ -83,7 +83,8 @@ _SHAPES = {
     "no_channels": _Shape(c=0),
     "empty_batch": _Shape(b=0),
     "query_blocks": _Shape(b=1, q=131, c=4, P=1),
-    "many_units": _Shape(q=130, h=3, c=33, P=3, levels=((13, 17), (5, 7))),  # worth some threads
+    # Worth some threads, and more samples than one block of a GPU sorts.
+    "many_units": _Shape(q=130, h=3, c=33, P=8, levels=((13, 17), (5, 7))),
     "wide_points": _Shape(wide_points=True, c=20),
     "layout_sliced": _Shape(
         layouts=dict.fromkeys(("value", "value_spatial_shapes", *_POINTS), sliced)

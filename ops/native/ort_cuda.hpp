@@ -2,9 +2,9 @@
 // header of CUDA: kernels are started behind the cuda.hpp of the ops. Data of inputs and outputs
 // are on the device, and nothing here reads or writes any, nor waits for what is started.
 //
-// Ops, and passes, whose binding to torch has torch multiply matrices or sort between the kernels
-// have no part in it: those of ssd_chunk_scan and nf4_linear, and the backward of ms_deform_attn.
-// Their nodes run the function bodies, by ONNX Runtime's own CUDA kernels.
+// Ops whose binding to torch has torch multiply matrices between the kernels have no part in it:
+// ssd_chunk_scan and nf4_linear. Their nodes run the function bodies, by ONNX Runtime's own CUDA
+// kernels.
 #pragma once
 
 #include "native/ort.hpp"

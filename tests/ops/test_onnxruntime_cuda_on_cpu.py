@@ -26,6 +26,7 @@ from fuseport.ops.selective_scan.shapes import CHUNK
 from fuseport.ops.spec import Case
 from fuseport.ops.ssd_chunk_scan import SPEC as CHUNKED
 from fuseport.ops.ssd_chunk_scan.cases import _Shape as Chunked
+from fuseport.ops.swiglu import SPEC as SWIGLU
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.nodes import (
     CASES,
@@ -123,15 +124,24 @@ def test_calls_are_counted_by_op(library: Path) -> None:
 
 
 def test_nodes_without_a_kernel_run_their_bodies(library: Path) -> None:
-    """One of an op that has a kernel for another node, in a session that has the library."""
-    operator = ATTENTION.operators[0]
-    inputs = contiguous(PLAIN[SPECS.index(ATTENTION)].make(torch.float32, 1))
-    gradient = ATTENTION.operator(operator.backward or "")
-    assert ort.calls(library, operator.name) is not None
-    assert ort.calls(library, gradient.name) is None
-    cotangents = stand_in.cotangents_of(ATTENTION, operator, inputs, 2)
-    given = {name: {**inputs, **cotangents}[name] for name in gradient.inputs}
-    check(Session(ATTENTION.lowering(), str(library), 1), ATTENTION, gradient, given)
+    """In a session that has the library."""
+    operator, case = SWIGLU.operators[0], SWIGLU.cases[0]
+    assert ort.calls(library, operator.name) is None
+    inputs = contiguous(case.make(torch.float32, 1))
+    check(Session(SWIGLU.lowering(), str(library), 1), SWIGLU, operator, inputs)
+
+
+def test_more_samples_than_31_bits_count_are_refused(library: Path) -> None:
+    """Before a kernel is started; cells, here: of 2^15 levels that may have 2^15 pixels each."""
+    many = 2**15
+    levels = torch.zeros(many, 3, dtype=torch.int64)
+    weights = torch.ones(1, 1, 1, many, 1)
+    value, locations = torch.ones(1, many, 1, 1), torch.ones(*weights.shape, 2)
+    shapes, starts = levels[:, :2].contiguous(), levels[:, 2].contiguous()
+    given = [torch.ones(1, 1, 1), value, shapes, starts, locations, weights]
+    gradient = ATTENTION.operator("ms_deform_attn_backward")
+    with pytest.raises(InvalidArgument, match=r"of fewer samples and levels .* got 32768"):
+        by_nodes(Session(None, str(library), 1), ATTENTION, gradient, given)
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.operator)

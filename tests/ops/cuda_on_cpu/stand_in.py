@@ -2,7 +2,8 @@
 
 `device.hpp` stands in for the GPU: kernels, launches and the binding to torch are those that nvcc
 compiles, registered under another namespace. Only the half a dozen functions of
-`native/cuda_device.cuh` are others, and a GPU's own: what nvcc makes of the rest is not seen here.
+`native/cuda_device.cuh`, and the sort of `native/cuda_sort.cuh`, are others, and a GPU's own: what
+nvcc makes of the rest is not seen here.
 
 The library for ONNX Runtime's CUDA provider is made in the same way, for its CPU provider.
 """
@@ -31,6 +32,7 @@ __all__ = [
     "cotangents_of",
     "device",
     "forward_and_backward",
+    "host",
     "onnxruntime_library",
     "onnxruntime_units",
     "widened",
@@ -83,6 +85,14 @@ def device(spec: OpSpec) -> Iterator[Device]:
     found.multiprocessors(1)
     found.order(0)
     yield found
+
+
+def host(spec: OpSpec, source: str) -> ctypes.CDLL:
+    """A C++ file of this folder that calls an op's kernels, and the stand-in for a GPU."""
+    files = [build.Unit(FOLDER / name, _QUICK) for name in (source, "device.cpp")]
+    name = f"{spec.name}-{Path(source).stem}-cuda_on_cpu"
+    units = (_kernels(spec.folder / "kernel.cu"), *files)
+    return ctypes.CDLL(str(build.built(build.Library(name, units))))
 
 
 def onnxruntime_units(specs: Sequence[OpSpec]) -> tuple[build.Unit, ...]:
