@@ -1,89 +1,22 @@
-// SwiGLU as custom ops of ONNX Runtime: the nodes that onnx.py writes, on the CPU. All tensors are
-// contiguous.
-#include <type_traits>
-
-#include "native/ort.hpp"
-#include "swiglu/kernel.hpp"
+// SwiGLU as custom ops of ONNX Runtime, on the CPU.
+#include "swiglu/ort.hpp"
 
 namespace fuseport::swiglu {
 namespace {
 
-using ort::Context;
-using ort::Shape;
-using ort::text;
+struct Passes {
+  using Context = ort::Context;
 
-// The inputs of a node, which begin at its input `first`; they fit each other.
-struct NodeInputs {
-  ort::Tensor gate;
-  Shape half;  // of one of the two
-  Problem problem;
-
-  NodeInputs(const Context& context, size_t first, bool packed, Dtype dtype) {
-    gate = context.input(first);
-    half = gate.shape;
-    const char* name = packed ? "x" : "gate";
-    context.require(!half.empty(), name, "(..., d)", text(half));
-    if (packed) {
-      context.require(half.back() % 2 == 0, name, "of an even last size", half.back());
-      half.back() /= 2;
-    }
-    Problem& p = problem;
-    p.dtype = dtype;
-    p.channels = half.back();
-    if (const int64_t count = ort::elements(half)) p.rows = count / p.channels;
-    const int64_t stride = packed ? 2 * p.channels : p.channels;
-    p.gate = {gate.data, stride};
-    if (packed) {
-      p.up = {second_half<const void>(gate.data), stride};
-    } else {
-      const ort::Tensor up = context.input(first + 1);
-      context.require_shape("up", up, "gate's shape", half);
-      p.up = {up.data, stride};
-    }
+  static void forward(const Context& context, const Problem& p, const MutableRows& out) {
+    for_each_unit(context, p, [&](int64_t unit) { kernels().forward(p, out, unit); });
   }
 
-  // Of the first row of rows that hold both.
-  template <class Void>
-  Void* second_half(Void* data) const {
-    const int64_t size = problem.dtype == Dtype::float64   ? 8
-                         : problem.dtype == Dtype::float32 ? 4
-                                                           : 2;
-    using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
-    return data ? static_cast<Byte*>(data) + size * problem.channels : nullptr;
+  static void backward(const Context& context, const Problem& p, const Backward& b) {
+    for_each_unit(context, p, [&](int64_t unit) { kernels().backward(p, b, unit); });
   }
 };
 
-template <Dtype DTYPE, bool PACKED>
-void forward_node(const Context& context) {
-  const NodeInputs inputs(context, 0, PACKED, DTYPE);
-  const Problem& p = inputs.problem;
-  const MutableRows out{context.output(0, inputs.half), p.channels};
-  for_each_unit(context, p, [&](int64_t unit) { kernels().forward(p, out, unit); });
-}
-
-template <Dtype DTYPE, bool PACKED>
-void backward_node(const Context& context) {
-  const NodeInputs inputs(context, 1, PACKED, DTYPE);
-  const Problem& p = inputs.problem;
-  const ort::Tensor dout = context.input(0);
-  context.require_shape("dout", dout, "the output's shape", inputs.half);
-  void* dgate = context.output(0, inputs.gate.shape);
-  void* dup = PACKED ? inputs.second_half(dgate) : context.output(1, inputs.half);
-  const int64_t stride = p.gate.stride;
-  const Backward b{{dout.data, p.channels}, {dgate, stride}, {dup, stride}};
-  for_each_unit(context, p, [&](int64_t unit) { kernels().backward(p, b, unit); });
-}
-
-[[maybe_unused]] const bool added =
-    ort::for_each_dtype([]<Dtype DTYPE>(ort::Type stored, ort::Type) {
-      const std::vector one{stored}, two{stored, stored}, three{stored, stored, stored};
-      const std::vector<const char*> attributes{"compute_type"};
-      auto& ops = ort::ops();
-      ops.emplace_back("swiglu", two, one, attributes, forward_node<DTYPE, false>);
-      ops.emplace_back("swiglu_backward", three, two, attributes, backward_node<DTYPE, false>);
-      ops.emplace_back("swiglu_packed", one, one, attributes, forward_node<DTYPE, true>);
-      ops.emplace_back("swiglu_packed_backward", two, one, attributes, backward_node<DTYPE, true>);
-    });
+[[maybe_unused]] const bool added = add_nodes<Passes>();
 
 }  // namespace
 }  // namespace fuseport::swiglu

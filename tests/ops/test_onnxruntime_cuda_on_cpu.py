@@ -20,13 +20,13 @@ from fuseport.exporter.verify.op_check.symbolic import Kind, Session, Type
 from fuseport.ops import onnxruntime_library, ort
 from fuseport.ops.cross_scan import SPEC as WALKS
 from fuseport.ops.ms_deform_attn import SPEC as ATTENTION
+from fuseport.ops.rotary_embedding import SPEC as ROTARY
 from fuseport.ops.selective_scan import SPEC as SCAN
 from fuseport.ops.selective_scan.cases import _Shape
 from fuseport.ops.selective_scan.shapes import CHUNK
 from fuseport.ops.spec import Case
 from fuseport.ops.ssd_chunk_scan import SPEC as CHUNKED
 from fuseport.ops.ssd_chunk_scan.cases import _Shape as Chunked
-from fuseport.ops.swiglu import SPEC as SWIGLU
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.nodes import (
     CASES,
@@ -125,10 +125,10 @@ def test_calls_are_counted_by_op(library: Path) -> None:
 
 def test_nodes_without_a_kernel_run_their_bodies(library: Path) -> None:
     """In a session that has the library."""
-    operator, case = SWIGLU.operators[0], SWIGLU.cases[0]
+    operator, case = ROTARY.operators[0], ROTARY.cases[0]
     assert ort.calls(library, operator.name) is None
     inputs = contiguous(case.make(torch.float32, 1))
-    check(Session(SWIGLU.lowering(), str(library), 1), SWIGLU, operator, inputs)
+    check(Session(ROTARY.lowering(), str(library), 1), ROTARY, operator, inputs)
 
 
 def test_more_samples_than_31_bits_count_are_refused(library: Path) -> None:
