@@ -105,14 +105,25 @@ __device__ __forceinline__ void sine_and_cosine_of_pi(double x, double* sine, do
   ::sincospi(x, sine, cosine);
 }
 
-// Products of matrices of bfloat16, two numbers in 32 bits, by all lanes of a warp: the fragments of
-// PTX's mma.m16n8k16, of which lane 4·g + c has, in a matrix of 16 rows, rows g and g + 8.
+// Products of matrices of bfloat16, or of float16, two numbers in 32 bits, by all lanes of a warp:
+// the fragments of PTX's mma.m16n8k16, of which lane 4·g + c has, in a matrix of 16 rows, rows g
+// and g + 8.
 
 // sum += a·b, of 16 × 16 and 16 × 8; of sum a lane has columns 2c and 2c + 1 of its rows.
 __device__ __forceinline__ void add_product(float (&sum)[4], const uint32_t (&a)[4], uint32_t b,
                                             uint32_t b_next) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_next));
+}
+
+// The same of float16.
+__device__ __forceinline__ void add_half_product(float (&sum)[4], const uint32_t (&a)[4],
+                                                 uint32_t b, uint32_t b_next) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_next));

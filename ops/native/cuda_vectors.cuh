@@ -1,5 +1,5 @@
 // What kernels that are bound by memory are written with: a dtype's types, numbers in a row moved 16
-// bytes at a time, and sums over what blocks left, in their order.
+// bytes at a time, and sums over what blocks left, in their order; where tensor cores find them.
 #pragma once
 
 #include "native/cuda.cuh"
@@ -77,6 +77,15 @@ bool aligned(const void* data, Strides... strides) {
   return (uintptr_t)data % (sizeof(Stored) * COUNT) == 0 && ((strides % COUNT == 0) && ...);
 }
 
+// The address of this lane's row of four matrices of 8 × 8 that make up one of 16 × 16 in shared
+// memory. Registers 0 and 1 get its upper and lower left of a first operand; or, if ACROSS, the left
+// and right of its upper half: a second operand's, or a first's if it is transposed.
+template <bool ACROSS, class Stored>
+FUSEPORT_DEVICE const Stored* row_of(const Stored* tile, int row) {
+  const int lane = (int)threadIdx.x % 32, half = lane / 16 * 8, other = lane / 8 % 2 * 8;
+  return tile + (lane % 8 + (ACROSS ? half : other)) * row + (ACROSS ? other : half);
+}
+
 // 1 / (1 + exp(-x)) as exactly as a number that is stored so can say.
 template <class Stored>
 FUSEPORT_DEVICE Real<Stored> logistic_of(Real<Stored> x) {
@@ -93,12 +102,14 @@ constexpr int PART_SHARED = PART_THREADS * (int)sizeof(double);
 
 inline int64_t part_blocks(int64_t count) { return (count + PART_COLUMNS - 1) / PART_COLUMNS; }
 
-// Calls put(i, sum) for each column i of (parts, count), where sums are made in an order that the
-// number of parts decides. All threads of PART_THREADS call it, with PART_SHARED bytes of memory.
-template <class Part, class Put>
-FUSEPORT_DEVICE void sum_parts(const Part* from, int64_t parts, int64_t count, double* shared,
-                               const Put& put) {
+// Calls put(i, sum) for each of `count` columns i, with the sum of get(part, i) over the parts,
+// made in an order that their number decides. All threads of PART_THREADS call it, with PART_SHARED
+// bytes of memory.
+template <class Get, class Put>
+FUSEPORT_DEVICE void sum_columns(int64_t parts, int64_t count, double* shared, const Get& get,
+                                 const Put& put) {
   constexpr int AT_ONCE = 8;  // parts that are asked for before the first is added
+  using Part = decltype(get(parts, count));
   const int column = (int)threadIdx.x % PART_COLUMNS, row = (int)threadIdx.x / PART_COLUMNS;
   for (int64_t first = blockIdx.x * (int64_t)PART_COLUMNS; first < count;
        first += gridDim.x * (int64_t)PART_COLUMNS) {
@@ -110,7 +121,7 @@ FUSEPORT_DEVICE void sum_parts(const Part* from, int64_t parts, int64_t count, d
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j) {
           const int64_t at = part + j * PART_ROWS;
-          some[j] = at < parts ? from[at * count + i] : Part(0);
+          some[j] = at < parts ? get(at, i) : Part(0);
         }
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j) sum += (double)some[j];
@@ -122,6 +133,14 @@ FUSEPORT_DEVICE void sum_parts(const Part* from, int64_t parts, int64_t count, d
     for (int j = 1; j < PART_ROWS; ++j) sum += shared[j * PART_COLUMNS + column];
     put(i, sum);
   }
+}
+
+// The same of parts that are (parts, count).
+template <class Part, class Put>
+FUSEPORT_DEVICE void sum_parts(const Part* from, int64_t parts, int64_t count, double* shared,
+                               const Put& put) {
+  sum_columns(
+      parts, count, shared, [&](int64_t part, int64_t i) { return from[part * count + i]; }, put);
 }
 
 }  // namespace fuseport::cuda

@@ -35,15 +35,6 @@ FUSEPORT_DEVICE void cut(float x, float y, uint32_t (&parts)[COUNT]) {
   }
 }
 
-// The address of this lane's row of four matrices of 8 × 8 that make up one of 16 × 16 in shared
-// memory. Registers 0 and 1 get its upper and lower left of a first operand; or, if ACROSS, the left
-// and right of its upper half: a second operand's, or a first's if it is transposed.
-template <bool ACROSS, class Stored>
-FUSEPORT_DEVICE const Stored* row_of(const Stored* tile, int row) {
-  const int lane = (int)threadIdx.x % WARP, half = lane / 16 * 8, other = lane / 8 % 2 * 8;
-  return tile + (lane % 8 + (ACROSS ? half : other)) * row + (ACROSS ? other : half);
-}
-
 template <class Stored>
 constexpr int PARTS = std::is_same_v<Stored, Half> ? 2 : 1;
 

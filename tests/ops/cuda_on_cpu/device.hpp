@@ -132,7 +132,9 @@ void sine_and_cosine_of_pi(Real x, Real* sine, Real* cosine) {
 
 inline float of_bfloat16(uint16_t x) { return bits_to_float((uint32_t)x << 16); }
 
-inline void add_product(float (&sum)[4], const uint32_t (&a)[4], uint32_t b, uint32_t b_next) {
+// `number` makes a float of sixteen bits.
+inline void add_product_of(float (*number)(uint16_t), float (&sum)[4], const uint32_t (&a)[4],
+                           uint32_t b, uint32_t b_next) {
   struct Mine {
     uint16_t a[4][2], b[2][2];
   } mine;
@@ -146,11 +148,19 @@ inline void add_product(float (&sum)[4], const uint32_t (&a)[4], uint32_t b, uin
     double total = sum[i];
     for (int k = 0; k < 16; ++k) {
       const int holder = k % 8 / 2, upper = k / 8;
-      total += (double)of_bfloat16(all[row % 8 * 4 + holder].a[row / 8 + 2 * upper][k % 2]) *
-               (double)of_bfloat16(all[column * 4 + holder].b[upper][k % 2]);
+      total += (double)number(all[row % 8 * 4 + holder].a[row / 8 + 2 * upper][k % 2]) *
+               (double)number(all[column * 4 + holder].b[upper][k % 2]);
     }
     sum[i] = (float)total;
   }
+}
+
+inline void add_product(float (&sum)[4], const uint32_t (&a)[4], uint32_t b, uint32_t b_next) {
+  add_product_of(of_bfloat16, sum, a, b, b_next);
+}
+inline void add_half_product(float (&sum)[4], const uint32_t (&a)[4], uint32_t b,
+                             uint32_t b_next) {
+  add_product_of(half_to_float, sum, a, b, b_next);
 }
 
 template <bool TRANSPOSED>
