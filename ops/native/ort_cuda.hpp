@@ -2,9 +2,7 @@
 // header of CUDA: kernels are started behind the cuda.hpp of the ops. Data of inputs and outputs
 // are on the device, and nothing here reads or writes any, nor waits for what is started.
 //
-// Ops whose binding to torch has torch multiply matrices between the kernels have no part in it:
-// ssd_chunk_scan and nf4_linear. Their nodes run the function bodies, by ONNX Runtime's own CUDA
-// kernels.
+// Products of matrices and sorts, which a binding to torch may have torch do, are kernels of the ops.
 #pragma once
 
 #include "native/ort.hpp"

@@ -39,7 +39,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const
   if (out.numel() == 0) return out;
   if (p.rows <= cuda::FEW) {
     const Forward f{inputs.rows, addend.const_data_ptr(), out.mutable_data_ptr()};
-    check_cuda(op, cuda::forward(p, f, device.stream()));
+    check_cuda(op, cuda::forward(p, f, nullptr, device.stream()));
     return out;
   }
   const int64_t count = tile_of(p.out, p.in, x);

@@ -1,10 +1,22 @@
 // The kernels for CUDA, for all dtypes; ops/cuda.py compiles this file with nvcc.
-#include "nf4_linear/kernel.cuh"
+#include "nf4_linear/cuda_products.cuh"
 
 namespace fuseport::nf4_linear::cuda {
 
-const char* forward(const Problem& p, const Forward& f, void* stream) {
-  return run_forward(p, f, stream);
+int64_t forward_scratch(const Problem& p) {
+  return p.rows <= FEW ? 0 : product_scratch(p, product_of(p, Forward{}));
+}
+
+const char* forward(const Problem& p, const Forward& f, void* scratch, void* stream) {
+  return p.rows <= FEW ? run_forward(p, f, stream)
+                       : run_product<false>(p, product_of(p, f), scratch, stream);
+}
+
+int64_t backward_scratch(const Problem& p) { return product_scratch(p, product_of(p, Backward{})); }
+
+const char* backward(const Problem& p, const Backward& b, void* scratch, void* stream) {
+  const char* const error = run_product<true>(p, product_of(p, b), scratch, stream);
+  return error ? error : run_sum_rows(p, b, stream);
 }
 
 const char* decode(const Problem& p, const Tile& tile, void* to, void* stream) {

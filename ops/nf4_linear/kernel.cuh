@@ -1,5 +1,6 @@
 // The layer on CUDA. Values are looked up in a table in shared memory, of which each has a bank of its
-// own: no lanes wait for each other.
+// own: no lanes wait for each other. Here are the product of few rows, and the decoding of a part of
+// the weight for products of torch's; cuda_products.cuh has those of more rows.
 #pragma once
 
 #include "native/cuda_vectors.cuh"
@@ -32,13 +33,28 @@ struct Code {
     return at[index] * ((const Real*)p.absmax)[place >> p.block_shift];
   }
 
-  // RUN values, from a multiple of RUN on; packed is aligned to their eight bytes.
-  FUSEPORT_DEVICE void run(const Problem& p, int64_t place, Real* to) const {
-    const auto bytes = *(const Pack<uint8_t, RUN / 2>*)(p.packed + (place >> 1));
-    const Real scale = ((const Real*)p.absmax)[place >> p.block_shift];
+  // RUN values that are not decoded yet.
+  struct Asked {
+    Pack<uint8_t, RUN / 2> bytes;
+    Real scale;
+  };
+
+  // From a multiple of RUN on; packed is aligned to their eight bytes.
+  static FUSEPORT_DEVICE Asked ask(const Problem& p, int64_t place) {
+    return {*(const Pack<uint8_t, RUN / 2>*)(p.packed + (place >> 1)),
+            ((const Real*)p.absmax)[place >> p.block_shift]};
+  }
+
+  FUSEPORT_DEVICE void decode(const Asked& asked, Real* to) const {
 #pragma unroll
-    for (int i = 0; i < RUN; ++i)
-      to[i] = at[i & 1 ? bytes.at[i / 2] & 15 : bytes.at[i / 2] >> 4] * scale;
+    for (int i = 0; i < RUN; ++i) {
+      const int byte = asked.bytes.at[i / 2];
+      to[i] = at[i & 1 ? byte & 15 : byte >> 4] * asked.scale;
+    }
+  }
+
+  FUSEPORT_DEVICE void run(const Problem& p, int64_t place, Real* to) const {
+    decode(ask(p, place), to);
   }
 };
 

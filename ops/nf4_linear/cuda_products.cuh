@@ -1,0 +1,456 @@
+// Products of many rows with the weight, or with its transpose, and sums over rows. Of the weight a
+// block decodes a tile at a time into shared memory, in the dtype of x, while tensor cores, or in
+// float32 and float64 fused multiply-adds, are at the tile before.
+//
+// Where tiles of the result are fewer than a GPU could work at, the inner dimension is cut into
+// parts, whose sums are added up in their order. How many there are depends on shapes and on the
+// GPU; bits on nothing else.
+#pragma once
+
+#include <type_traits>
+
+#include "nf4_linear/kernel.cuh"
+
+namespace fuseport::nf4_linear::cuda {
+
+// A block's tile of the result, SIDE × SIDE, and the step that it takes in the inner dimension.
+template <class Stored_, int SIDE_, int STEP_, int THREADS_>
+struct Tiling {
+  using Stored = Stored_;
+  static constexpr int SIDE = SIDE_, STEP = STEP_, THREADS = THREADS_;
+  static constexpr int BLOCKS = 512 / THREADS;  // of a multiprocessor, at least
+  static constexpr bool TENSOR_CORES = sizeof(Stored) == 2;
+  static_assert(STEP % RUN == 0 && SIDE % RUN == 0);
+};
+
+template <class Stored>
+struct Tilings {
+  using Large = Tiling<Stored, 128, 32, 256>;
+  using Small = Tiling<Stored, 64, 64, 128>;
+};
+template <>
+struct Tilings<float> {
+  using Large = Tiling<float, 128, 16, 256>;
+  using Small = Tiling<float, 64, 32, 256>;
+};
+template <>
+struct Tilings<double> {
+  using Large = Tiling<double, 64, 16, 256>;
+  using Small = Large;
+};
+
+// In shared memory, twice: one is read while the other is written. Of the weight, rows are of the
+// inner dimension, as PlainSums and its transpose have them; in TensorSums' product with x they are
+// of columns of the result. What is between rows spreads them over the banks.
+template <class Tiling, bool BACK>
+struct Tiles {
+  using Stored = typename Tiling::Stored;
+  static constexpr bool OF_COLUMNS = Tiling::TENSOR_CORES && !BACK;
+  static constexpr int SIDE = Tiling::SIDE, STEP = Tiling::STEP, PAD = VECTOR<Stored>;
+  static constexpr int X_ROW = STEP + PAD, W_ROW = (OF_COLUMNS ? STEP : SIDE) + PAD;
+  static constexpr int W_ROWS = OF_COLUMNS ? SIDE : STEP;
+  Stored x[2][SIDE * X_ROW], w[2][W_ROWS * W_ROW];
+
+  static FUSEPORT_DEVICE int place(int inner, int column) {
+    return OF_COLUMNS ? column * W_ROW + inner : inner * W_ROW + column;
+  }
+};
+
+// x·Wᵀ + bias, or dout·W. `x` stands for dout, too.
+struct Product {
+  nf4_linear::Rows x;          // (rows, inner)
+  const void* bias = nullptr;  // null: none
+  void* to = nullptr;          // (rows, columns)
+  int64_t inner = 0, columns = 0;
+  int64_t parts = 1, span = 0;  // of the inner dimension
+  void* sums = nullptr;         // (parts, rows, columns), Reals, unless there is one part
+  bool whole = false, runs = false;  // whether x is read in packs, and the weight in runs
+};
+
+// A tile's numbers of x, zeros beyond. They are there after wait_for_copies and a barrier.
+template <class Tiles>
+FUSEPORT_DEVICE void bring(const Problem& p, const Product& m, int64_t row, int64_t inner,
+                           typename Tiles::Stored* to) {
+  using Stored = typename Tiles::Stored;
+  constexpr int STEP = Tiles::STEP, V = VECTOR<Stored>, PACKS = STEP / V;
+  const Stored* const from =
+      (const Stored*)m.x.data + row * m.x.row_stride + inner * m.x.column_stride;
+  if (m.whole) {
+#pragma unroll 1  // what is unrolled keeps addresses in registers, of which none is left
+    for (int i = (int)threadIdx.x; i < Tiles::SIDE * PACKS; i += (int)blockDim.x) {
+      const int r = i / PACKS, k = i % PACKS * V;
+      const bool there = row + r < p.rows && inner + k < m.inner;
+      copy_later(to + r * Tiles::X_ROW + k, there ? from + r * m.x.row_stride + k : from, there);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = (int)threadIdx.x; i < Tiles::SIDE * STEP; i += (int)blockDim.x) {
+    const int r = i / STEP, k = i % STEP;
+    const bool there = row + r < p.rows && inner + k < m.inner;
+    to[r * Tiles::X_ROW + k] =
+        there ? from[r * m.x.row_stride + k * m.x.column_stride] : Stored{};
+  }
+}
+
+// What a thread decodes of a tile of the weight: asked for before the product with the tile before,
+// decoded after it.
+template <class Tiling, bool BACK>
+struct Decoder {
+  using Stored = typename Tiling::Stored;
+  using Real = cuda::Real<Stored>;
+  using Tiles = cuda::Tiles<Tiling, BACK>;
+  static constexpr int SIDE = Tiling::SIDE, STEP = Tiling::STEP;
+  static constexpr int RUNS = SIDE * STEP / RUN;
+  static constexpr int OWN = (RUNS + Tiling::THREADS - 1) / Tiling::THREADS;
+
+  const Code<Real>& code;
+  const Problem& p;
+  const Product& m;
+  const int64_t column;
+  typename Code<Real>::Asked asked[OWN];
+
+  FUSEPORT_DEVICE Decoder(const Code<Real>& code, const Problem& p, const Product& m,
+                          int64_t column)
+      : code(code), p(p), m(m), column(column) {}
+
+  FUSEPORT_DEVICE void ask(int64_t inner) {
+    if (!m.runs) return;
+    for_own([&](int j, int k, int c) {
+      const bool there = inner + k < m.inner && column + c < m.columns;
+      if (there) asked[j] = code.ask(p, place(inner + k, column + c));
+      else asked[j] = {};
+    });
+  }
+
+  FUSEPORT_DEVICE void decode(int64_t inner, Stored* to) const {
+    if (!m.runs) return decode_each(inner, to);
+    for_own([&](int j, int k, int c) {
+      Real values[RUN];
+      code.decode(asked[j], values);
+      if constexpr (BACK || Tiles::OF_COLUMNS) {
+        constexpr int V = VECTOR<Stored>;
+#pragma unroll
+        for (int i = 0; i < RUN; i += V)
+          store_pack<V>(values + i, to + Tiles::place(k, c) + i, 1, V, true);
+      } else {
+#pragma unroll
+        for (int i = 0; i < RUN; ++i) from_real(values[i], to + Tiles::place(k + i, c));
+      }
+    });
+  }
+
+ private:
+  // Runs go along the weight's rows. Lanes in a row take runs in a row; or columns, where what is
+  // in a run is not in a row of the tile.
+  template <class Visit>
+  static FUSEPORT_DEVICE void for_own(const Visit& visit) {
+#pragma unroll
+    for (int j = 0; j < OWN; ++j) {
+      const int i = j * Tiling::THREADS + (int)threadIdx.x;
+      if (i >= RUNS) break;
+      if constexpr (BACK) visit(j, i / (SIDE / RUN), i % (SIDE / RUN) * RUN);
+      else if constexpr (Tiles::OF_COLUMNS) visit(j, i % (STEP / RUN) * RUN, i / (STEP / RUN));
+      else visit(j, i / SIDE * RUN, i % SIDE);
+    }
+  }
+
+  FUSEPORT_DEVICE int64_t place(int64_t inner, int64_t column) const {
+    return BACK ? inner * p.in + column : column * p.in + inner;
+  }
+
+  FUSEPORT_DEVICE void decode_each(int64_t inner, Stored* to) const {
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < SIDE * STEP; i += Tiling::THREADS) {
+      const int k = BACK ? i / SIDE : i % STEP, c = BACK ? i % SIDE : i / STEP;
+      const bool there = inner + k < m.inner && column + c < m.columns;
+      from_real(there ? code.one(p, place(inner + k, column + c)) : Real(0),
+                to + Tiles::place(k, c));
+    }
+  }
+};
+
+// What a thread has of a tile of the result, on tensor cores: a warp has 32 columns.
+template <class Tiling, bool BACK>
+struct TensorSums {
+  using Stored = typename Tiling::Stored;
+  using Tiles = cuda::Tiles<Tiling, BACK>;
+  static constexpr int TILE = 16, ACROSS = Tiling::SIDE / 32;
+  static constexpr int DOWN = Tiling::SIDE * ACROSS * WARP / Tiling::THREADS / TILE;
+  static constexpr int WIDTH = 2;  // numbers in a row
+
+  const int row = (int)threadIdx.x / WARP / ACROSS * DOWN * TILE;
+  const int column = (int)threadIdx.x / WARP % ACROSS * 32;
+  const bool needed;
+  float sums[DOWN][4][4] = {};
+
+  // So many rows and columns of the tile are there.
+  FUSEPORT_DEVICE TensorSums(int64_t rows, int64_t columns)
+      : needed(row < rows && column < columns) {}
+
+  FUSEPORT_DEVICE void add(const Stored* x, const Stored* w) {
+    if (!needed) return;
+#pragma unroll
+    for (int k = 0; k < Tiling::STEP; k += TILE) {
+      uint32_t of_w[2][4];
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        load_matrices<BACK>(of_w[j], row_of<!BACK>(w + Tiles::place(k, column + j * TILE),
+                                                   Tiles::W_ROW));
+#pragma unroll
+      for (int i = 0; i < DOWN; ++i) {
+        uint32_t of_x[4];
+        load_matrices<false>(of_x, row_of<false>(x + (row + i * TILE) * Tiles::X_ROW + k,
+                                                 Tiles::X_ROW));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t(&b)[4] = of_w[j / 2];
+          if constexpr (std::is_same_v<Stored, Half>)
+            add_half_product(sums[i][j], of_x, b[j % 2 * 2], b[j % 2 * 2 + 1]);
+          else
+            add_product(sums[i][j], of_x, b[j % 2 * 2], b[j % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  // Calls put(row, column, numbers) for WIDTH numbers each time.
+  template <class Put>
+  FUSEPORT_DEVICE void each(const Put& put) const {
+    const int lane = (int)threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          put(row + i * TILE + half * 8 + lane / 4, column + j * 8 + lane % 4 * 2,
+              sums[i][j] + half * 2);
+  }
+};
+
+// The same by multiply-adds: threads are 16 × 16, and have every sixteenth row, and of columns
+// every sixteenth group of WIDTH.
+template <class Tiling, bool BACK>
+struct PlainSums {
+  using Stored = typename Tiling::Stored;  // which is what it is computed in
+  using Tiles = cuda::Tiles<Tiling, BACK>;
+  static constexpr int WIDTH = VECTOR<Stored>, DOWN = Tiling::SIDE / 16, GROUPS = DOWN / WIDTH;
+  static_assert(Tiling::THREADS == 256 && GROUPS * WIDTH == DOWN);
+  // Numbers of x's rows at once, and how often: as many as there are registers for.
+  static constexpr int DEEP = WIDTH / 2, UNROLLED = DOWN > 4 ? 1 : 4;
+
+  const int row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16 * WIDTH;
+  Stored sums[DOWN][DOWN] = {};
+
+  FUSEPORT_DEVICE PlainSums(int64_t, int64_t) {}
+
+  FUSEPORT_DEVICE void add(const Stored* x, const Stored* w) {
+#pragma unroll UNROLLED
+    for (int k = 0; k < Tiling::STEP; k += DEEP) {
+      Pack<Stored, DEEP> of_x[DOWN];
+#pragma unroll
+      for (int i = 0; i < DOWN; ++i)
+        of_x[i] = *(const Pack<Stored, DEEP>*)(x + (row + i * 16) * Tiles::X_ROW + k);
+#pragma unroll
+      for (int next = 0; next < DEEP; ++next)
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group) {
+          const auto of_w = *(const Pack<Stored, WIDTH>*)(w + Tiles::place(k + next, column +
+                                                                          group * 16 * WIDTH));
+#pragma unroll
+          for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+              Stored& sum = sums[i][group * WIDTH + j];
+              sum = fma_of(of_x[i].at[next], of_w.at[j], sum);
+            }
+        }
+    }
+  }
+
+  template <class Put>
+  FUSEPORT_DEVICE void each(const Put& put) const {
+#pragma unroll
+    for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+      for (int group = 0; group < GROUPS; ++group)
+        put(row + i * 16, column + group * 16 * WIDTH, sums[i] + group * WIDTH);
+  }
+};
+
+// COUNT numbers of the result's row, from `column` on, of which `count` are there.
+template <int COUNT, class Stored>
+FUSEPORT_DEVICE void finish(const Product& m, const Real<Stored>* sums, int64_t at, int64_t column,
+                            int count, bool whole) {
+  Real<Stored> values[COUNT];
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    values[i] = sums[i];
+    if (m.bias && i < count) values[i] += to_real(((const Stored*)m.bias)[column + i]);
+  }
+  store_pack<COUNT>(values, (Stored*)m.to + at, 1, count, whole);
+}
+
+// Tiles of the result in a row share x, and the packed weight is in L2 for the rows of them below.
+template <class Tiling, bool BACK>
+__global__ void __launch_bounds__(Tiling::THREADS, Tiling::BLOCKS)
+    product_kernel(Problem p, Product m) {
+  using Stored = typename Tiling::Stored;
+  using Real = cuda::Real<Stored>;
+  using Tiles = cuda::Tiles<Tiling, BACK>;
+  using Sums = std::conditional_t<Tiling::TENSOR_CORES, TensorSums<Tiling, BACK>,
+                                  PlainSums<Tiling, BACK>>;
+  constexpr int SIDE = Tiling::SIDE, STEP = Tiling::STEP, WIDTH = Sums::WIDTH;
+  const auto turn_of = [](int64_t k) { return (int)(k / STEP % 2); };  // of two tiles
+  FUSEPORT_SHARED(memory);
+  const Code<Real> code(memory);
+  Tiles& tiles = *(Tiles*)(memory + 16 * sizeof(Real));
+  const int64_t across = (m.columns + SIDE - 1) / SIDE, down = (p.rows + SIDE - 1) / SIDE;
+  for (int64_t unit = blockIdx.x; unit < across * down * m.parts; unit += gridDim.x) {
+    const int64_t line = unit / across, part = line / down;
+    const int64_t column = unit % across * SIDE, row = line % down * SIDE;
+    const int64_t first = part * m.span, end = first + m.span;
+    const int64_t last = end < m.inner ? end : m.inner;
+    Sums sums(p.rows - row, m.columns - column);
+    Decoder<Tiling, BACK> decoder(code, p, m, column);
+    __syncthreads();  // the unit before has read all
+    if (first < last) {
+      const int turn = turn_of(first);
+      bring<Tiles>(p, m, row, first, tiles.x[turn]);
+      decoder.ask(first);
+      decoder.decode(first, tiles.w[turn]);
+    }
+    for (int64_t k = first; k < last; k += STEP) {
+      const int turn = turn_of(k), other = turn ^ 1;
+      wait_for_copies();
+      __syncthreads();
+      const int64_t next = k + STEP;
+      if (next < last) {
+        bring<Tiles>(p, m, row, next, tiles.x[other]);
+        decoder.ask(next);
+      }
+      sums.add(tiles.x[turn], tiles.w[turn]);
+      if (next < last) decoder.decode(next, tiles.w[other]);
+    }
+    sums.each([&](int r, int c, const Real* numbers) {
+      const int64_t left = m.columns - column - c;
+      if (row + r >= p.rows || left <= 0) return;
+      const int count = left < WIDTH ? (int)left : WIDTH;
+      const int64_t at = (part * p.rows + row + r) * m.columns + column + c;
+      const bool whole = count == WIDTH && at % WIDTH == 0;
+      if (m.parts > 1) store_pack<WIDTH>(numbers, (Real*)m.sums + at, 1, count, whole);
+      else finish<WIDTH, Stored>(m, numbers, at, column + c, count, whole);
+    });
+  }
+}
+
+template <class Stored>
+__global__ void __launch_bounds__(THREADS) add_parts_kernel(Product m, int64_t count) {
+  for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < count;
+       i += gridDim.x * (int64_t)THREADS) {
+    const Real<Stored>* const sums = (const Real<Stored>*)m.sums + i;
+    Real<Stored> sum = sums[0];
+    for (int64_t part = 1; part < m.parts; ++part) sum += sums[part * count];
+    finish<1, Stored>(m, &sum, i, i - quotient_of(i, m.columns) * m.columns, 1, false);
+  }
+}
+
+template <class Stored>
+__global__ void __launch_bounds__(PART_THREADS) sum_rows_kernel(Problem p, Backward b) {
+  FUSEPORT_SHARED(memory);
+  const Stored* const dout = (const Stored*)b.dout.data;
+  sum_columns(
+      p.rows, p.out, (double*)memory,
+      [&](int64_t row, int64_t i) {
+        return to_real(dout[row * b.dout.row_stride + i * b.dout.column_stride]);
+      },
+      [&](int64_t i, double sum) { from_real((Real<Stored>)sum, (Stored*)b.dbias + i); });
+}
+
+template <class Tiling>
+int64_t tiles_of(int64_t rows, int64_t columns) {
+  return (rows + Tiling::SIDE - 1) / Tiling::SIDE * ((columns + Tiling::SIDE - 1) / Tiling::SIDE);
+}
+
+// Large tiles decode less, if they are enough for the GPU's multiprocessors, or nearly.
+template <class Stored>
+bool in_large_tiles(int64_t rows, int64_t columns) {
+  using Large = typename Tilings<Stored>::Large;
+  return rows > Tilings<Stored>::Small::SIDE &&
+         4 * tiles_of<Large>(rows, columns) >= 3 * multiprocessors();
+}
+
+// Sets parts and span: two blocks for a multiprocessor, of some steps each.
+template <class Tiling>
+void cut(Product& m, int64_t rows) {
+  constexpr int64_t STEPS = 4, STEP = Tiling::STEP;
+  const int64_t steps = (m.inner + STEP - 1) / STEP;
+  const int64_t fitting = 2 * multiprocessors() / tiles_of<Tiling>(rows, m.columns);
+  const int64_t most = fitting < steps / STEPS ? fitting : steps / STEPS;
+  m.span = most > 1 ? (steps + most - 1) / most * STEP : steps * STEP;
+  m.parts = most > 1 ? (m.inner + m.span - 1) / m.span : 1;
+}
+
+inline Product product_of(const Problem& p, const Forward& f) {
+  return {.x = f.x, .bias = f.bias, .to = f.out, .inner = p.in, .columns = p.out};
+}
+inline Product product_of(const Problem& p, const Backward& b) {
+  return {.x = b.dout, .to = b.dx, .inner = p.out, .columns = p.in};
+}
+
+// Calls call(Tiling{}, m), with the parts set, for a result that is not empty.
+template <class Call>
+const char* with_tiling(const Problem& p, Product m, const Call& call) {
+  if (p.rows == 0 || m.columns == 0) return nullptr;
+  return with_dtype(p.dtype, [&](auto stored) {
+    using All = Tilings<decltype(stored)>;
+    const auto with = [&](auto tiling) {
+      cut<decltype(tiling)>(m, p.rows);
+      return call(tiling, m);
+    };
+    return in_large_tiles<decltype(stored)>(p.rows, m.columns) ? with(typename All::Large{})
+                                                               : with(typename All::Small{});
+  });
+}
+
+// Bytes of memory that run_product wants.
+inline int64_t product_scratch(const Problem& p, const Product& product) {
+  int64_t bytes = 0;
+  with_tiling(p, product, [&](auto tiling, const Product& m) -> const char* {
+    using Stored = typename decltype(tiling)::Stored;
+    if (m.parts > 1) bytes = m.parts * p.rows * m.columns * (int64_t)sizeof(Real<Stored>);
+    return nullptr;
+  });
+  return bytes;
+}
+
+template <bool BACK>
+const char* run_product(const Problem& p, const Product& product, void* scratch, void* stream) {
+  return with_tiling(p, product, [&](auto tiling, Product m) {
+    using Tiling = decltype(tiling);
+    using Stored = typename Tiling::Stored;
+    m.sums = scratch;
+    m.whole = m.x.column_stride == 1 &&
+              aligned<VECTOR<Stored>, Stored>(m.x.data, m.x.row_stride, m.inner);
+    m.runs = in_runs(p, 0, p.in);
+    const int64_t shared = 16 * sizeof(Real<Stored>) + sizeof(Tiles<Tiling, BACK>);
+    const char* const error =
+        launch(product_kernel<Tiling, BACK>, tiles_of<Tiling>(p.rows, m.columns) * m.parts,
+               Tiling::THREADS, shared, stream, p, m);
+    if (error || m.parts == 1) return error;
+    const int64_t count = p.rows * m.columns;
+    return launch(add_parts_kernel<Stored>, (count + THREADS - 1) / THREADS, THREADS, 0, stream, m,
+                  count);
+  });
+}
+
+inline const char* run_sum_rows(const Problem& p, const Backward& b, void* stream) {
+  if (p.out == 0) return nullptr;
+  return with_dtype(p.dtype, [&](auto stored) {
+    return launch(sum_rows_kernel<decltype(stored)>, part_blocks(p.out), PART_THREADS, PART_SHARED,
+                  stream, p, b);
+  });
+}
+
+}  // namespace fuseport::nf4_linear::cuda
