@@ -1,6 +1,6 @@
 // The layer on CUDA. Values are looked up in a table in shared memory, of which each has a bank of its
-// own: no lanes wait for each other. Here are the product of few rows, and the decoding of a part of
-// the weight for products of torch's; cuda_products.cuh has those of more rows.
+// own: no lanes wait for each other. Here are the product of few rows, and the decoding of a part
+// of the weight for products of torch's; cuda_products.cuh has those of more rows.
 #pragma once
 
 #include "native/cuda_vectors.cuh"

@@ -1,5 +1,5 @@
-// The layer as custom ops of ONNX Runtime: the nodes that onnx.py writes, as its bindings on the CPU
-// and on CUDA have them. All tensors are contiguous.
+// The layer as custom ops of ONNX Runtime: the nodes that onnx.py writes, as its bindings on the
+// CPU and on CUDA have them. All tensors are contiguous.
 #pragma once
 
 #include <string>
