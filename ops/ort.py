@@ -62,7 +62,7 @@ def status(specs: Iterable[OpSpec], device: str = "cpu") -> Status:
 
 
 def bound(spec: OpSpec, device: str = "cpu") -> bool:
-    """Whether the library of a device has kernels of the op, if not for all of its nodes."""
+    """Whether the library of a device has kernels of the op, for all of its nodes."""
     return spec.has(_BINDINGS[device])
 
 

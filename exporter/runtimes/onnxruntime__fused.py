@@ -1,7 +1,7 @@
 """ONNX Runtime with the library of fused kernels for a device, on the same `.onnx` files.
 
 ONNX Runtime would run a function body without a word where it did not take a kernel: each call
-counts what the library's kernels have done. On a GPU fewer nodes have one: `ops.ort`.
+counts what the library's kernels have done.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -55,22 +55,16 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
     types, device = _op_types(artifact), program.get("device", "cpu")
     used = _bound(types, device)
     if not used:
-        raise _nothing_fused(types)
+        found = f"no fused kernel for {', '.join(sorted(types))}" if types else "nothing to fuse"
+        raise Unsupported(f"{found}: the runtime onnxruntime runs the same")
     try:
         library = ort.library(used, device)
     except BuildError as error:
         raise Unsupported(str(error)) from error
     fused = sorted(op for op in types if ort.calls(library, op) is not None)
-    if not fused:  # the op has a kernel for other nodes
-        raise _nothing_fused(types)
     optimised = program.get("optimised", True)
     session = OnnxRuntimeSession(artifact, library, optimised=optimised, device=device)
     return _FusedSession(session, library, fused)
-
-
-def _nothing_fused(types: set[str]) -> Unsupported:
-    found = f"no fused kernel for {', '.join(sorted(types))}" if types else "nothing to fuse"
-    return Unsupported(f"{found}: the runtime onnxruntime runs the same")
 
 
 def _bound(types: set[str], device: str) -> list[OpSpec]:

@@ -56,10 +56,8 @@ def run(library: Path) -> OnGpu:
 
 
 @pytest.mark.parametrize(("case", "dtype"), PAIRS)
-def test_nodes_are_as_good_as_the_reference(
-    library: Path, run: OnGpu, case: Any, dtype: torch.dtype
-) -> None:
-    check_case(run, library, case, dtype, scale=4)
+def test_nodes_are_as_good_as_the_reference(run: OnGpu, case: Any, dtype: torch.dtype) -> None:
+    check_case(run, case, dtype, scale=4)
 
 
 def test_a_session_in_several_threads_at_once(run: OnGpu) -> None:

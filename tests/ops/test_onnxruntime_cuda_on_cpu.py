@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fuseport.exporter.runtimes._onnxruntime import from_value, to_value
 from fuseport.exporter.verify.op_check.symbolic import Kind, Session, Type
-from fuseport.ops import onnxruntime_library, ort
+from fuseport.ops import OPS, onnxruntime_library, ort
 from fuseport.ops.cross_scan import SPEC as WALKS
 from fuseport.ops.ms_deform_attn import SPEC as ATTENTION
 from fuseport.ops.rotary_embedding import SPEC as ROTARY
@@ -89,7 +89,7 @@ class OnNaN(Session):
 @pytest.mark.in_turn(QUICK, DTYPES, ("plain", "gated", "packed"))
 def test_nodes_are_as_good_as_the_reference(library: Path, case: Case, dtype: torch.dtype) -> None:
     """And write all of their outputs."""
-    check_case(OnNaN(library), library, case, dtype)
+    check_case(OnNaN(library), case, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -97,9 +97,9 @@ def test_passes_have_scratch_memory(library: Path, dtype: torch.dtype) -> None:
     """Time in segments, of which what each starts from is kept there."""
     shape = _Shape(b=1, d=5, l=9 * CHUNK + 5, N=16, gated=True)
     case = Case("segments", SCAN.operators[1].name, shape.make)
-    whole = check_case(OnNaN(library), library, case, dtype)
+    whole = check_case(OnNaN(library), case, dtype)
     stand_in.Settings(library).multiprocessors(100)
-    cut = check_case(OnNaN(library), library, case, dtype)
+    cut = check_case(OnNaN(library), case, dtype)
     assert any(not torch.equal(cut[name], whole[name]) for name in cut)
 
 
@@ -108,10 +108,18 @@ def test_products_of_several_tiles(library: Path, dtype: torch.dtype) -> None:
     """The same to the bit, whatever the order of threads."""
     shape = Chunked(b=1, l=66, H=4, P=33, N=70, G=2, gated=True)
     case = Case("tiles", CHUNKED.operators[1].name, shape.make)
-    found = check_case(OnNaN(library), library, case, dtype)
+    found = check_case(OnNaN(library), case, dtype)
     stand_in.Settings(library).order(7)
-    again = check_case(OnNaN(library), library, case, dtype)
+    again = check_case(OnNaN(library), case, dtype)
     assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+def test_every_node_that_has_a_kernel_on_the_cpu_has_one_here(library: Path) -> None:
+    operators = [operator.name for spec in OPS.values() for operator in spec.operators]
+    others = {name for name in operators if ort.calls(library, name) is None}
+    assert others == {name for name in operators if ort.calls(onnxruntime_library(), name) is None}
+    bound = [operator.name for spec in SPECS for operator in spec.operators]
+    assert others == {*operators}.difference(bound)
 
 
 def test_calls_are_counted_by_op(library: Path) -> None:
