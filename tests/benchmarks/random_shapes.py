@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from fuseport.ops.selective_scan.cases import _Shape as ScanShape
 from fuseport.ops.selective_state_update.cases import _Shape as StateShape
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
 from fuseport.ops.ssd_chunk_scan.cases import _Shape as ChunkShape
+from fuseport.ops.swiglu.cases import _Shape as GatedShape
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 
 __all__ = ["DRAWS", "drawn", "main", "tried"]
@@ -204,6 +206,21 @@ def _image(r: Source, walks: bool) -> ImageShape:
     return ImageShape(size(r, 4), size(r, 20), size(r, 70), size(r, 70), walks=walks)
 
 
+def _gated(r: Source) -> tuple[str, Any]:
+    shape = GatedShape((size(r, 5), size(r, 20), size(r, 300)), r.choice((1.0, 40.0)))
+    return ("swiglu_packed", _Halves(shape)) if flag(r) else ("swiglu", shape)
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """The two tensors of a shape as halves of one."""
+
+    of: GatedShape
+
+    def make(self, dtype: torch.dtype, seed: int) -> Inputs:
+        return self.of.packed(dtype, seed)
+
+
 DRAWS: dict[str, Draw] = {
     "selective_scan": _scan,
     "causal_conv1d": _conv,
@@ -216,6 +233,7 @@ DRAWS: dict[str, Draw] = {
     "nf4_linear": _linear,
     "cross_scan": lambda r: ("cross_scan", _image(r, walks=False)),
     "cross_merge": lambda r: ("cross_merge", _image(r, walks=True)),
+    "swiglu": _gated,
 }
 """By op: the operator and what a case of it is made from, drawn."""
 
