@@ -2,8 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from fuseport.exporter.capture.prepare import prepared
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.describe import describe, environment
 from fuseport.exporter.errors import (
+    ExportFailed,
     StorageError,
     UsageError,
 )
@@ -152,7 +153,10 @@ def export(
         notes += more
         if "gradient" not in programs and (said := truth.refused_gradient(built, seed)):
             built = replace(built, differentiable=False)
-            notes += (f"outputs alone: autograd cannot differentiate the model: {said}",)
+            notes += (
+                "outputs alone: the model writes in place into what a gradient needs, and autograd "
+                f"cannot differentiate it: {said}",
+            )
         captured = list(capture(built, programs, seed, progress))
         cases, dropped, conditions = _planned(built, captured, seed)
         with staged(target, force=force) as (folder, manifest):
@@ -170,7 +174,8 @@ def export(
                     if program.kind in programs:
                         progress(f"writing {program.kind}{writer.SUFFIX}")
                         file = f"{program.kind}{writer.SUFFIX}"
-                        facts = writer.write(program, folder / file, options)
+                        with _other_formats(name, writers):
+                            facts = writer.write(program, folder / file, options)
                         manifest["artifacts"].append(
                             {"file": file, "program": program.kind, "format": name, **facts}
                         )
@@ -400,6 +405,18 @@ def bench(
             )
             shutil.rmtree(folder)
     return Bench(str(bundle), opened.sha256, rounds, tuple(results), environment(device))
+
+
+@contextmanager
+def _other_formats(name: str, wanted: Iterable[str]) -> Iterator[None]:
+    """Say, where a format cannot be written, how to have the others."""
+    try:
+        yield
+    except ExportFailed as error:
+        others = [f"--format {other}" for other in wanted if other != name]
+        if not others:
+            raise
+        raise ExportFailed(f"{error}; without it: {' '.join(others)}") from error
 
 
 def _planned(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 
 from fuseport import ops
-from fuseport.exporter import formats
+from fuseport.exporter import api, formats
 from fuseport.exporter.errors import ExportFailed, UsageError
 from fuseport.exporter.formats import torchscript
 from fuseport.exporter.models.model import example
@@ -410,6 +410,21 @@ def test_what_torchscript_refuses_is_named_with_its_line(
     expected = f"TorchScript refuses the forward program: {said}, at: {re.escape(line)}$"
     with pytest.raises(ExportFailed, match=expected):
         torchscript.write(forward, tmp_path / "f.pt", formats.Options(tmp_path / "w"))
+
+
+def test_a_refusal_names_the_other_formats(tmp_path: Path) -> None:
+    code = "import torch\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n        "
+    (tmp_path / "net.py").write_text(code + "return torch.linalg.svd(super().forward(x))[1]\n")
+    torch.save(nn.Linear(8, 8).state_dict(), tmp_path / "w.pth")
+    given = {"model": f"{tmp_path}/net.py:svd", "inputs": SEQUENCE, "programs": ["forward"]}
+    (tmp_path / "net.py").open("a").write("def svd():\n    return Net(8, 8)\n")
+    expected = (
+        "no form of aten._linalg_svd; without it: --format exported_program --format torchscript"
+    )
+    with pytest.raises(ExportFailed, match=expected):
+        api.export(tmp_path / "w.pth", tmp_path / "b", **given)
+    with pytest.raises(ExportFailed, match="no form of aten._linalg_svd$"):
+        api.export(tmp_path / "w.pth", tmp_path / "b", **given, format=["onnx"])
 
 
 def test_a_name_of_no_format_is_usage() -> None:

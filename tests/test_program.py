@@ -1,6 +1,7 @@
 """Forward and gradient programs: their names, their gradients, their sizes, and what is refused."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -324,9 +325,21 @@ class Branching(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class Complex(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.polar(x, x)
+
+
+class Region(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        (Complex, "output output is torch.complex64, .* torch.view_as_real"),
+        (Region, r"no gradient through torch.cond \(.*: use torch.where, or .* --program forward"),
         (Fixed, "dimension 1 of input x comes out fixed at 16"),
         (Counting, "forward writes to calls"),
         (Overwriting, "forward writes to x"),
@@ -337,6 +350,21 @@ def test_what_is_no_program_is_refused_in_one_line(kind: type[nn.Module], reason
     with pytest.raises(ExportFailed, match=reason) as raised:
         captured(kind())
     assert "\n" not in str(raised.value)
+
+
+def test_graphs_that_torch_prints_of_what_it_refuses_are_left_out(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Talking(Branching):
+        def forward(self, x: Tensor) -> Tensor:
+            print("said by the model", file=sys.stderr)
+            return super().forward(x)
+
+    with pytest.raises(ExportFailed):
+        captured(Talking())
+    printed = capfd.readouterr().err
+    assert "said by the model" in printed
+    assert "def forward" not in printed
 
 
 def test_an_operator_without_a_derivative_is_refused() -> None:

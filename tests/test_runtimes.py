@@ -11,9 +11,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from fuseport import ops
 from fuseport.exporter import formats, runtimes
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.runtimes import RUNTIMES, Unsupported
+from fuseport.exporter.runtimes import RUNTIMES, Unsupported, _ops
 from fuseport.exporter.runtimes._layouts import LAYOUTS, lay_out
 from fuseport.exporter.runtimes._numpy import to_array, to_tensor
 from fuseport.exporter.runtimes._torch_module import ModuleSession
@@ -172,3 +173,14 @@ class TestModuleSession:
         session.run({"x": x})
         assert seen == [x.stride()] * 2
         assert not x.requires_grad
+
+
+def test_a_program_without_fused_ops_has_none_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(ops, "register", lambda *names: asked.append(names))
+    for name in RUNTIMES:
+        if prepare := getattr(runtimes.get(name), "prepare", None):
+            prepare({"ops": []})
+    assert not asked
+    _ops.register({"ops": ["fuseport::swiglu"]})
+    assert asked == [("fuseport::swiglu",)]

@@ -176,9 +176,9 @@ def _in_full(model: ir.Model, translated: ExportedProgram) -> None:
             continue
         if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
             node.attributes["to"] = ir.AttrInt64("to", ir.DataType.DOUBLE)
-        for value in node.outputs:
-            if value.dtype == ir.DataType.FLOAT:
-                value.dtype = ir.DataType.DOUBLE
+        for output in node.outputs:
+            if output.dtype == ir.DataType.FLOAT:
+                output.dtype = ir.DataType.DOUBLE
         for index, value in enumerate(node.inputs):
             rounded = None if value is None else ir.convenience.get_const_tensor(value)
             if rounded is not None and rounded.dtype == ir.DataType.FLOAT and rounded.size == 1:

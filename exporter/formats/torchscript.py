@@ -89,6 +89,8 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         try:
             scripted = torch.jit.script(root.eval())
             scripted.define(source(program))
+        except ExportFailed:
+            raise
         except Exception as error:  # a frontend error of any of several unrelated types
             raise ExportFailed(
                 f"TorchScript refuses the {program.kind} program: {_refusal(error)}"

@@ -1,9 +1,11 @@
 """Module → forward program."""
 
 import inspect
+import io
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 from unittest import mock
 
@@ -114,6 +116,12 @@ def output_specs(
         text = re.sub(r"\b[a-z]\d+\b", lambda m: symbols.get(m[0], m[0]), str(size))
         return int(text) if text.isdigit() else text
 
+    for name, out in zip(names, signature.user_outputs, strict=True):
+        if values[out].dtype.is_complex:
+            raise ExportFailed(
+                f"output {name} is {values[out].dtype}, which few formats can hold: return its "
+                "real and imaginary parts, as torch.view_as_real has them"
+            )
     return tuple(
         TensorSpec(
             name, str(values[out].dtype).removeprefix("torch."), tuple(map(dim, values[out].shape))
@@ -174,12 +182,18 @@ def _lstm_layer(x: Tensor, hidden: Sequence[Tensor], *others: Any, **named: Any)
 
 @contextmanager
 def failing_as(kind: Kind) -> Iterator[None]:
-    """Raise every error as ExportFailed, in one line that names the program."""
+    """Raise every error as ExportFailed, in one line that names the program.
+
+    torch prints the graph that it had come to, of thousands of lines: all but that is printed.
+    """
+    printed, graph = io.StringIO(), ""
     try:
-        yield
+        with redirect_stderr(printed):
+            yield
     except ExportFailed:
         raise
     except Exception as error:
+        graph = str(getattr(error, "partial_fx_graph", ""))
         # torch's exporter raises any type; all of them mean the same to the caller.
         fixed = re.search(
             r"marked L\['(\w+)'\]\.size\(\)\[(\d+)\] .* specialized it to be a constant \((\d+)\)",
@@ -192,6 +206,9 @@ def failing_as(kind: Kind) -> Iterator[None]:
                 " over it, or a parameter of that size); give the number instead of a name for it"
             )
         raise ExportFailed(f"the {kind} program cannot be captured: {reason}") from error
+    finally:
+        rest = printed.getvalue()
+        sys.stderr.write(rest.replace(f"{graph}\n", "") if graph else rest)
 
 
 def entry(module: nn.Module, specs: Sequence[TensorSpec], call: Callable[..., Any]) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._decomp import decomposition_table
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.func import functionalize
@@ -18,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.program import Program, TensorSpec, mutates, rebuilt, shape_env
+from fuseport.exporter.program import Program, TensorSpec, mutates, one_line, rebuilt, shape_env
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program.provenance import Provenance
 
@@ -56,12 +57,28 @@ def capture_gradient(forward: Program) -> Program:
         raise ExportFailed(
             "there is no gradient program: no floating input, no trainable parameter"
         )
-    with failing_as("gradient"), any_sizes():
+    with failing_as("gradient"), _regions_named(forward), any_sizes():
         joint = _trace(forward, wanted, [spec.name for spec in cotangents])
         names = [spec.name for spec in forward.outputs] + [f"grad/{n}" for n in joint.connected]
         exported = _exported(forward, joint, specs, names)
     none = tuple(f"grad/{name}" for name in wanted if name not in joint.connected)
     return Program("gradient", exported, specs, output_specs(exported, specs, names), none)
+
+
+@contextmanager
+def _regions_named(forward: Program) -> Iterator[None]:
+    """What torch fails with where a graph has regions tells nothing of them."""
+    targets = {node.target for node in forward.exported.graph.nodes}
+    called = sorted(f"torch.{t}" for t in targets if isinstance(t, HigherOrderOperator))
+    try:
+        yield
+    except Exception as error:
+        if not called:
+            raise
+        raise ExportFailed(
+            f"there is no gradient through {' and '.join(called)} ({one_line(error)}): use "
+            "torch.where, or export outputs alone: --program forward"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,10 @@ def register(program: Mapping[str, Any]) -> None:
     Raises:
         Unsupported: an operator comes from ops of the user's own, which were not given.
     """
+    names = program.get("ops", ())
     try:
-        ops.register(*program.get("ops", ()))
+        if names:  # none would stand for all there are
+            ops.register(*names)
     except KeyError as error:
         raise Unsupported(
             f"{error.args[0]} is an operator of the user's own: give its file with --ops"

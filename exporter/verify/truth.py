@@ -222,10 +222,9 @@ def _in_place(error: BaseException) -> str | None:
 def _why_no_truth(error: BaseException) -> str:
     if said := _in_place(error):
         return (
-            "autograd cannot differentiate the model with respect to its inputs: "
-            f"{said} It writes in place into what a gradient needs, which training does not "
-            "notice where inputs need no gradient: write x = x / y instead of x /= y, or export "
-            "outputs alone: --program forward"
+            "autograd cannot differentiate the model by its inputs and parameters, since it writes "
+            f"in place into what a gradient needs: {said} Write x = x / y instead of x /= y, or "
+            "export outputs alone: --program forward"
         )
     return (
         "the model does not run in float64, in which truth is computed: "
