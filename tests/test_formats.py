@@ -418,10 +418,8 @@ def test_a_refusal_names_the_other_formats(tmp_path: Path) -> None:
     torch.save(nn.Linear(8, 8).state_dict(), tmp_path / "w.pth")
     given = {"model": f"{tmp_path}/net.py:svd", "inputs": SEQUENCE, "programs": ["forward"]}
     (tmp_path / "net.py").open("a").write("def svd():\n    return Net(8, 8)\n")
-    expected = (
-        "no form of aten._linalg_svd; without it: --format exported_program --format torchscript"
-    )
-    with pytest.raises(ExportFailed, match=expected):
+    others = "without it: --format exported_program --format torchscript$"
+    with pytest.raises(ExportFailed, match=f"no form of aten._linalg_svd; {others}"):
         api.export(tmp_path / "w.pth", tmp_path / "b", **given)
     with pytest.raises(ExportFailed, match="no form of aten._linalg_svd$"):
         api.export(tmp_path / "w.pth", tmp_path / "b", **given, format=["onnx"])
