@@ -5,7 +5,7 @@ for the CUDA one: what is their own is not seen here. Models are single nodes, a
 without bodies: nothing but a kernel of the library can run them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from torch import Tensor
 
-from fuseport.exporter.runtimes._onnxruntime import from_value, to_value
-from fuseport.exporter.verify.op_check.symbolic import Kind, Session, Type
+from fuseport.exporter.runtimes._onnxruntime import to_value
+from fuseport.exporter.verify.op_check.symbolic import Session, Type
 from fuseport.ops import OPS, onnxruntime_library, ort
 from fuseport.ops.cross_scan import SPEC as WALKS
 from fuseport.ops.ms_deform_attn import SPEC as ATTENTION
@@ -32,6 +32,7 @@ from fuseport.tests.ops.cuda_on_cpu.nodes import (
     CASES,
     OF_OPERATOR,
     SPECS,
+    OnNaN,
     by_nodes,
     check,
     check_case,
@@ -56,34 +57,6 @@ def library(fused_library: Path) -> Path:
     settings.multiprocessors(1)
     settings.order(0)
     return path
-
-
-class OnNaN(Session):
-    """Runs each node twice, the second time into memory that is full of NaN."""
-
-    def __init__(self, library: Path) -> None:
-        super().__init__(None, str(library), 1)
-
-    def __call__(
-        self,
-        op: Type,
-        given: Sequence[Tensor | None],
-        attributes: Mapping[str, Any],
-        kinds: Sequence[Kind],
-    ) -> list[Tensor]:
-        self._loaded.clear()
-        once = super().__call__(op, given, attributes, kinds)
-        [session] = self._loaded.values()
-        binding = session.io_binding()
-        for i, t in enumerate(given):
-            assert t is not None
-            binding.bind_ortvalue_input(f"x{i}", to_value(t))
-        for i, t in enumerate(once):
-            binding.bind_ortvalue_output(f"y{i}", to_value(torch.full_like(t, torch.nan)))
-        session.run_with_iobinding(binding)
-        again = [from_value(value) for value in binding.get_outputs()]
-        assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
-        return again
 
 
 @pytest.mark.in_turn(QUICK, DTYPES, ("plain", "gated", "packed"))

@@ -1,17 +1,28 @@
 """Ops as their nodes compute them, in a session with kernels for the CUDA provider."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuseport.exporter.verify.op_check.symbolic import Nodes
+from fuseport.exporter.runtimes._onnxruntime import from_value, to_value
+from fuseport.exporter.verify.op_check.symbolic import Kind, Nodes, Session, Type
 from fuseport.ops import OPS, ort
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec, as_tuple
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 
-__all__ = ["CASES", "OF_OPERATOR", "SPECS", "by_nodes", "check", "check_case", "contiguous"]
+__all__ = [
+    "CASES",
+    "OF_OPERATOR",
+    "SPECS",
+    "OnNaN",
+    "by_nodes",
+    "check",
+    "check_case",
+    "contiguous",
+]
 
 SPECS = [spec for spec in OPS.values() if ort.bound(spec, "cuda")]
 OF_OPERATOR = {operator.name: spec for spec in SPECS for operator in spec.operators}
@@ -26,6 +37,38 @@ CASES = [
     if case.name.removesuffix("_gate_before_norm") not in _OF_ONE
 ]
 Runner = Callable[..., list[Tensor]]
+
+
+class OnNaN(Session):
+    """Runs each node twice, the second time into memory that is full of NaN."""
+
+    def __init__(self, library: Path) -> None:
+        super().__init__(None, str(library), 1)
+
+    def __call__(
+        self,
+        op: Type,
+        given: Sequence[Tensor | None],
+        attributes: Mapping[str, Any],
+        kinds: Sequence[Kind],
+    ) -> list[Tensor]:
+        self._loaded.clear()
+        once = super().__call__(op, given, attributes, kinds)
+        [session] = self._loaded.values()
+        binding = session.io_binding()
+        for i, t in enumerate(given):
+            assert t is not None
+            self.bind(binding, f"x{i}", t)
+        for i, t in enumerate(once):
+            binding.bind_ortvalue_output(f"y{i}", to_value(torch.full_like(t, torch.nan)))
+        session.run_with_iobinding(binding)
+        again = [from_value(value) for value in binding.get_outputs()]
+        assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
+        return again
+
+    def bind(self, binding: Any, name: str, t: Tensor) -> None:
+        """Make a tensor an input of the second run."""
+        binding.bind_ortvalue_input(name, to_value(t))
 
 
 def contiguous(inputs: Inputs) -> Inputs:
