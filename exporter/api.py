@@ -252,7 +252,8 @@ def verify(
     for sha256 in trust_native:
         trust.add(sha256)
     loads = load_outputs is not None
-    chosen = () if loads else chosen_runtimes(runtime, device)
+    fused = opened.manifest["ops"] if artifact is None else None
+    chosen = () if loads else chosen_runtimes(runtime, device, fused)
     if runtime is not None and artifact is None:
         refuse(chosen, opened)
     file = None if artifact is None else Path(artifact)
@@ -314,7 +315,7 @@ def self_test(
     """
     begin = time.monotonic()
     opened = open_bundle(Path(bundle))
-    chosen = chosen_runtimes(runtime, device)
+    chosen = chosen_runtimes(runtime, device, opened.manifest["ops"])
     if runtime is not None:
         refuse(chosen, opened)
     admission.admit(opened, None)
@@ -360,7 +361,7 @@ def bench(
         Missing: a runtime that was named is not installed, or there is no such device.
     """
     opened = open_bundle(Path(bundle))
-    chosen = chosen_runtimes(runtime, device)
+    chosen = chosen_runtimes(runtime, device, opened.manifest["ops"])
     if runtime is not None:
         refuse(chosen, opened)
     admission.admit(opened, None)

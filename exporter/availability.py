@@ -1,6 +1,6 @@
 """Which runtimes a command uses, and why one of them must not or cannot run what there is."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fuseport.exporter import admission, runtimes
@@ -24,8 +24,16 @@ def require(device: str) -> None:
         raise Missing(f"{device}: {reason}")
 
 
-def chosen_runtimes(names: Sequence[str] | None, device: str = "cpu") -> tuple[str, ...]:
+def chosen_runtimes(
+    names: Sequence[str] | None, device: str = "cpu", ops: Collection[str] | None = None
+) -> tuple[str, ...]:
     """The runtimes that are meant: all that run on a device for None.
+
+    Args:
+        names: of runtimes.
+        device: that they run on.
+        ops: the operators of fused ops in what is to be run, where they are known: of all runtimes,
+            those that these make no difference to are left out.
 
     Raises:
         UsageError: a name is unknown, of a runtime or device; or one that was named does not run on
@@ -34,11 +42,12 @@ def chosen_runtimes(names: Sequence[str] | None, device: str = "cpu") -> tuple[s
     """
     require(device)
     if names is None:
-        return tuple(name for name in runtimes.RUNTIMES if device in runtimes.devices(name))
+        able = (name for name in runtimes.RUNTIMES if device in runtimes.devices(name))
+        return tuple(name for name in able if ops is None or runtimes.differs(name, ops, device))
     for name in names:
         if device not in runtimes.devices(name):
-            able = ", ".join(chosen_runtimes(None, device))
-            raise UsageError(f"{name} does not run on {device}; those that do: {able}")
+            others = ", ".join(chosen_runtimes(None, device))
+            raise UsageError(f"{name} does not run on {device}; those that do: {others}")
         reason = runtimes.get(name).missing()
         if reason is not None:
             raise Missing(f"{name}: {reason}")

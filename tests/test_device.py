@@ -69,6 +69,12 @@ def test_runtimes_say_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert availability.chosen_runtimes(None) == RUNTIMES
     monkeypatch.setattr(_device, "missing", lambda device: None)
     assert availability.chosen_runtimes(None, "cuda") == ON_A_GPU
+    assert availability.chosen_runtimes(None, ops=["fuseport::swiglu"]) == RUNTIMES
+    without = tuple(name for name in RUNTIMES if name != "onnxruntime+fused")
+    for ops in ((), ["mylib::squared_relu"], ["fuseport::rotary_embedding"]):
+        assert availability.chosen_runtimes(None, ops=ops) == without
+    fused = ("onnxruntime+fused",)
+    assert availability.chosen_runtimes(fused, ops=()) == fused  # as the user says
     with pytest.raises(UsageError, match="onnx_reference does not run on cuda; those that do: ao"):
         availability.chosen_runtimes(["onnx_reference"], "cuda")
     monkeypatch.setattr(_device, "missing", lambda device: "none")
@@ -100,7 +106,7 @@ def test_nothing_runs_on_the_cpu_instead(
     bundle, model = small_bundle
     report = api.verify(bundle, model=model, device="cuda", localise=False)
     rows = [row for row in report.results if row.runtime != "float64"]
-    others = {"libtorch", "onnxruntime", "onnxruntime+fused", "torchscript"}
+    others = {"libtorch", "onnxruntime", "torchscript"}
     assert {row.runtime for row in rows} == {"eager", *others}
     assert not [row for row in rows if row.verdict == "pass"]
     assert {row.provider for row in rows if row.runtime == "onnxruntime"} == {

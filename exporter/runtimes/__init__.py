@@ -8,7 +8,7 @@ underscore are parts of runtimes.
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -24,6 +24,7 @@ __all__ = [
     "Unsupported",
     "confine",
     "devices",
+    "differs",
     "get",
 ]
 
@@ -74,6 +75,9 @@ class Runtime(Protocol):
 
     A module may have `WRITABLE`, what its children write to beside folders of their own.
 
+    A module may have `differs(ops, device)`, whether it runs programs with these operators of fused
+    ops otherwise than another runtime; without it, it always does.
+
     A module may have `prepare(program)`, which compiles what its children could not: they write to
     no cache. What fails there is tried again in the child, which says why it fails.
     """
@@ -95,6 +99,12 @@ class Runtime(Protocol):
                 `optimised` is False where a runtime is to run the artifact as it is, for the sake
                 of finding a fault, if it can.
         """
+
+
+def differs(name: str, ops: Collection[str], device: str) -> bool:
+    """Whether the runtime runs programs with these operators otherwise than another one does."""
+    asked = getattr(get(name), "differs", None)
+    return asked is None or asked(ops, device)
 
 
 def get(name: str) -> Runtime:

@@ -17,7 +17,7 @@ from fuseport.ops import OPS, ort
 from fuseport.ops.build import BuildError
 from fuseport.ops.spec import OpSpec
 
-__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "OPTIMISES", "load", "missing", "prepare"]
+__all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "OPTIMISES", "differs", "load", "missing", "prepare"]
 
 FORMAT = "onnx"
 AUTOGRAD = False
@@ -34,6 +34,11 @@ def missing() -> str | None:
         return reason
     status = ort.status(OPS.values())
     return status.detail if status.state == "unavailable" else None
+
+
+def differs(ops: Iterable[str], device: str) -> bool:
+    """Whether the library has kernels of these operators; without, `onnxruntime` does the same."""
+    return bool(_bound({name.partition("::")[2] for name in ops}, device))
 
 
 def prepare(program: Mapping[str, Any]) -> None:
