@@ -16,6 +16,7 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
+from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
@@ -31,8 +32,8 @@ def decompositions(exported: ExportedProgram) -> Table:
     table: dict[Any, Callable[..., Any]] = {}
     for node in exported.graph.nodes:
         target = node.target
-        if target in _IN_FLOAT32 and _double(node):
-            table |= _IN_FLOAT32
+        if target in IN_FLOAT32 and of_float64(node):
+            table |= IN_FLOAT32
         elif isinstance(target, OpOverload) and "backward" in target._schema.name:
             if target in decomposition_table:
                 table[target] = decomposition_table[target]
@@ -55,78 +56,6 @@ def decompositions(exported: ExportedProgram) -> Table:
         elif target in (aten.squeeze.dim, aten.squeeze.dims):
             table[target] = _squeeze
     return {**table, **_OWN}
-
-
-def _double(node: torch.fx.Node) -> bool:
-    """Whether it is of float64."""
-    values = [n.meta["val"] for n in node.all_input_nodes]
-    return any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in values)
-
-
-def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    # log(1 + e), accurate relatively (Kahan), since ONNX has no log1p.
-    scaled = x * beta
-    e = torch.exp(-scaled.abs())
-    one_more = 1 + e
-    log = torch.where(one_more == 1, e, torch.log(one_more) * (e / (one_more - 1)))
-    return torch.where(scaled > threshold, x, (scaled.clamp(min=0) + log) / beta)
-
-
-def _batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    # By the running statistics, of which nothing is saved.
-    shape = (-1, *(1 for _ in x.shape[2:]))
-    y = (x - mean.reshape(shape)) * torch.rsqrt(var + eps).reshape(shape)
-    y = y if weight is None else y * weight.reshape(shape)
-    y = y if bias is None else y + bias.reshape(shape)
-    return y, x.new_zeros(0), x.new_zeros(0)
-
-
-# What ONNX, or torch.onnx, computes with numbers of float32 though the tensors be of float64:
-# epsilons, slopes, logarithms of bases. ONNX Runtime has few of these in float64 at all.
-_IN_FLOAT32: Table = {
-    **{
-        composite: composite.decompose
-        for composite in (
-            aten.layer_norm.default,
-            aten.group_norm.default,
-            aten.instance_norm.default,
-            aten.selu.default,
-        )
-    },
-    **{
-        target: decomposition_table[target]
-        for target in (
-            aten.native_layer_norm.default,
-            aten.native_group_norm.default,
-            aten._native_batch_norm_legit.no_stats,
-            aten.gelu.default,
-            aten.elu.default,
-            aten.celu.default,
-            aten.leaky_relu.default,
-            aten._prelu_kernel.default,
-            aten.hardswish.default,
-            aten.hardsigmoid.default,
-            aten.addmm.default,
-            aten.addmv.default,
-            aten.baddbmm.default,
-            aten.sinc.default,
-        )
-    },
-    aten.prelu.default: aten.prelu.default.decompose,
-    aten.softplus.default: _softplus,
-    aten.mish.default: lambda x: x * torch.tanh(_softplus(x)),
-    aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten.log2.default: lambda x: torch.log(x) / math.log(2),
-    aten.log10.default: lambda x: torch.log(x) / math.log(10),
-}
 
 
 def _attention(*arguments: Any, **options: Any) -> Any:

@@ -5,7 +5,6 @@ domain `fuseport.ops`, and derivatives that ONNX has no operator for are decompo
 nodes' function bodies are attached, so that a runtime without the op library runs the same file.
 """
 
-import functools
 import json
 import logging
 import re
@@ -16,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -28,13 +26,12 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
     RemoveUnusedOpsetsPass,
 )
-from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._decompositions import decompositions
+from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
 from fuseport.exporter.program import Program, one_line
 from fuseport.ops import OPS
@@ -57,8 +54,6 @@ Decompositions = Mapping[str, Callable[..., Any]]
 
 SUFFIX = ".onnx"
 DEFAULT = True
-
-_FX_NODE = "pkg.torch.onnx.fx_node"  # where torch.onnx notes what a node is of
 
 # Above this size the file points into the bundle's weights; below it, it holds them, and is whole
 # by itself. Protocol buffers end at 2 GB.
@@ -139,7 +134,7 @@ def _translate(
     model = onnx_program.model
     model.graph.name = program.kind
     assert onnx_program.exported_program is not None
-    _in_full(model, onnx_program.exported_program)
+    in_full(model, onnx_program.exported_program)
     values = _values(model, onnx_program.exported_program)
     for clean in (
         IdentityEliminationPass(),
@@ -156,43 +151,6 @@ def _translate(
     named = {node: str(value.name) for node, value in values.items() if value in left}
     outputs = zip(program.exported.graph_signature.user_outputs, program.outputs, strict=True)
     return model, {**named, **{str(node): spec.name for node, spec in outputs}}
-
-
-def _in_full(model: ir.Model, translated: ExportedProgram) -> None:
-    """Make numbers among float64 what they are: torch.onnx makes them float32."""
-    calls = {f"%{node.name}": node for node in translated.graph.nodes}
-
-    @functools.cache
-    def in_float64(call: fx.Node) -> bool:
-        values = [call.meta.get("val"), *(n.meta.get("val") for n in call.all_input_nodes)]
-        dtypes = {x.dtype for x in pytree.tree_leaves(values) if isinstance(x, Tensor)}
-        if dtypes:
-            return {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.float64}
-        return bool(call.users) and all(in_float64(user) for user in call.users)  # of sizes
-
-    for node in tuple(model.graph):
-        call = calls.get(node.metadata_props.get(_FX_NODE, "").partition(" ")[0])
-        if call is None or not in_float64(call):
-            continue
-        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
-            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.DOUBLE)
-        for output in node.outputs:
-            if output.dtype == ir.DataType.FLOAT:
-                output.dtype = ir.DataType.DOUBLE
-        for index, value in enumerate(node.inputs):
-            rounded = None if value is None else ir.convenience.get_const_tensor(value)
-            if rounded is not None and rounded.dtype == ir.DataType.FLOAT and rounded.size == 1:
-                number = ir.tensor(_unrounded(rounded.numpy(), call))
-                constant = ir.node("Constant", [], {"value": number})
-                model.graph.insert_before(node, constant)
-                node.replace_input_with(index, constant.outputs[0])
-
-
-def _unrounded(rounded: np.ndarray, call: fx.Node) -> np.ndarray:
-    """The number among a call's arguments that was rounded to this one; if none was, the same."""
-    given = pytree.tree_leaves((call.args, call.kwargs))
-    whole = {x for x in given if isinstance(x, float) and np.float32(x) == rounded}
-    return np.full(rounded.shape, whole.pop() if len(whole) == 1 else rounded, np.float64)
 
 
 def _values(model: ir.Model, translated: ExportedProgram) -> dict[str, ir.Value]:
