@@ -86,7 +86,7 @@ IN_FLOAT64 = {
     "layer norm": lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (3,)),
     "group norm": lambda x: F.group_norm(x, 3, x.new_tensor([0.3, 1.0, 2.0])),
     "batch norm": lambda x: F.batch_norm(x, x.new_tensor([0.1, 1, 2]), x.new_tensor([1.0, 2, 3])),
-    "instance norm": lambda x: F.instance_norm(x),
+    "instance norm": lambda x: F.instance_norm(x * 0.01),
     "RMS norm": lambda x: F.rms_norm(x.permute(0, 2, 3, 1), (3,), eps=1e-5),
     "activations": lambda x: F.softplus(x, 0.7, 3.3) + F.elu(x, 0.3) + F.leaky_relu(x, 0.01),
     "more of them": lambda x: F.gelu(x, approximate="tanh") + F.celu(x, 0.3) + F.selu(x),
