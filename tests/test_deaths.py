@@ -277,7 +277,7 @@ class Trial:
         return rows, jobs, plan
 
     def left(self) -> list[psutil.Process]:
-        """Processes of a trial that are still there."""
+        """Processes of a trial that are still there, though not only until they next run."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -285,7 +285,8 @@ class Trial:
                     found.append(process)
             except psutil.Error:
                 continue  # it has ended, or is another user's
-        return found
+        _, alive = psutil.wait_procs(found, timeout=10)
+        return alive
 
     def _limits(self, subject: Subject, jobs: Sequence[Job], ends: Sequence[str]) -> Limits:
         """Of memory; and of time where that matters, by how long a job takes that does not hang."""
