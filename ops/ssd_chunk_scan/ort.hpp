@@ -65,7 +65,7 @@ struct Inputs {
     call.require_shape("dt", dt, "(b, l, H)", {b, l, h});
     call.require_shape("A", A, "(H,)", {h});
     call.require(groups >= 1 && h % groups == 0, "B",
-                    "of groups that divide " + std::to_string(h) + " heads", groups);
+                 "of groups that divide " + std::to_string(h) + " heads", groups);
     call.require_shape("B", B, "(b, l, G, N)", {b, l, groups, states});
     call.require_shape("C", C, "B's shape", B.shape);
     call.require_shape("D", D, "(H, P)", {h, p});

@@ -1,5 +1,4 @@
-// The chunked scan as custom ops of ONNX Runtime's CUDA provider, with products of our own: that of
-// ONNX Runtime is not to be had from here.
+// The chunked scan as custom ops of ONNX Runtime's CUDA provider, with the products of its own kernels.
 #include "native/ort_cuda.hpp"
 #include "ssd_chunk_scan/cuda_passes.hpp"
 #include "ssd_chunk_scan/ort.hpp"
