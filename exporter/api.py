@@ -30,6 +30,7 @@ from fuseport.exporter.bundle import (
 from fuseport.exporter.bundle.staging import work_folder
 from fuseport.exporter.capture import PROGRAMS, capture, tried
 from fuseport.exporter.capture.prepare import prepared
+from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.describe import describe, environment
 from fuseport.exporter.errors import (
@@ -269,7 +270,8 @@ def verify(
     if not loads and (file is None or file.is_file()):
         admission.admit(opened, file)
     keeping = kept(opened, options, seeds, resume=resume, save=save_outputs, load_from=load_outputs)
-    with own_ops(ops) as own, work_folder() as work, keeping as keep:
+    forked = preloaded(not loads and device == "cpu")
+    with forked, own_ops(ops) as own, work_folder() as work, keeping as keep:
         subject = prepare(opened, model, work, progress, own, keep.seeds, spent, keep.device)
         rows += subject.rows
         named = runtime is not None
@@ -319,7 +321,7 @@ def self_test(
     if runtime is not None:
         refuse(chosen, opened)
     admission.admit(opened, None)
-    with own_ops(ops) as own, work_folder() as work:
+    with preloaded(device == "cpu"), own_ops(ops) as own, work_folder() as work:
         subject = prepare(opened, model, work, progress, own, device=device)
         test = SelfTest(subject, work, limits or Limits(), seed, progress)
         for name in chosen if runtime else preferred(chosen, opened.manifest):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter import api
+from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.describe import environment
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.verify.report import FLOAT64, Report, Row
@@ -140,18 +141,19 @@ def calibrate(
     if seeds < 2 or not 1.0 <= margin < math.inf:
         raise UsageError(f"{seeds} seeds, margin {margin:g}: 2 seeds, and a margin of 1, at least")
     numbers = range(SEEDS, SEEDS + seeds)
-    reports = tuple(
-        api.verify(
-            bundle,
-            runtime=runtime,
-            model=model,
-            ops=ops,
-            seeds=numbers,
-            limits=limits,
-            progress=progress,
+    with preloaded():
+        reports = tuple(
+            api.verify(
+                bundle,
+                runtime=runtime,
+                model=model,
+                ops=ops,
+                seeds=numbers,
+                limits=limits,
+                progress=progress,
+            )
+            for bundle in bundles
         )
-        for bundle in bundles
-    )
     rows = [row for report in reports for row in _compared(report.results)]
     good = all(report.exit_code() == 0 for report in reports)
     return Calibration(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fuseport.exporter import api
+from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.ops import onnxruntime_library, ort
 from fuseport.ops.build import BuildError
@@ -30,6 +31,13 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.other(torch.tanh(self.one(x)))
 """
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _children_are_forked_from_one_server() -> Iterator[None]:
+    """As within one command: what each of many verifications would start by itself."""
+    with preloaded():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

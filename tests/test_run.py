@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from fuseport.exporter import checkpoint, models
+from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.child.spent import OF_CHILD
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.verify import truth
@@ -62,6 +63,16 @@ def misbehave(what, net, x):
             child = subprocess.Popen(["sleep", "1000"], start_new_session=session)
             with open(os.environ["PIDS"], "a") as file:
                 print(child.pid, file=file)
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "fork":  # a family that no parent and no group holds together
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                with open(os.environ["PIDS"], "a") as file:
+                    print(os.getpid(), file=file)
+                time.sleep(1000)
+            os._exit(0)
         time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "third" and net.calls == 3:
@@ -132,8 +143,15 @@ class Setting:
         self.folder = folder / "run"
         self.folder.mkdir()
 
-    def run(self, limits: Limits = QUIET) -> Iterator[Answer]:
-        yield from execute(self.jobs, self.samples, lambda _: self.programs, self.folder, limits)
+    def run(self, limits: Limits = QUIET, *, forked: bool = True) -> Iterator[Answer]:
+        """Answers of children that are forked from a server with the environment as it is now."""
+        with preloaded(forked):
+            yield from execute(
+                self.jobs, self.samples, lambda _: self.programs, self.folder, limits
+            )
+
+
+BOTH = pytest.mark.parametrize("forked", [True, False], ids=["forked", "started"])
 
 
 def states(answers: Sequence[Answer]) -> list[str]:
@@ -154,6 +172,15 @@ def children() -> list[psutil.Process]:
     return [c for c in psutil.Process().children(recursive=True) if c.pid not in _others]
 
 
+def workers() -> list[psutil.Process]:
+    """Those of them that run an artifact: all but the server that forks them."""
+    return [
+        child
+        for child in children()
+        if child.ppid() != os.getpid() or not any("_fork_server" in a for a in child.cmdline())
+    ]
+
+
 def gone(pid: int, seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -166,7 +193,10 @@ def gone(pid: int, seconds: float = 60.0) -> bool:
     return False
 
 
-def test_a_death_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH
+def test_a_death_costs_its_own_row(
+    forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deaths = {
         2: ("SIGSEGV", "killed by SIGSEGV"),
         3: ("exit0", "ended with code 0 before its answer"),
@@ -177,7 +207,7 @@ def test_a_death_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     plan = ",".join(f"{what}@{length}" for length, (what, _) in deaths.items())
     monkeypatch.setenv("BEHAVE", plan)
     setting = Setting(tmp_path, range(1, 10))
-    answers = list(setting.run())
+    answers = list(setting.run(forked=forked))
     assert [answer.job for answer in answers] == setting.jobs
     for answer in answers:
         length = int(answer.job.case)
@@ -198,7 +228,7 @@ def test_what_is_no_death_is_one_row_of_a_living_child(
     with closing(setting.run()) as answers:
         pids = set()
         for answer in answers:
-            pids |= {child.pid for child in children()}
+            pids |= {child.pid for child in workers()}
             calls = {c: dict(answer.tensors(c)) for c in answer.calls or {}}
             found[answer.job.case] = (answer, calls)
             # Two answers may be there and one be written; no more, however many jobs there are.
@@ -311,12 +341,16 @@ def test_a_child_that_cannot_start_is_not_tried_again(
     assert str(answers[0].reason).startswith("ended with code 9")
 
 
-def test_the_whole_process_tree_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BEHAVE", "children@2")
+@BOTH
+@pytest.mark.parametrize(("what", "count"), [("children", 2), ("fork", 1)])
+def test_the_whole_process_tree_ends(
+    what: str, count: int, forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BEHAVE", f"{what}@2")
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
-    assert states(list(Setting(tmp_path, [2, 3]).run())) == ["crash", "done"]
+    assert states(list(Setting(tmp_path, [2, 3]).run(forked=forked))) == ["crash", "done"]
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 2
+    assert len(pids) == count
     assert all(gone(pid) for pid in pids)
 
 
@@ -341,7 +375,7 @@ def test_an_answer_counts_only_with_its_token(
 def test_closing_early_ends_the_child(tmp_path: Path) -> None:
     answers = Setting(tmp_path, range(1, 10)).run()
     assert next(answers).status == "done"
-    (child,) = children()
+    child, *_ = workers()
     answers.close()  # type: ignore[attr-defined]
     assert gone(child.pid)
 

@@ -6,7 +6,6 @@ disturbs both alike.
 """
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -315,7 +314,6 @@ class _Clock:
         entry = programs[entry_of(job.program)]
         request: dict[str, Any] = {
             "folder": str(folder),
-            "parent": os.getpid(),
             "runtime": job.runtime,
             "artifact": str(job.artifact),
             "program": programs[job.program] if job.way == "run" else entry,

@@ -1,5 +1,6 @@
 """A child process that is watched: its time, its memory, and its end with all that it started."""
 
+import ctypes
 import json
 import os
 import secrets
@@ -16,12 +17,14 @@ from types import TracebackType
 
 import psutil
 
-__all__ = ["Child", "Limits", "ending"]
+from fuseport.exporter.child import fork_server
+from fuseport.exporter.child.fork_server import MARK, PARENT, Forked
+
+__all__ = ["Child", "Limits", "die_with_parent", "ending"]
 
 _WATCH_SECONDS = 0.1
 _TAIL = 2**14  # bytes of what a child printed in which its last words are looked for
 _FLOOD = 2**26  # bytes of what it printed beyond which they are dropped: disks are finite
-_MARK = "FUSEPORT_CHILDREN"
 
 
 @dataclass(frozen=True)
@@ -67,19 +70,10 @@ class Child:
         # What it starts inherits this, and so is known as its own after it has left its group and,
         # its parent being dead, its family. A child may have children of this class itself.
         self._mark = secrets.token_hex(16)
-        marks = filter(None, (os.environ.get(_MARK), self._mark))
         # Kept open: a child may remove it. To append: what follows a flood is at the file's start.
         self._printed = errors.open("ab+", buffering=0)
         self._printed.truncate(0)
-        # A session of its own: a terminal's Ctrl-C reaches only the parent, which cleans up.
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._printed,
-            start_new_session=True,
-            env={**os.environ, _MARK: " ".join(marks)},
-        )
+        self._popen = self._forked(arguments) or self._started(arguments)
         self._process = psutil.Process(self._popen.pid)
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
@@ -135,6 +129,24 @@ class Child:
         last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
         return f"{ending(code)} before its answer" + (f": {last}" if code else "")
 
+    def _forked(self, arguments: Sequence[str]) -> Forked | None:
+        server = fork_server.current()
+        if server is None:
+            return None
+        return server.start(arguments, self._printed.fileno(), self._mark)
+
+    def _started(self, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
+        # A session of its own: a terminal's Ctrl-C reaches only the parent, which cleans up.
+        own = {MARK: fork_server.marks(self._mark), PARENT: str(os.getpid())}
+        return subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._printed,
+            start_new_session=True,
+            env={**os.environ, **own},
+        )
+
     def _watch(self) -> None:
         while not self._done.wait(_WATCH_SECONDS):
             resident = self._resident()
@@ -174,8 +186,17 @@ class Child:
         """Processes with its mark, whoever their parent is by now."""
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):  # it has ended, or is another user's
-                if self._mark in process.environ().get(_MARK, ""):
+                if self._mark in process.environ().get(MARK, ""):
                     yield process
+
+
+def die_with_parent() -> None:
+    """In a child: end when what started it does, even if that is killed."""
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != int(os.environ[PARENT]):
+        sys.exit("the parent is gone")
 
 
 def ending(code: int) -> str:

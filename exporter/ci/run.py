@@ -11,6 +11,7 @@ from fuseport.exporter import api, formats
 from fuseport.exporter.availability import require
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.bundle.staging import write_whole
+from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.ci import expected, reuse
 from fuseport.exporter.ci.config import Checkpoint, Config
 from fuseport.exporter.ci.report import CiReport, Outcome
@@ -62,9 +63,10 @@ def run(
     """
     begin = time.monotonic()
     outcomes = []
-    for checkpoint in chosen(config, only):
-        outcomes.append(_outcome(checkpoint, file, progress))
-        done(outcomes[-1])
+    with preloaded():
+        for checkpoint in chosen(config, only):
+            outcomes.append(_outcome(checkpoint, file, progress))
+            done(outcomes[-1])
     seconds = time.monotonic() - begin
     return CiReport(str(file), tuple(outcomes), environment(), seconds)
 

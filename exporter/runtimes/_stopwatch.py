@@ -18,10 +18,11 @@ import torch
 from safetensors import safe_open
 
 from fuseport.exporter import runtimes
+from fuseport.exporter.child import die_with_parent
 from fuseport.exporter.child.confined import work_in
 from fuseport.exporter.runtimes import Session
 from fuseport.exporter.runtimes._device import place_of
-from fuseport.exporter.runtimes._worker import die_with, failure, standard_input, write
+from fuseport.exporter.runtimes._worker import failure, standard_input, write
 from fuseport.exporter.user_code.op_choice import own_ops
 
 __all__ = ["main"]
@@ -30,7 +31,7 @@ __all__ = ["main"]
 def main(request_file: str) -> None:
     """Time an artifact in a runtime, as often as asked."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
-    die_with(request["parent"])
+    die_with_parent()
     asked = standard_input()
     folder = Path(request["folder"])
     work_in(folder)

@@ -7,10 +7,8 @@ repeats each job, and hands the results of a later call back only where they are
 bit for bit.
 """
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -26,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fuseport.exporter import runtimes
+from fuseport.exporter.child import die_with_parent
 from fuseport.exporter.child.confined import work_in
 from fuseport.exporter.child.spent import OF_CHILD, Spent
 from fuseport.exporter.runtimes import Session, Unsupported
@@ -35,7 +34,7 @@ from fuseport.exporter.runtimes._layouts import apart, lay_out
 from fuseport.exporter.runtimes._reason import telling_line
 from fuseport.exporter.user_code.op_choice import own_ops
 
-__all__ = ["die_with", "failure", "main", "standard_input", "write"]
+__all__ = ["failure", "main", "standard_input", "write"]
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -51,7 +50,7 @@ def main(request_file: str, around: Around = nullcontext) -> None:
         around: of a job, what to run it in, once its artifact is loaded.
     """
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
-    die_with(request["parent"])
+    die_with_parent()
     allowed = standard_input()
     folder = Path(request["folder"])
     # What a runtime unpacks goes with the folder, even if this process is killed.
@@ -83,15 +82,6 @@ def _work(request: Mapping[str, Any], allowed: IO[bytes], folder: Path, around: 
         took = {part: spent.seconds[part] for part in OF_CHILD}
         write(folder / f"{job['id']}.json", {**answer, "spent": took, "token": request["token"]})
         spent = Spent()
-
-
-def die_with(parent: int) -> None:
-    """End when the parent does, even if it is killed."""
-    if sys.platform == "linux":
-        set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent is gone")
 
 
 def standard_input() -> IO[bytes]:

@@ -104,7 +104,7 @@ def execute(
         token = secrets.token_hex(16)
         requests = [_request(number, job, samples, programs(job)) for number, job in waiting]
         file = folder / "request.json"
-        content = {"token": token, "folder": str(folder), "parent": os.getpid(), "jobs": requests}
+        content: dict[str, Any] = {"token": token, "folder": str(folder), "jobs": requests}
         content["own_ops"] = programs(waiting[0][1])["forward"].get("own_ops")
         file.write_text(json.dumps(content), encoding="utf-8")
         arguments = [worker, str(file)]

@@ -4,7 +4,6 @@ Failures are looked into in a child process, limited in time and memory as the r
 child takes all of them, since the model is captured once then; one that dies costs one failure.
 """
 
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +94,7 @@ def diagnosed(
             _request(job, failed, subject, folder / str(i), at)
             for i, (job, failed) in enumerate(waiting)
         ]
-        child = {"parent": os.getpid(), "own_ops": settings.own, "failures": asked}
+        child = {"own_ops": settings.own, "failures": asked}
         with closing(told(_WORKER, child, folder, limits)) as events:
             for event in events:
                 if not waiting:

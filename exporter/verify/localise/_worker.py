@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.bundle import Bundle
-from fuseport.exporter.child import Limits
+from fuseport.exporter.child import Limits, die_with_parent
+from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.program import Program
 from fuseport.exporter.runtimes._ops import register
-from fuseport.exporter.runtimes._worker import die_with
 from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify.localise.investigation import investigated
 from fuseport.exporter.verify.localise.repro import written
@@ -32,9 +32,11 @@ Captured = dict[str, dict[str, Program]]
 def main(asked: Path, heard: Path) -> None:
     """Look into failures."""
     content = json.loads(asked.read_text(encoding="utf-8"))
-    die_with(content["parent"])
+    die_with_parent()
     known: Captured = {}
-    with heard.open("ab", buffering=0) as file, own_ops(content["own_ops"]):
+    devices = {p["device"] for f in content["failures"] for p in f["programs"].values()}
+    own = own_ops(content["own_ops"])
+    with preloaded(devices == {"cpu"}), heard.open("ab", buffering=0) as file, own:
 
         def tell(event: dict[str, Any]) -> None:
             file.write(json.dumps(event).encode() + b"\n")

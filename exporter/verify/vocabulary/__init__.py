@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from fuseport.exporter import runtimes
+from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.describe import environment
 from fuseport.exporter.errors import Missing, RuntimeCrash, UsageError
 from fuseport.exporter.verify.compare import Verdict
@@ -87,7 +88,8 @@ def check(
             rows.append(PlainRow("*", "*", name, "*", "*", "unsupported", reason))
     found = (runtimes.get(name).FORMAT for name in present)
     wanted = [name for name in dict.fromkeys(found) if name is not None]
-    with tempfile.TemporaryDirectory(prefix="fuseport-", ignore_cleanup_errors=True) as text:
+    folder = tempfile.TemporaryDirectory(prefix="fuseport-", ignore_cleanup_errors=True)
+    with preloaded(), folder as text:
         work = Path(text)
         subjects = _prepared(cases, work, wanted, seed, progress)
         with ThreadPoolExecutor(_processes()) as pool:
