@@ -44,7 +44,9 @@ def register(*names: str) -> dict[str, Implementation]:
     """
     owners = {o.qualified_name: spec.name for spec in OPS.values() for o in spec.operators}
     wanted = [owners.get(name, name) for name in names] or list(OPS)
-    return {name: registration.ensure(OPS[name]) for name in dict.fromkeys(wanted)}
+    specs = {name: OPS[name] for name in wanted}
+    registration.compile_together(specs.values())
+    return {name: registration.ensure(spec) for name, spec in specs.items()}
 
 
 def refused(specs: Iterable[OpSpec]) -> str | None:

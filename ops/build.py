@@ -23,7 +23,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ __all__ = [
     "run_compiler",
     "staged",
     "status",
+    "together",
     "torch_link",
     "torch_unit",
 ]
@@ -79,6 +81,7 @@ VARIANTS = _X86 if platform.machine().lower() in ("x86_64", "amd64") else {"base
 _OBJECTS = "objects"
 _log = logging.getLogger(NAMESPACE)
 _STAGING = ".staging-"
+_processors = threading.BoundedSemaphore(os.cpu_count() or 1)  # one compiler's process for each
 
 
 class BuildError(Exception):
@@ -174,6 +177,22 @@ def built(library: Library) -> Path:
     except OSError as error:
         raise BuildError(f"cannot write to {target.parent}: {error}") from error
     return target
+
+
+def together(builds: Iterable[Callable[[], Path]]) -> None:
+    """Build several libraries at once, as many files at a time as there are processors.
+
+    What cannot be built is no error here: whoever needs it is told.
+    """
+
+    def done(build: Callable[[], Path]) -> None:
+        with suppress(BuildError):
+            build()
+
+    wanted = list(builds)
+    with ThreadPoolExecutor(max(1, len(wanted))) as pool:
+        for _ in pool.map(done, wanted):
+            pass
 
 
 def look(library: Library) -> Status:
@@ -339,7 +358,7 @@ def announce(what: str) -> None:
 
 def _build(library: Library, compiler: list[str], target: Path) -> None:
     announce(f"{library.name}'s kernels")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # one compiler's process for each core
+    with ThreadPoolExecutor(max(1, len(library.units))) as pool:
         objects = list(pool.map(lambda unit: _object(unit, library, compiler), library.units))
     with staged(target) as linked:
         run_compiler([*compiler, "-shared", *map(str, objects), *library.link, "-o", str(linked)])
@@ -362,7 +381,8 @@ def _object(unit: Unit, library: Library, compiler: list[str]) -> Path:
             if unit.command is None
             else list(unit.command())
         )
-        run_compiler([*command, "-c", str(unit.source), "-o", str(compiled)])
+        with _processors:
+            run_compiler([*command, "-c", str(unit.source), "-o", str(compiled)])
     return target
 
 

@@ -10,7 +10,9 @@ autograd by the operator of their gradients, and the reference on devices withou
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,6 +25,7 @@ from fuseport.ops.spec import NAMESPACE, Operator, OpSpec, as_tuple
 
 __all__ = [
     "Implementation",
+    "compile_together",
     "ensure",
     "ensure_if_cached",
     "has_autograd",
@@ -71,6 +74,15 @@ def ensure(spec: OpSpec) -> Implementation:
     if _key(spec) not in _registered:
         _register(spec)
     return _registered[_key(spec)]
+
+
+def compile_together(specs: Iterable[OpSpec]) -> None:
+    """Compiles what `ensure` would of these ops, one after the other, on all processors at once."""
+    lacking = [s for s in specs if _key(s) not in _registered and _native_wanted(s)]
+    builds = [partial(build.library_path, spec) for spec in lacking]
+    with suppress(build.BuildError):
+        builds += [partial(cuda.library_path, spec) for spec in lacking if cuda.wanted(spec)]
+    build.together(builds)
 
 
 def ensure_if_cached(spec: OpSpec) -> Implementation | None:

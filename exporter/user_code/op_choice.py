@@ -1,9 +1,9 @@
 """Which ops a command is about, those of fuseport or a user's own, and their libraries."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,27 +102,26 @@ def built(specs: Sequence[OpSpec]) -> Iterator[str]:
         specs: of the ops; those without native sources have no library.
 
     Yields:
-        A line for each library: where it is, and how many seconds that took.
+        A line for each library: where it is.
 
     Raises:
         Missing: a library for torch cannot be compiled.
     """
+    build.together(partial(build.library_path, spec) for spec in specs if spec.has("torch.cpp"))
     for spec in specs:
         if spec.library is None and not spec.has("torch.cpp"):
             yield f"{spec.name}: plain torch, nothing to compile"
             continue
-        begin = time.monotonic()
         try:
             path = build.library_path(spec)
         except build.BuildError as error:
             # Of what the compiler itself could not write, only its complaint tells.
             full = isinstance(error.__cause__, OSError)
             raise (StorageError if full else Missing)(f"{spec.name}: {error}") from error
-        yield f"{spec.name}: {path} ({time.monotonic() - begin:.1f} s)"
+        yield f"{spec.name}: {path}"
     every = {**OPS, **{spec.name: spec for spec in specs}}.values()
-    begin = time.monotonic()
     try:
-        yield f"onnxruntime: {ort.library(every)} ({time.monotonic() - begin:.1f} s)"
+        yield f"onnxruntime: {ort.library(every)}"
     except build.BuildError as error:
         yield f"onnxruntime: none: {error}"
 
