@@ -124,6 +124,7 @@ def test_a_wrong_weight_in_a_package_is_located(bundle: Path, tmp_path: Path) ->
     assert found is not None, diagnosis.reason
     assert (found.op, found.module, found.alone) == ("aten::linear", "mix", "wrong here")
     assert diagnosis.cause == "export", diagnosis.reason
+    assert "its weight mix.weight is not the model's: it is off by up to 0.0" in diagnosis.reason
 
 
 def test_the_manifest_says_what_it_is_compiled_for(bundle: Path) -> None:

@@ -190,6 +190,27 @@ def test_a_changed_weight_of_an_exported_program_is_the_artifact_s_fault(
     assert found is not None, diagnosis.reason
     assert diagnosis.cause == "export", diagnosis.reason
     assert (found.op, found.module) == ("aten::linear", f"layers.{LAYER}.down")
+    name = f"layers.{LAYER}.down.weight"
+    assert diagnosis.reason.split("; ")[-1].startswith(f"its weight {name} is not the model's: ")
+
+
+def test_a_changed_weight_of_an_onnx_file_is_named_where_a_scan_takes_it(
+    state_spaces_bundle: Path, tmp_path: Path
+) -> None:
+    """A part of a file with a loop in it runs alone only if its inputs say their dimensions."""
+    model = onnx.load(state_spaces_bundle / "gradient.onnx")
+    name = "backbone.layers.1.mixer.D"
+    weight = next(t for t in model.graph.initializer if t.name == name)
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.5), name))
+    onnx.save(model, tmp_path / "edited.onnx")
+    job = Job("onnxruntime", tmp_path / "edited.onnx", "gradient", "run", "odd, transposed")
+    diagnosis = looked_into(state_spaces_bundle, {}, job, [f"grad/{name}"], tmp_path, 2**28)
+    found = diagnosis.divergence
+    assert found is not None, diagnosis.reason
+    assert (found.module, found.direction) == ("backbone.layers.1.mixer", "forward")
+    assert found.op.startswith("fuseport::selective_scan")
+    assert found.alone == "wrong here"
+    assert f"its weight {name} is not the model's" in diagnosis.reason
 
 
 def test_a_line_of_torchscript_that_is_wrong_is_located_in_libtorch(

@@ -77,7 +77,7 @@ def report(*rows: Row, **changes: Any) -> Report:
 
 def shown(found: Report, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(found.table())
+    console.print(found.table(width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -199,3 +199,10 @@ def test_the_table_fits_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     for whole in ("forward.pt2, autograd", "120 gradients", "0.29", ".x_proj.weight"):
         assert whole in text
+
+
+def test_a_wide_table_has_the_whole_names() -> None:
+    long = f"{GRADIENT}7"
+    text = shown(report(replace(PASSED, tensor=long)), 61 + len(long))
+    assert long in text
+    assert max(map(len, text.splitlines())) <= 61 + len(long)

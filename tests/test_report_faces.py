@@ -180,13 +180,32 @@ def runtime_free() -> Row:
 
 
 def test_the_terminal_has_diagnoses_and_ends_after_a_screen_or_two() -> None:
-    rows = [replace(FAILED, tensor=f"grad/{i}") for i in range(3000)]
+    rows = [
+        replace(FAILED, artifact=f"{i // 60}.onnx", tensor=f"grad/{i}", would_pass_at=float(i))
+        for i in range(3000)
+    ]
     said = lines(report(*rows, diagnoses=(DIAGNOSED,) * 40))
     assert len(said) < 40
     assert any("begins at aten::mm in layers.1, backward: mm_7" in line for line in said)
     assert any("… and 35 more diagnoses" in line for line in said)
-    assert any("… and 2980 more rows" in line for line in said)
+    assert any("… and 30 more of what is no pass" in line for line in said)
+    of_one = [line for line in said if "fail: onnxruntime · 7.onnx · " in line]
+    assert len(of_one) == 1
+    assert of_one[0].endswith("(the worst of 60 rows, 60 tensors, all would pass at --atol 479)")
     assert said[-1] == "not equal: 3000 fail in 12 s"
+
+
+def test_what_fails_together_is_one_line_and_a_few_are_a_line_each() -> None:
+    died = replace(FAILED, verdict="error", runtime="libtorch", reason="killed by SIGSEGV")
+    few = [replace(FAILED, tensor=f"grad/{i}") for i in range(3)]
+    many = [replace(died, case=str(i), would_pass_at=None) for i in range(4)]
+    other = replace(died, case="9", reason="killed by SIGABRT", would_pass_at=None)
+    said = lines(report(*few, *many, other))
+    assert [line.split(": ")[0] for line in said[1:-1]] == ["fail"] * 3 + ["error"] * 2
+    assert said[-3].endswith("killed by SIGSEGV (the worst of 4 rows, 4 cases)")
+    assert said[-2].endswith("killed by SIGABRT")
+    far = [replace(row, tensor="x", would_pass_at=float("inf")) for row in few]
+    assert "all would" not in lines(report(*few, *far))[1]
 
 
 def test_the_terminal_says_what_was_not_compared() -> None:

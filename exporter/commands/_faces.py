@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fuseport.exporter.commands._shared import console
+from fuseport.exporter.commands._shared import show, width
 from fuseport.exporter.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -163,7 +163,4 @@ def _shortened(report: "Report", taken: int) -> str:
 def _print(report: "Report") -> None:
     from fuseport.exporter.verify.report.terminal import lines
 
-    out = console()
-    out.print(report.table())
-    for line in lines(report):
-        out.print(line, markup=False)
+    show(report.table(width()), lines(report))

@@ -3,9 +3,10 @@
 import ctypes
 import logging
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,11 @@ import click
 from fuseport.exporter.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fuseport.exporter.api import Progress
 
-__all__ = ["JSON", "OPS", "console", "device_option", "one_of", "progress", "write"]
+__all__ = ["JSON", "OPS", "device_option", "one_of", "progress", "show", "width", "write"]
 
 JSON = click.option(
     "--json", "json_", type=click.Path(path_type=Path), help="Write the result; - prints it."
@@ -124,18 +127,24 @@ def write(result: Any, file: Path | None, lines: list[str]) -> None:
         from fuseport.exporter.bundle.staging import write_whole
 
         write_whole(file, f"{result.to_json()}\n".encode())
-    out = console()
-    out.print(result.table())
-    for line in lines:
-        out.print(line, markup=False)
+    show(result.table(), lines)
 
 
-def console() -> Any:
-    """Where tables and lines of results go: standard output."""
+def show(table: "Table | None", lines: Iterable[str]) -> None:
+    """Print a table and lines below it on standard output."""
     from rich.console import Console
 
-    # A pipe has no width: CI logs are wide, and a folded table is hard to read.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    out = Console(highlight=False, width=width())
+    if table is not None:
+        out.print(table)
+    for line in lines:
+        # A folded line is hard to search for.
+        out.print(line, markup=False, soft_wrap=not sys.stdout.isatty())
+
+
+def width() -> int:
+    """Columns for a table. A pipe has none; CI logs are wide, and a folded table is hard to read."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
 
 
 def one_of(name: str, known: Any, what: str) -> Any:

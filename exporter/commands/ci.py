@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fuseport.exporter.commands._faces import append_summary
-from fuseport.exporter.commands._shared import console, progress
+from fuseport.exporter.commands._shared import progress, show
 
 __all__ = ["ci"]
 
@@ -62,10 +62,7 @@ def ci(config: Path, only: tuple[str, ...], report: Path | None, begin: bool) ->
             done=lambda outcome: running.write(outcome, folder),
         )
         write_whole(folder / "summary.json", f"{result.to_json()}\n".encode())
-    out = console()
-    out.print(result.table())
-    for line in result.lines():
-        out.print(line, markup=False)
+    show(result.table(), result.lines())
     append_summary(lambda _: result.markdown())
-    out.print(f"reports are in {folder}{os.sep}", markup=False)
+    show(None, [f"reports are in {folder}{os.sep}"])
     sys.exit(result.exit_code())

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from fuseport.exporter import runtimes
 from fuseport.exporter.errors import FuseportError
 from fuseport.exporter.program import one_line
 from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
-from fuseport.exporter.verify.localise import candidates, parts
+from fuseport.exporter.verify.localise import candidates, other_weights, parts
 from fuseport.exporter.verify.localise.attribution import Fault, attributed, is_onnx
 from fuseport.exporter.verify.localise.look import Alone, Forward, Look
 from fuseport.exporter.verify.localise.look_back import Backward
@@ -65,12 +66,23 @@ def investigated(
         way=job.way,
         case=job.case,
         cause=fault.cause,
-        reason=f"{fault.reason}; {located}",
+        reason="; ".join(filter(None, (fault.reason, located, _weights(failure, scene)))),
         divergence=divergence,
         method=None if divergence is None else method,
     )
     shown = alone if alone is not None and alone.judgement.verdict == "fail" else None
     return Finding(diagnosis, shown)
+
+
+def _weights(failure: Failure, scene: Scene) -> str | None:
+    """Which of the artifact's weights are not the model's, if any."""
+    job = failure.job
+    if runtimes.get(job.runtime).FORMAT is None:
+        return None
+    try:
+        return other_weights.sentence(job.runtime, job.artifact, scene.bundle.weights)
+    except (FuseportError, runtimes.Unsupported) as error:
+        return f"its weights cannot be compared: {one_line(error)}"
 
 
 def _found(failure: Failure, scene: Scene) -> tuple[Look, Found, Alone]:

@@ -43,7 +43,7 @@ class OnnxFile:
     runtime: str
     artifact: Path
     names: Mapping[str, str]
-    dtypes: Mapping[str, torch.dtype]
+    values: Mapping[str, Tensor]  # of the program as captured, without data
     given: Sequence[str]
     method: Literal["intermediates", "bisection"] = "intermediates"
 
@@ -62,10 +62,10 @@ class OnnxFile:
         there = {name for node in _read(artifact).graph.node for name in node.output}
         found = {node: value for node, value in named.items() if value in there}
         values = {n.name: n.meta.get("val") for n in program.exported.graph.nodes}
-        dtypes = {n: v.dtype for n, v in values.items() if isinstance(v, Tensor)}
+        tensors = {n: v for n, v in values.items() if isinstance(v, Tensor)}
         inputs = zip(program.inputs, program.exported.graph_signature.user_inputs, strict=True)
         given = {str(node): spec.name for spec, node in inputs}
-        return cls(runtime, artifact, {**given, **found}, dtypes, tuple(given))
+        return cls(runtime, artifact, {**given, **found}, tensors, tuple(given))
 
     @property
     def visible(self) -> frozenset[str]:
@@ -101,10 +101,7 @@ class OnnxFile:
         nodes = [node for i, node in enumerate(graph.node) if i in taken]
         constants = [t for t in graph.initializer if t.name in outside]
         sparse = [t for t in graph.sparse_initializer if t.values.name in outside]
-        given = [
-            onnx.helper.make_tensor_value_info(value, _TYPES[self.dtypes[name]], None)
-            for name, value in kept.items()
-        ]
+        given = [self._declared(name, value) for name, value in kept.items()]
         result = onnx.helper.make_empty_tensor_value_info(goal)
         for part, content in (
             (graph.node, nodes),
@@ -122,6 +119,12 @@ class OnnxFile:
         del model.functions[:]
         model.functions.extend(functions)
         return Written(self._save(model, folder), kept, {output: goal})
+
+    def _declared(self, name: str, value: str) -> onnx.ValueInfoProto:
+        """A value as an input; a loop over it needs to know how many dimensions it has."""
+        known = self.values[name]
+        shape = [size if isinstance(size, int) else None for size in known.shape]
+        return onnx.helper.make_tensor_value_info(value, _TYPES[known.dtype], shape)
 
     def _save(self, model: onnx.ModelProto, folder: Path) -> Path:
         """Beside the files that it has its weights in: the standard wants them in one folder."""

@@ -155,11 +155,15 @@ class Report:
 
         return to_html(self)
 
-    def table(self) -> "Table":
-        """For a terminal: a line for each artifact in each runtime, with its worst tensor."""
+    def table(self, width: int = 80) -> "Table":
+        """For a terminal: a line for each artifact in each runtime, with its worst tensor.
+
+        Args:
+            width: in columns; names of tensors are shortened to fit.
+        """
         from fuseport.exporter.verify.report.terminal import table
 
-        return table(self)
+        return table(self, width)
 
     def failures(self) -> list[str]:
         """A line for each row that is no pass: the worst verdicts first, then the worst errors."""

@@ -35,13 +35,16 @@ _VERDICTS = {
     "fail": "not equal",
     "unsupported": "no runtime here can run it",
 }
-_NAME_WIDTH = 19  # of a tensor in the table, so that it fits a terminal of 80 columns
+_OTHERS = 61  # columns of a table beside the names of tensors
+_SHORTEST = 12  # of these names
 _LISTED = 20
+_EACH = 3  # rows of one artifact in one runtime that have a line each
 _DIAGNOSED = 5
 
 
-def table(report: Report) -> Table:
+def table(report: Report, width: int = 80) -> Table:
     """A line for each artifact in each runtime, with its worst tensor: closest to its bound."""
+    room = max(_SHORTEST, width - _OTHERS)
     made = Table(header_style="bold", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for title in ("runtime, artifact", "compared", "verdict"):
         made.add_column(title, no_wrap=True)
@@ -56,7 +59,7 @@ def table(report: Report) -> Table:
             Text(f"  {group.name}"),
             compared(group.rows),
             Text(group.verdict, style=_STYLES[group.verdict]),
-            *_closest(group),
+            *_closest(group, room),
         )
     return made
 
@@ -66,9 +69,9 @@ def lines(report: Report) -> list[str]:
     found = [f"note: {note}" for note in notes(report, short=True)]
     found += (f"diagnosis: {diagnosis_text(d)}" for d in report.diagnoses[:_DIAGNOSED])
     found += _rest(len(report.diagnoses) - _DIAGNOSED, "diagnoses")
-    rows = failures(report)
+    rows = _gathered(worst_first(report.results))
     found += rows[:_LISTED]
-    found += _rest(len(rows) - _LISTED, "rows that are no pass")
+    found += _rest(len(rows) - _LISTED, "of what is no pass")
     found += _left_out(report)
     told = _VERDICTS.get(report.verdict, report.verdict)
     return [*found, f"{told}: {counted(report)} in {report.seconds:.0f} s"]
@@ -85,6 +88,40 @@ def failures(report: Report) -> list[str]:
         key = of_artifact if row.verdict == "unsupported" else (str(number),)
         alike.setdefault(key, []).append(row)
     return [_line(rows[0]) if len(rows) == 1 else _one_reason(rows) for rows in alike.values()]
+
+
+def _gathered(rows: Sequence[Row]) -> list[str]:
+    """A line for each artifact in each runtime, where one cause makes most of its rows fail.
+
+    A few rows have a line each; of what is unsupported, or died, each reason has one.
+    """
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        reason = "" if row.verdict == "fail" else str(row.reason)
+        where = row.runtime, row.artifact, *((row.program, row.way) if not reason else ())
+        alike.setdefault((row.verdict, *where, reason), []).append(row)
+    found: list[str] = []
+    for group in alike.values():
+        if group[0].verdict == "unsupported" and len(group) > 1:
+            found.append(_one_reason(group))
+        elif len(group) <= _EACH:
+            found += map(_line, group)
+        else:
+            found.append(_worst_of(group))
+    return found
+
+
+def _worst_of(rows: Sequence[Row]) -> str:
+    """The first of rows, how many there are, and what would pardon all of them."""
+    worst = rows[0]
+    told = [f"the worst of {len(rows)} rows"]
+    for what, found in (("tensors", {r.tensor for r in rows}), ("cases", {r.case for r in rows})):
+        if len(found) > 1:
+            told.append(f"{len(found)} {what}")
+    pardons = [row.would_pass_at for row in rows if row.would_pass_at is not None]
+    if len(pardons) == len(rows) and (pardoned := hint(replace(worst, would_pass_at=max(pardons)))):
+        told.append(f"all {pardoned}")
+    return f"{worst.verdict}: {located(worst)}: {worst.reason} ({', '.join(told)})"
 
 
 def _one_reason(rows: Sequence[Row]) -> str:
@@ -112,11 +149,11 @@ def _rest(count: int, what: str) -> list[str]:
     return [f"… and {count} more {what}: --json and --html have all"] if count > 0 else []
 
 
-def _closest(group: Group) -> tuple[str, Text]:
-    """How much of its bound the worst tensor takes, and which it is."""
+def _closest(group: Group, room: int) -> tuple[str, Text]:
+    """How much of its bound the worst tensor takes, and which it is, at its end if it is long."""
     worst = group.worst
     if worst is None:
         return "", Text("")
     name = worst.tensor
-    short = name if len(name) <= _NAME_WIDTH else "…" + name[1 - _NAME_WIDTH :]
+    short = name if len(name) <= room else "…" + name[1 - room :]
     return figure(worst.share), Text(short)
