@@ -143,7 +143,7 @@ def show(table: "Table | None", lines: Iterable[str]) -> None:
 
 
 def width() -> int:
-    """Columns for a table. A pipe has none; CI logs are wide, and a folded table is hard to read."""
+    """Columns for a table. A pipe has none; CI logs are wide, and folded tables hard to read."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
 
 
