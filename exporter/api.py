@@ -30,7 +30,6 @@ from fuseport.exporter.bundle import (
 from fuseport.exporter.bundle.staging import work_folder
 from fuseport.exporter.capture import PROGRAMS, capture, tried
 from fuseport.exporter.capture.prepare import prepared
-from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.describe import describe, environment
 from fuseport.exporter.errors import (
@@ -57,7 +56,7 @@ from fuseport.exporter.verify.mutants import Power
 from fuseport.exporter.verify.mutants.self_test import SelfTest, preferred
 from fuseport.exporter.verify.report import Report, Row
 from fuseport.exporter.verify.resume import sources
-from fuseport.exporter.verify.run import Limits
+from fuseport.exporter.verify.run import Limits, quick_starts
 from fuseport.exporter.verify.subject import prepare, programs_of, whole
 from fuseport.exporter.verify.tolerances import Tolerances
 
@@ -270,7 +269,7 @@ def verify(
     if not loads and (file is None or file.is_file()):
         admission.admit(opened, file)
     keeping = kept(opened, options, seeds, resume=resume, save=save_outputs, load_from=load_outputs)
-    forked = preloaded(not loads and device == "cpu")
+    forked = quick_starts(wanted=not loads and device == "cpu")
     with forked, own_ops(ops) as own, work_folder() as work, keeping as keep:
         subject = prepare(opened, model, work, progress, own, keep.seeds, spent, keep.device)
         rows += subject.rows
@@ -321,7 +320,7 @@ def self_test(
     if runtime is not None:
         refuse(chosen, opened)
     admission.admit(opened, None)
-    with preloaded(device == "cpu"), own_ops(ops) as own, work_folder() as work:
+    with quick_starts(wanted=device == "cpu"), own_ops(ops) as own, work_folder() as work:
         subject = prepare(opened, model, work, progress, own, device=device)
         test = SelfTest(subject, work, limits or Limits(), seed, progress)
         for name in chosen if runtime else preferred(chosen, opened.manifest):

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter import api
-from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.describe import environment
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.verify.report import FLOAT64, Report, Row
-from fuseport.exporter.verify.run import Limits
+from fuseport.exporter.verify.run import Limits, quick_starts
 from fuseport.exporter.verify.tolerances import Tolerances
 
 __all__ = ["SCHEMA", "SEEDS", "Calibration", "Proposal", "calibrate", "proposed"]
@@ -141,7 +140,7 @@ def calibrate(
     if seeds < 2 or not 1.0 <= margin < math.inf:
         raise UsageError(f"{seeds} seeds, margin {margin:g}: 2 seeds, and a margin of 1, at least")
     numbers = range(SEEDS, SEEDS + seeds)
-    with preloaded():
+    with quick_starts():
         reports = tuple(
             api.verify(
                 bundle,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fuseport.exporter import api
-from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.verify.run import quick_starts
 from fuseport.ops import onnxruntime_library, ort
 from fuseport.ops.build import BuildError
 
@@ -36,7 +36,7 @@ class Net(torch.nn.Module):
 @pytest.fixture(autouse=True, scope="session")
 def _children_are_forked_from_one_server() -> Iterator[None]:
     """As within one command: what each of many verifications would start by itself."""
-    with preloaded():
+    with quick_starts():
         yield
 
 

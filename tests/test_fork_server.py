@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from fuseport.exporter.child import Child, Limits, fork_server
-from fuseport.exporter.child.fork_server import MARK, PARENT, preloaded
+from fuseport.exporter.child.fork_server import MARK, PARENT
+from fuseport.exporter.verify.run import quick_starts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked elsewhere")
 
@@ -71,9 +72,9 @@ def child(folder: Path, *more: str) -> Iterator[tuple[Child, dict[str, object]]]
 
 def test_a_forked_child_is_as_a_started_one(telling: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPORT_GONE", "before")
-    with preloaded(False), child(telling, "x") as (_, started):
+    with quick_starts(wanted=False), child(telling, "x") as (_, started):
         pass
-    with preloaded():
+    with quick_starts():
         # Of our own variables it has those of now.
         monkeypatch.setenv("FUSEPORT_NEW", "now")
         monkeypatch.delenv("FUSEPORT_GONE")
@@ -106,10 +107,10 @@ def test_how_it_ended_is_known(telling: Path) -> None:
         "exit": "ended with code 7 before its answer: printed",
         "fail": "ended with code 1 before its answer: ValueError: the child's own",
     }
-    with preloaded():
+    with quick_starts():
         for forked in (True, False):
             for how, said in words.items():
-                with preloaded(forked), child(telling, how) as (running, about):
+                with quick_starts(wanted=forked), child(telling, how) as (running, about):
                     assert (about["parent"] == os.getpid()) != forked
                     running.tell("go on\n")
                     while not running.ended():
@@ -121,33 +122,33 @@ def test_other_circumstances_are_no_server_s(
     telling: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Libraries read the environment as they are loaded, which they are in the server."""
-    with preloaded():
+    with quick_starts():
         outer = fork_server.current()
         assert outer is not None
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         assert fork_server.current() is None
         with child(telling) as (_, about):
             assert about["parent"] == os.getpid()
-        with preloaded(), child(telling) as (_, about):
+        with quick_starts(), child(telling) as (_, about):
             assert about["parent"] != os.getpid()
             assert fork_server.current() is not outer
-        with preloaded(False):
+        with quick_starts(wanted=False):
             assert fork_server.current() is None
         monkeypatch.undo()
 
 
 def test_one_within_another_is_the_same(telling: Path) -> None:
-    with preloaded():
+    with quick_starts():
         outer = fork_server.current()
-        with preloaded():
+        with quick_starts():
             assert fork_server.current() is outer
         assert fork_server.current() is outer
-        with preloaded(False):
+        with quick_starts(wanted=False):
             assert fork_server.current() is None
 
 
 def test_a_dead_server_costs_what_it_forked_and_no_more(telling: Path) -> None:
-    with preloaded():
+    with quick_starts():
         with child(telling) as (running, about):
             psutil.Process(int(str(about["parent"]))).kill()
             while not running.ended():
@@ -158,7 +159,7 @@ def test_a_dead_server_costs_what_it_forked_and_no_more(telling: Path) -> None:
 
 
 def test_what_was_forked_ends_with_the_server(telling: Path) -> None:
-    with preloaded(), child(telling) as (running, about):
+    with quick_starts(), child(telling) as (running, about):
         server = psutil.Process(int(str(about["parent"])))
         (pid,) = (process.pid for process in server.children())
     assert running.ended()
@@ -167,7 +168,7 @@ def test_what_was_forked_ends_with_the_server(telling: Path) -> None:
 
 
 def test_several_are_forked_beside_each_other(tmp_path: Path, telling: Path) -> None:
-    with preloaded():
+    with quick_starts():
         folders = [tmp_path / str(i) for i in range(3)]
         for folder in folders:
             folder.mkdir()

@@ -20,12 +20,11 @@ import torch
 from safetensors.torch import save_file
 
 from fuseport.exporter import checkpoint, models
-from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.child.spent import OF_CHILD
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.verify import truth
 from fuseport.exporter.verify.plan import Case, Job
-from fuseport.exporter.verify.run import Answer, Limits, execute
+from fuseport.exporter.verify.run import Answer, Limits, execute, quick_starts
 
 # A user's model that behaves well in the parent, where truth is computed, and in a child as the
 # environment says, at the lengths it says: "SIGSEGV@2,exit0@4".
@@ -145,7 +144,7 @@ class Setting:
 
     def run(self, limits: Limits = QUIET, *, forked: bool = True) -> Iterator[Answer]:
         """Answers of children that are forked from a server with the environment as it is now."""
-        with preloaded(forked):
+        with quick_starts(wanted=forked):
             yield from execute(
                 self.jobs, self.samples, lambda _: self.programs, self.folder, limits
             )

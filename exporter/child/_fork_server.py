@@ -1,9 +1,10 @@
-"""The fork server: `python -m fuseport.exporter.child._fork_server DESCRIPTOR`.
+"""The fork server: `python -m fuseport.exporter.child._fork_server DESCRIPTOR MODULE...`.
 
-DESCRIPTOR is of a socket. Each message asks for a child: a module's name and arguments, and what of
-the environment is new; with it come descriptors: the child's connection, its standard input, its
-standard error. Over its connection the child's process id is told, and how it ended; it is reaped
-when the connection is closed, and killed if it runs then. When the socket closes, all end.
+It imports the modules that are here, once. DESCRIPTOR is of a socket. Each message asks for a
+child: a module's name and arguments, and what of the environment is new; with it come descriptors:
+the child's connection, its standard input, its standard error. Over its connection the child's
+process id is told, and how it ended; it is reaped when the connection is closed, and killed if it
+runs then. When the socket closes, all end.
 
 Nothing may be computed here before a fork: see `fork_server`.
 """
@@ -27,16 +28,6 @@ from fuseport.exporter.child import die_with_parent
 from fuseport.exporter.child.fork_server import MARK, PARENT, READ_LATE
 
 __all__ = ["main"]
-
-_PRELOADED = (
-    "fuseport.exporter.runtimes._worker",
-    # What torch imports when a `.pt2` file is loaded, or a model is run as for an export.
-    "torch._dynamo",
-    "torch._functorch.aot_autograd",
-    "torch.export._trace",
-    "sympy.combinatorics",
-    "onnx.reference",
-)
 
 
 @dataclass(frozen=True)
@@ -64,9 +55,9 @@ class _Child:
         self.connection.close()
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, *modules: str) -> None:
     """Fork children until the socket closes; in a child, be what was asked for."""
-    for name in _PRELOADED:
+    for name in modules:
         with suppress(ImportError):  # of another version: a child finds out what it lacks
             importlib.import_module(name)
     gc.collect()
@@ -168,4 +159,4 @@ def _show(mark: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,7 +1,7 @@
 """Children that are forked from a process which has imported torch, instead of started anew.
 
-Importing torch and the runtimes' worker takes two to three seconds of a processor, for each child
-of each runtime; a fork of a process that did takes hundredths. That process, the fork server, runs
+Importing torch and what else a runtime needs takes two to three seconds of a processor, for each
+child; a fork of a process that did takes hundredths. That process, the fork server, runs
 nothing else, so that no thread pool and no state of a computation is inherited. It is of use on
 Linux alone: elsewhere system libraries do not survive a fork.
 """
@@ -34,14 +34,16 @@ _servers: list["ForkServer | None"] = []  # None where none is wanted
 
 
 @contextmanager
-def preloaded(wanted: bool = True) -> Iterator[None]:
+def preloaded(modules: Sequence[str], *, wanted: bool = True) -> Iterator[None]:
     """Have children forked within, where that is possible and their circumstances are the same.
 
     Args:
+        modules: that the server imports, those of them that are here; of the outermost such context
+            if there are several.
         wanted: whether they are to be; on a GPU nobody has tried what its driver makes of it.
     """
     known = current() if wanted else None
-    server = known or (ForkServer() if wanted and _possible() else None)
+    server = known or (ForkServer(modules) if wanted and _possible() else None)
     try:
         with _lock:
             _servers.append(server)
@@ -96,14 +98,18 @@ class Forked:
 
 
 class ForkServer:
-    """The process, from its start, which takes seconds that are not waited for, to `close`."""
+    """The process, from its start, which takes seconds that are not waited for, to `close`.
 
-    def __init__(self) -> None:
+    Args:
+        modules: that it imports.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
         self._circumstances = _circumstances()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, str(theirs.fileno())],
+                [sys.executable, "-m", _SERVER, str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -11,7 +11,6 @@ from fuseport.exporter import api, formats
 from fuseport.exporter.availability import require
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.bundle.staging import write_whole
-from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.ci import expected, reuse
 from fuseport.exporter.ci.config import Checkpoint, Config
 from fuseport.exporter.ci.report import CiReport, Outcome
@@ -20,7 +19,7 @@ from fuseport.exporter.errors import FuseportError, StorageError, UsageError
 from fuseport.exporter.models.given import parse_dynamic, read_given
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import KINDS
-from fuseport.exporter.verify.run import Limits
+from fuseport.exporter.verify.run import Limits, quick_starts
 from fuseport.ops.build import cache_folder
 
 __all__ = ["chosen", "run", "write"]
@@ -63,7 +62,7 @@ def run(
     """
     begin = time.monotonic()
     outcomes = []
-    with preloaded():
+    with quick_starts():
         for checkpoint in chosen(config, only):
             outcomes.append(_outcome(checkpoint, file, progress))
             done(outcomes[-1])

@@ -11,6 +11,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,15 +22,25 @@ from torch import Tensor
 from fuseport.exporter import runtimes
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.child.spent import OF_CHILD
 from fuseport.exporter.program import one_line
 from fuseport.exporter.verify.plan import REPEATS, Job
 from fuseport.exporter.verify.sample import Sample
 
-__all__ = ["WORKER", "Answer", "Limits", "execute"]
+__all__ = ["WORKER", "Answer", "Limits", "execute", "quick_starts"]
 
 WORKER = "fuseport.exporter.runtimes._worker"
 
+_PRELOADED = (
+    WORKER,
+    # What torch imports when a `.pt2` file is loaded, or a model is run as for an export.
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torch.export._trace",
+    "sympy.combinatorics",
+    "onnx.reference",
+)
 _POLL_SECONDS = 0.02
 _REASON = 2000  # characters of one, which a runtime can make as long as it likes
 _LONGEST = 2**26  # bytes of an answer, whose tensors are in files of their own
@@ -71,6 +82,11 @@ class Answer:
         with safe_open(self.calls[call], "pt") as file:
             for name in file.keys():  # noqa: SIM118  # it is no mapping
                 yield name, file.get_tensor(name)
+
+
+def quick_starts(*, wanted: bool = True) -> AbstractContextManager[None]:
+    """Have the children of `execute` forked within; see `child.fork_server.preloaded`."""
+    return preloaded(_PRELOADED, wanted=wanted)
 
 
 def execute(

@@ -12,7 +12,6 @@ from typing import Any
 
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.child import Limits, die_with_parent
-from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.program import Program
 from fuseport.exporter.runtimes._ops import register
 from fuseport.exporter.user_code.op_choice import own_ops
@@ -21,6 +20,7 @@ from fuseport.exporter.verify.localise.repro import written
 from fuseport.exporter.verify.localise.scene import Failure, Scene, captured
 from fuseport.exporter.verify.localise.trial import Trials
 from fuseport.exporter.verify.plan import Job
+from fuseport.exporter.verify.run import quick_starts
 from fuseport.exporter.verify.sample import read_all
 
 __all__ = ["main"]
@@ -36,7 +36,7 @@ def main(asked: Path, heard: Path) -> None:
     known: Captured = {}
     devices = {p["device"] for f in content["failures"] for p in f["programs"].values()}
     own = own_ops(content["own_ops"])
-    with preloaded(devices == {"cpu"}), heard.open("ab", buffering=0) as file, own:
+    with quick_starts(wanted=devices == {"cpu"}), heard.open("ab", buffering=0) as file, own:
 
         def tell(event: dict[str, Any]) -> None:
             file.write(json.dumps(event).encode() + b"\n")

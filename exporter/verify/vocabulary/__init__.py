@@ -19,14 +19,13 @@ from functools import partial
 from pathlib import Path
 
 from fuseport.exporter import runtimes
-from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.describe import environment
 from fuseport.exporter.errors import Missing, RuntimeCrash, UsageError
 from fuseport.exporter.verify.compare import Verdict
 from fuseport.exporter.verify.plan import Job, of_artifact
 from fuseport.exporter.verify.report import Row
 from fuseport.exporter.verify.rows import judged
-from fuseport.exporter.verify.run import Limits, execute
+from fuseport.exporter.verify.run import Limits, execute, quick_starts
 from fuseport.exporter.verify.vocabulary.exceptions import applied
 from fuseport.exporter.verify.vocabulary.report import PlainRow, VocabularyReport
 from fuseport.exporter.verify.vocabulary.subject import Subject, name_of, prepare, quicken
@@ -89,7 +88,7 @@ def check(
     found = (runtimes.get(name).FORMAT for name in present)
     wanted = [name for name in dict.fromkeys(found) if name is not None]
     folder = tempfile.TemporaryDirectory(prefix="fuseport-", ignore_cleanup_errors=True)
-    with preloaded(), folder as text:
+    with quick_starts(), folder as text:
         work = Path(text)
         subjects = _prepared(cases, work, wanted, seed, progress)
         with ThreadPoolExecutor(_processes()) as pool:
