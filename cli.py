@@ -37,6 +37,11 @@ class _Commands(click.Group):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Whoever has just seen an error adds it at the end.
+        debug = ["--debug"] if "--debug" in args else []
+        return super().parse_args(ctx, [*debug, *(a for a in args if a != "--debug")])
+
     def invoke(self, ctx: click.Context) -> Any:
         debug = bool(ctx.params.get("debug"))
         if not debug:

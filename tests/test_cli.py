@@ -126,6 +126,14 @@ def test_verify_of_what_is_no_bundle(tmp_path: Path) -> None:
     assert fuseport("verify", tmp_path).returncode == 4
 
 
+def test_debug_may_stand_anywhere(tmp_path: Path) -> None:
+    for arguments in (("--debug", "verify", tmp_path / "b"), ("verify", tmp_path / "b", "--debug")):
+        done = fuseport(*arguments)
+        assert done.returncode == 2
+        assert "Traceback" in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("fuseport: ")
+
+
 def test_an_unknown_runtime_lists_those_there_are(lightning_bundle: Path) -> None:
     done = fuseport("verify", lightning_bundle, "--runtime", "tensorrt")
     assert done.returncode == 2

@@ -19,7 +19,7 @@ from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.exporter.models import user, weights
 from fuseport.exporter.models.given import Given
-from fuseport.exporter.models.model import Model
+from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.program import TensorSpec
 
 __all__ = [
@@ -104,8 +104,7 @@ def from_checkpoint(
     keys = ", ".join(list(checkpoint.tensors)[:3])
     raise Missing(
         f"{checkpoint.path}: the architecture is not one of {', '.join(ARCHITECTURES)} "
-        f"({len(checkpoint.tensors)} tensors: {keys}, …); give your own code with "
-        "--model module:callable"
+        f"({len(checkpoint.tensors)} tensors: {keys}, …); {OWN_CODE}"
     )
 
 

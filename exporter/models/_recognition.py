@@ -12,6 +12,7 @@ from torch import Tensor
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
+from fuseport.exporter.models.model import OWN_CODE
 from fuseport.exporter.models.weights import unwrap
 
 __all__ = ["Found", "Settings", "find", "renamed"]
@@ -71,7 +72,7 @@ class Found:
             found = " and ".join(dict.fromkeys(kinds[name] for name in other)) or "attention"
             raise Missing(
                 f"{path}: {found} layers beside the {what} ones: such hybrids (attn_layer_idx,"
-                " d_intermediate) are not built in; give your own code with --model module:callable"
+                f" d_intermediate) are not built in; {OWN_CODE}"
             )
         vocab_size, d_model = self.shapes["backbone.embedding.weight"]
         last = max(self.layers)

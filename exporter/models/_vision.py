@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
-from fuseport.exporter.models.model import Model
+from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.models.weights import unwrap
 from fuseport.exporter.program import TensorSpec
 
@@ -79,8 +79,7 @@ def fitting(checkpoint: Checkpoint, kind: Callable[..., _Config], **sizes: Any) 
         return kind(**sizes)
     except ValueError as error:
         raise Missing(
-            f"{show(checkpoint.path)}: such layers are not built in ({show(error)}); give your own"
-            " code with --model module:callable"
+            f"{show(checkpoint.path)}: such layers are not built in ({show(error)}); {OWN_CODE}"
         ) from error
 
 

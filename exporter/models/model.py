@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.program import Entry, TensorSpec
 
-__all__ = ["Model", "at", "example", "examples"]
+__all__ = ["OWN_CODE", "Model", "at", "example", "examples"]
+
+OWN_CODE = "give your own code: --model your_code.py:Model --input-shapes 'x:[batch,length,64]'"
+"""What to do about a checkpoint of which no architecture is known."""
 
 
 def _unchanged(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

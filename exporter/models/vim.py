@@ -20,7 +20,7 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
 from fuseport.exporter.models import _vision as vision
 from fuseport.exporter.models._language_model import cast, wide
-from fuseport.exporter.models.model import Model
+from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.models.weights import unwrap
 from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.rms_norm import rms_norm
@@ -353,7 +353,7 @@ def _refuse_others(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]
     if found:
         raise Missing(
             f"{show(checkpoint.path)}: a Vision Mamba with {' and '.join(found)}, which is not"
-            " built in; give your own code with --model module:callable"
+            f" built in; {OWN_CODE}"
         )
 
 
@@ -376,7 +376,7 @@ def _image(
         raise Missing(
             f"{show(checkpoint.path)}: pos_embed: it is {shapes['pos_embed']}: without"
             f" {tokens} class tokens that is no square of patches, and other images are not built"
-            " in; give your own code with --model module:callable"
+            f" in; {OWN_CODE}"
         )
     if grid == 1:
         return patch, patch, []

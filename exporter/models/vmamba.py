@@ -21,7 +21,7 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
 from fuseport.exporter.models import _vision as vision
 from fuseport.exporter.models._language_model import cast, wide
-from fuseport.exporter.models.model import Model
+from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.models.weights import some, unwrap
 from fuseport.ops.cross_merge import cross_merge
 from fuseport.ops.cross_scan import cross_scan
@@ -374,8 +374,8 @@ def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
         known = VMamba(config).state_dict()
     if others := [name for name in tensors if name not in known]:
         raise Missing(
-            f"{show(checkpoint.path)}: like a VMamba, but with {some(others)}, which it has not; "
-            "give your own code with --model module:callable"
+            f"{show(checkpoint.path)}: like a VMamba, but with {some(others)}, which it has not;"
+            f" {OWN_CODE}"
         )
     return asdict(config) | {"assumed": [*assumed, *_settled(checkpoint)]}
 
@@ -456,7 +456,7 @@ def _refuse_others(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]
     if found:
         raise Missing(
             f"{show(checkpoint.path)}: a VMamba with {' and '.join(found)}, which is not built in;"
-            " give your own code with --model module:callable"
+            f" {OWN_CODE}"
         )
 
 
