@@ -158,6 +158,11 @@ def export(
                 f"cannot differentiate it: {said}",
             )
         captured = list(capture(built, programs, seed, progress))
+        notes += tuple(
+            f"{program.kind}: not among the outputs, since no tensors: {', '.join(beside)}"
+            for program in captured
+            if (beside := program.left_out)
+        )
         cases, dropped, conditions = _planned(built, captured, seed)
         with staged(target, force=force) as (folder, manifest):
             save_file(_state(built), folder / WEIGHTS)

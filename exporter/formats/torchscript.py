@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
-from fuseport.exporter.program import Program, module_tree, one_line
+from fuseport.exporter.program import Program, argument_names, module_tree, one_line
 
 __all__ = ["DEFAULT", "SUFFIX", "source", "write"]
 
@@ -135,7 +135,7 @@ def source(program: Program) -> str:
         for spec in signature.input_specs
         if spec.target is not None
     }
-    names = dict(zip(signature.user_inputs, (spec.name for spec in program.inputs), strict=True))
+    names = dict(zip(signature.user_inputs, argument_names(program.inputs), strict=True))
     arguments = ", ".join(f"{name}: Tensor" for name in names.values())
     single = len(program.outputs) == 1
     result = "Tensor" if single else "Dict[str, Tensor]"

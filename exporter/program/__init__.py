@@ -4,8 +4,9 @@
 the gradient program from the first, and `formats` write any, so that all formats mean the same.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -29,8 +30,10 @@ __all__ = [
     "Kind",
     "Program",
     "TensorSpec",
+    "argument_names",
     "count_nodes",
     "entry_of",
+    "left_out",
     "module_tree",
     "mutates",
     "named_outputs",
@@ -94,6 +97,7 @@ class Program:
         outputs: the model's, then, in a gradient program, `grad/<name>` per floating input and
             trainable parameter.
         none: `grad/<name>` of what the outputs do not depend on at all; it is no output.
+        left_out: what the model returns beside, which is no tensor.
     """
 
     kind: Kind
@@ -101,6 +105,7 @@ class Program:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     none: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def state(self, *, requires_grad: bool) -> dict[str, Tensor]:
         """Parameters (as `nn.Parameter`, a tied one once), buffers and constants, by name.
@@ -132,15 +137,71 @@ def trainable(module: nn.Module) -> dict[str, Tensor]:
 
 
 def named_outputs(result: Any, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """What a module returned, as name → tensor: keys of a mapping, else `names`, else `output…`."""
-    if isinstance(result, Mapping):  # transformers' ModelOutput is one
-        return {str(key): value for key, value in result.items() if isinstance(value, Tensor)}
+    """What a module returned, as name → tensor: keys of a mapping, else `names`, else `output…`.
+
+    What is inside a value of a mapping has the keys and positions on the way to it after a dot,
+    `states.0`. What is no tensor is left out; see `left_out`.
+
+    Raises:
+        ExportFailed: there are other names than tensors, or two tensors of one name.
+    """
+    if _keyed(result) is not None:
+        found = [(name, value) for name, value in _within("", result) if isinstance(value, Tensor)]
+        named = dict(found)
+        if len(named) < len(found):
+            raise ExportFailed(f"of the outputs {', '.join(name for name, _ in found)} two are one")
+        return named
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
     if names is None:
         names = ["output"] if len(leaves) == 1 else [f"output_{i}" for i in range(len(leaves))]
     if len(names) != len(leaves):
         raise ExportFailed(f"the model returned {len(leaves)} tensors where {len(names)} are named")
     return dict(zip(names, leaves, strict=True))
+
+
+def argument_names(specs: Iterable[TensorSpec]) -> list[str]:
+    """What code calls inputs, in order: their names, as far as those are identifiers."""
+    found: dict[str, None] = {}
+    for spec in specs:
+        name = plain = re.sub(r"^(?=\d)|\W", "_", spec.name, flags=re.ASCII)
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{plain}_{number}"
+        found[name] = None
+    return list(found)
+
+
+def left_out(result: Any) -> list[str]:
+    """What of a result `named_outputs` leaves out, but None: names and types."""
+    return [
+        f"{name} ({type(value).__name__})" if name else type(value).__name__
+        for name, value in _within("", result)
+        if value is not None and not isinstance(value, Tensor)
+    ]
+
+
+def _within(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """All that Python's own containers hold, by the way to it."""
+    inside = _keyed(value)
+    if inside is None and isinstance(value, list | tuple):
+        inside = dict(enumerate(value))
+    if inside is None:
+        yield name, value
+        return
+    for key, item in inside.items():
+        yield from _within(f"{name}.{key}" if name else str(key), item)
+
+
+def _keyed(value: Any) -> Mapping[Any, Any] | None:
+    """What has names in it: transformers' ModelOutput is a mapping, others' are dataclasses."""
+    if isinstance(value, Mapping):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    return None
 
 
 def module_tree(tensors: Mapping[str, Tensor], root: nn.Module | None = None) -> nn.Module:

@@ -27,6 +27,7 @@ from fuseport.exporter.program import (
     Kind,
     Program,
     TensorSpec,
+    left_out,
     named_outputs,
     one_line,
     rebuilt,
@@ -64,11 +65,14 @@ def capture_forward(
             or the module changes its own state.
     """
     names: list[str] = []
+    beside: list[str] = []
 
     def call(*tensors: Tensor) -> Any:
         with _SymbolicPooling():
-            outputs = named_outputs(module.forward(*tensors), output_names)
+            result = module.forward(*tensors)
+        outputs = named_outputs(result, output_names)
         names[:] = outputs
+        beside[:] = left_out(result)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     with failing_as(kind), any_sizes(), known_constants():
@@ -96,7 +100,8 @@ def capture_forward(
         )
     _forget_ones(exported)
     exported = _untied(exported, module)
-    return Program(kind, exported, tuple(specs), output_specs(exported, specs, names))
+    outputs = output_specs(exported, specs, names)
+    return Program(kind, exported, tuple(specs), outputs, left_out=tuple(beside))
 
 
 def output_specs(

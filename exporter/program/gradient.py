@@ -19,7 +19,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.program import Program, TensorSpec, mutates, one_line, rebuilt, shape_env
+from fuseport.exporter.program import (
+    Program,
+    TensorSpec,
+    argument_names,
+    mutates,
+    one_line,
+    rebuilt,
+    shape_env,
+)
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program.provenance import Provenance
 
@@ -249,7 +257,7 @@ def _exported(
         graph,
         inputs,
         outputs=names,
-        arguments=[spec.name for spec in specs],
+        arguments=argument_names(specs),
         state={n: t for n, t in state.items() if n in original.state_dict},
     )
 

@@ -1,0 +1,96 @@
+"""What a model returns in Python's containers: every tensor of it is exported and compared."""
+
+import json
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuseport.exporter import api
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.program import TensorSpec, argument_names, left_out, named_outputs
+
+NET = """
+from dataclasses import dataclass
+import torch
+
+@dataclass
+class Found:
+    hidden: torch.Tensor
+    parts: tuple
+    kind: str
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        pooled = {"mean": h.mean(-1), "of two": [h[:, :2], h[:, 2:].argmax(-1)], "none": None}
+        return Found(h, (h.sum(-1), pooled), "tanh")
+"""
+NAMES = ["hidden", "parts.0", "parts.1.mean", "parts.1.of two.0", "parts.1.of two.1"]
+
+
+def test_every_tensor_in_it_is_exported_and_compared_in_every_runtime(tmp_path: Path) -> None:
+    code = tmp_path / "net.py"
+    code.write_text(NET)
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 8)
+    torch.save({f"a.{name}": p for name, p in layer.state_dict().items()}, tmp_path / "net.pt")
+    model = f"{code}:Net"
+    bundle = api.export(
+        tmp_path / "net.pt", tmp_path / "b", model=model, inputs=parse_inputs(["x:[batch,8]"])
+    )
+    manifest = json.loads((bundle.folder / "manifest.json").read_text())
+    outputs = [spec["name"] for spec in manifest["programs"]["forward"]["outputs"]]
+    assert outputs == NAMES
+    (note,) = (note for note in manifest["notes"] if "no tensors" in note)
+    assert note == "forward: not among the outputs, since no tensors: kind (str)"
+    report = api.verify(bundle.folder, model=model)
+    assert report.exit_code() == 0, report.failures()
+    compared = {(row.runtime, row.tensor) for row in report.results if row.verdict == "pass"}
+    for runtime in {runtime for runtime, _ in compared} - {"float64"}:
+        assert {(runtime, name) for name in [*NAMES, "grad/a.weight"]} <= compared
+
+
+@dataclass
+class Pair:
+    first: object
+    second: object
+
+
+Named = namedtuple("Named", "one other")
+
+
+def test_names_are_the_way_to_a_tensor() -> None:
+    x = torch.ones(2)
+    assert list(named_outputs({"a": x, "b": {"c": x, "d": (x, [x])}})) == [
+        "a",
+        "b.c",
+        "b.d.0",
+        "b.d.1.0",
+    ]
+    assert list(named_outputs(Pair(x, Named(x, 3)))) == ["first", "second.one"]
+    assert list(named_outputs(Named({1: x}, None))) == ["one.1"]
+    # Without a name at the top, they are counted.
+    assert list(named_outputs((x, {"a": x}))) == ["output_0", "output_1"]
+    with pytest.raises(ExportFailed, match=r"a\.b, a\.b two are one"):
+        named_outputs({"a.b": x, "a": {"b": x}})
+
+
+def test_what_is_no_tensor_is_told() -> None:
+    x = torch.ones(2)
+    assert left_out({"a": x, "b": None, "c": [x, None]}) == []
+    assert left_out((x, 1.5, {"n": "y"})) == ["1 (float)", "2.n (str)"]
+    assert left_out(Pair(x, object())) == ["second (object)"]
+
+
+def test_arguments_have_names_that_a_language_has() -> None:
+    names = ["x", "a.b", "a b", "a_b", "1st", "é"]
+    specs = [TensorSpec(name, "float32", (1,)) for name in names]
+    assert argument_names(specs) == ["x", "a_b", "a_b_2", "a_b_3", "_1st", "_"]
