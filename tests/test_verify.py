@@ -227,8 +227,10 @@ def test_a_runtime_out_of_memory_is_an_error_of_its_own(state_spaces_bundle: Pat
         state_spaces_bundle, runtime=["onnxruntime"], limits=Limits(60.0, 100 * 2**20)
     )
     assert report.exit_code() == 6
-    assert {row.verdict for row in compared(report)} == {"error"}
-    assert all(row.crash for row in compared(report))
+    # What was answered before it was noticed stands.
+    failed = [row for row in compared(report) if row.verdict != "pass"]
+    assert failed
+    assert all(row.verdict == "error" and row.crash for row in failed)
 
 
 def test_progress_is_told_and_nothing_is_left(

@@ -86,11 +86,18 @@ def _serve(control: socket.socket) -> Mapping[str, Any] | None:
                     return None
                 request: dict[str, Any] = json.loads(message)
                 server = os.getpid()
-                forked = _forked(passed)
-                if forked is None:
-                    _close(control, *children.values())
+                try:
+                    pid = os.fork()
+                except OSError:  # too many processes: who asked sees the connection end
+                    _close(passed)
+                    continue
+                if pid == 0:
+                    _let_go(control, *children.values())
                     _become(request, passed, server)
                     return request
+                connection, *others = passed
+                _close(others)
+                forked = _Child(pid, os.pidfd_open(pid), socket.socket(fileno=connection))
                 for at in (forked.ended, forked.connection.fileno()):
                     children[at] = forked
                     poll.register(at, select.POLLIN)
@@ -106,24 +113,17 @@ def _serve(control: socket.socket) -> Mapping[str, Any] | None:
                     child.remove()
 
 
-def _forked(passed: Sequence[int]) -> _Child | None:
-    """The child, in the server; None in the child."""
-    pid = os.fork()
-    if pid == 0:
-        return None
-    connection, *others = passed
-    for descriptor in others:
-        os.close(descriptor)
-    return _Child(pid, os.pidfd_open(pid), socket.socket(fileno=connection))
-
-
-def _close(control: socket.socket, *children: _Child) -> None:
-    """Let go of what is the server's."""
+def _let_go(control: socket.socket, *children: _Child) -> None:
+    """Close what is the server's, in a child of it."""
     control.close()
     for child in dict.fromkeys(children):
         child.connection.close()
-        with suppress(OSError):
-            os.close(child.ended)
+        os.close(child.ended)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _become(request: Mapping[str, Any], passed: Sequence[int], server: int) -> None:
@@ -141,8 +141,7 @@ def _become(request: Mapping[str, Any], passed: Sequence[int], server: int) -> N
     _show(environment[MARK])
     with socket.socket(fileno=connection) as told:
         told.send(json.dumps({"pid": os.getpid()}).encode())
-    for descriptor in (standard_input, standard_error):
-        os.close(descriptor)
+    _close((standard_input, standard_error))
 
 
 def _show(mark: str) -> None:

@@ -6,6 +6,7 @@ nothing else, so that no thread pool and no state of a computation is inherited.
 Linux alone: elsewhere system libraries do not survive a fork.
 """
 
+import functools
 import json
 import os
 import socket
@@ -24,8 +25,15 @@ MARK = "FUSEPORT_CHILDREN"
 PARENT = "FUSEPORT_PARENT"
 """That with the process id of what a child was started or forked by."""
 
-READ_LATE = ("FUSEPORT_", "PYTEST_", "TORCHINDUCTOR_")
-"""How environment variables begin that are read when they are needed; torch sets some itself."""
+READ_LATE = (
+    "FUSEPORT_",
+    "PYTEST_",
+    "TORCHINDUCTOR_",
+    "_TORCHINDUCTOR_",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+)
+"""How environment variables begin that are read when they are needed; torch and Lightning set some
+of them by themselves."""
 
 _SERVER = "fuseport.exporter.child._fork_server"
 _READY_SECONDS = 120.0  # for its imports
@@ -62,8 +70,16 @@ def current() -> "ForkServer | None":
     return server if server is not None and server.fits() else None
 
 
+@functools.cache
 def _possible() -> bool:
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+    """Whether this system has what the server needs; of Linux, kernels before 5.3 lack it."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # some sandboxes have no such system call either
+        return False
+    return True
 
 
 def _circumstances() -> tuple[str, dict[str, str]]:
