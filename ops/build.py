@@ -358,7 +358,7 @@ def announce(what: str) -> None:
 
 def _build(library: Library, compiler: list[str], target: Path) -> None:
     announce(f"{library.name}'s kernels")
-    with ThreadPoolExecutor(max(1, len(library.units))) as pool:
+    with ThreadPoolExecutor(len(library.units)) as pool:
         objects = list(pool.map(lambda unit: _object(unit, library, compiler), library.units))
     with staged(target) as linked:
         run_compiler([*compiler, "-shared", *map(str, objects), *library.link, "-o", str(linked)])

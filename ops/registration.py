@@ -77,7 +77,7 @@ def ensure(spec: OpSpec) -> Implementation:
 
 
 def compile_together(specs: Iterable[OpSpec]) -> None:
-    """Compiles what `ensure` would of these ops, one after the other, on all processors at once."""
+    """Compiles at once what `ensure` would compile of these ops, one after the other."""
     lacking = [s for s in specs if _key(s) not in _registered and _native_wanted(s)]
     builds = [partial(build.library_path, spec) for spec in lacking]
     with suppress(build.BuildError):

@@ -147,6 +147,16 @@ def test_one_within_another_is_the_same(telling: Path) -> None:
             assert fork_server.current() is None
 
 
+def test_a_context_that_ends_leaves_those_around_it(telling: Path) -> None:
+    with quick_starts(wanted=False), quick_starts():
+        server = fork_server.current()
+        assert server is not None
+        with quick_starts(wanted=False):
+            assert fork_server.current() is None
+        assert fork_server.current() is server
+    assert fork_server.current() is not server
+
+
 def test_a_dead_server_costs_what_it_forked_and_no_more(telling: Path) -> None:
     with quick_starts():
         with child(telling) as (running, about):

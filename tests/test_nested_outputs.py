@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import register_pytree_node
 
 from fuseport.exporter import api
 from fuseport.exporter.errors import ExportFailed
@@ -88,6 +89,23 @@ def test_what_is_no_tensor_is_told() -> None:
     assert left_out({"a": x, "b": None, "c": [x, None]}) == []
     assert left_out((x, 1.5, {"n": "y"})) == ["1 (float)", "2.n (str)"]
     assert left_out(Pair(x, object())) == ["second (object)"]
+
+
+class Held:
+    """What torch takes apart, since it is told how to."""
+
+    def __init__(self, values: list[torch.Tensor]) -> None:
+        self.values = values
+
+
+register_pytree_node(Held, lambda held: (held.values, None), lambda values, _: Held([*values]))
+
+
+def test_what_torch_takes_apart_is_not_left_out() -> None:
+    result = torch.ones(1), Held([torch.zeros(2)])
+    assert list(named_outputs(result)) == ["output_0", "output_1"]
+    assert left_out(result) == []
+    assert left_out({"a": result[0], "b": result[1]}) == ["b (Held)"]
 
 
 def test_arguments_have_names_that_a_language_has() -> None:

@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 from fuseport.exporter import runtimes
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.child import Child, Limits
-from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models.model import example
 from fuseport.exporter.program import Entry, TensorSpec, entry_of
@@ -330,8 +329,8 @@ class _Clock:
         self._stopped: _Stopped | None = None
         arguments = ["fuseport.exporter.runtimes._stopwatch", str(file)]
         writable = runtimes.confine(job.runtime, [request["program"]], folder)
-        with preloaded((), wanted=False):  # its memory is measured: it has what it needs, no more
-            self._child = Child(arguments, folder / "stderr", limits, writable)
+        # Its memory is measured: it has what it needs, and no more.
+        self._child = Child(arguments, folder / "stderr", limits, writable, forked=False)
 
     def __enter__(self) -> "_Clock":
         self._child.__enter__()

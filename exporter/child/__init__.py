@@ -50,6 +50,7 @@ class Child:
         limits: beyond which it is killed. Its time runs while `expect` says so.
         writable: all that it may write to, as far as `confined` can do that, and it has no network
             then; None where it may do what this process may.
+        forked: whether it may be, see `fork_server`; else it is started anew in any case.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class Child:
         errors: Path,
         limits: Limits,
         writable: Sequence[Path] | None = None,
+        *,
+        forked: bool = True,
     ) -> None:
         self._limits = limits
         self._begin: float | None = None
@@ -73,7 +76,7 @@ class Child:
         # Kept open: a child may remove it. To append: what follows a flood is at the file's start.
         self._printed = errors.open("ab+", buffering=0)
         self._printed.truncate(0)
-        self._popen = self._forked(arguments) or self._started(arguments)
+        self._popen = (self._forked(arguments) if forked else None) or self._started(arguments)
         self._process = psutil.Process(self._popen.pid)
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 

@@ -38,7 +38,7 @@ of them by themselves."""
 _SERVER = "fuseport.exporter.child._fork_server"
 _READY_SECONDS = 120.0  # for its imports
 _lock = threading.Lock()
-_servers: list["ForkServer | None"] = []  # None where none is wanted
+_scopes: dict[object, "ForkServer | None"] = {}  # in order; None where none is wanted
 
 
 @contextmanager
@@ -52,13 +52,14 @@ def preloaded(modules: Sequence[str], *, wanted: bool = True) -> Iterator[None]:
     """
     known = current() if wanted else None
     server = known or (ForkServer(modules) if wanted and _possible() else None)
+    scope = object()
     try:
         with _lock:
-            _servers.append(server)
+            _scopes[scope] = server
         yield
     finally:
         with _lock:
-            _servers.remove(server)
+            del _scopes[scope]
         if server is not known and server is not None:
             server.close()
 
@@ -66,7 +67,7 @@ def preloaded(modules: Sequence[str], *, wanted: bool = True) -> Iterator[None]:
 def current() -> "ForkServer | None":
     """The server that would fork a child now; None where it is to be started anew."""
     with _lock:
-        server = _servers[-1] if _servers else None
+        server = next(reversed(_scopes.values()), None)
     return server if server is not None and server.fits() else None
 
 
@@ -154,26 +155,22 @@ class ForkServer:
         request = {"arguments": list(arguments), "environment": {**own, MARK: marks(mark)}}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read, write = os.pipe()
+        answer = None
         try:
-            with theirs:
-                passed = [theirs.fileno(), read, errors]
-                with _lock:
+            with suppress(OSError):
+                with theirs, _lock:
+                    passed = [theirs.fileno(), read, errors]
                     socket.send_fds(self._ours, [json.dumps(request).encode()], passed)
-            ours.settimeout(_READY_SECONDS)
-            answer = _received(ours)
-            ours.settimeout(None)
-        except BaseException as error:  # with the connection the server takes the child away
-            ours.close()
-            os.close(write)
-            if isinstance(error, OSError):
-                return None
-            raise
+                ours.settimeout(_READY_SECONDS)
+                answer = _received(ours)
         finally:
             os.close(read)
+            if answer is None:  # with the connection the server takes the child away
+                ours.close()
+                os.close(write)
         if answer is None:
-            ours.close()
-            os.close(write)
             return None
+        ours.settimeout(None)
         return Forked(answer["pid"], write, ours)
 
     def close(self) -> None:

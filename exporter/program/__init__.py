@@ -174,10 +174,16 @@ def argument_names(specs: Iterable[TensorSpec]) -> list[str]:
 
 def left_out(result: Any) -> list[str]:
     """What of a result `named_outputs` leaves out, but None: names and types."""
+    counted = _keyed(result) is None  # then all is taken apart that torch knows how to
+
+    def taken(value: Any) -> bool:
+        leaves = pytree.tree_leaves(value) if counted else [value]
+        return any(isinstance(leaf, Tensor) for leaf in leaves)
+
     return [
         f"{name} ({type(value).__name__})" if name else type(value).__name__
         for name, value in _within("", result)
-        if value is not None and not isinstance(value, Tensor)
+        if value is not None and not taken(value)
     ]
 
 

@@ -3,7 +3,6 @@
 A candidate writes files, which the runtime that failed runs as it runs any artifact.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from fuseport.exporter import formats, runtimes
 from fuseport.exporter.program import Program, rebuilt
 from fuseport.exporter.verify.localise import parts
 from fuseport.exporter.verify.localise.onnx_file import OnnxFile
-from fuseport.exporter.verify.localise.package_constants import constants
+from fuseport.exporter.verify.localise.other_weights import state_of
 from fuseport.exporter.verify.localise.script_file import ScriptFile
 from fuseport.exporter.verify.localise.written import Written
 
@@ -85,7 +84,9 @@ def of(
     else:
         # Machine code hands out no value. Its weights may be at fault, which the model's graph
         # shows; or else the compiler, which shows it again where the cuts leave it what it was.
-        inside = replace(program, exported=_with_state(program.exported, constants(artifact)))
+        inside = replace(
+            program, exported=_with_state(program.exported, state_of(format_name, artifact))
+        )
         yield Graph("exported_program", "exported_program", inside, frozenset(nodes))
         bound = facts.get("compiled_for", {})
         assert isinstance(bound, Mapping)
@@ -106,9 +107,7 @@ def differentiable(
 
 def _rewritten(runtime: str, artifact: Path, program: Program, weights: Path) -> "Graph":
     """The captured program over the parameters of a TorchScript file, as such a file."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
-        state = torch.jit.load(str(artifact), map_location="cpu").state_dict()
+    state = state_of("torchscript", artifact)
     program = replace(program, exported=_with_state(program.exported, state))
     nodes = frozenset(node.name for node in program.exported.graph.nodes)
     return Graph(runtime, "torchscript", program, nodes, "bisection", weights)

@@ -17,7 +17,7 @@ from fuseport.exporter import runtimes
 from fuseport.exporter.runtimes._numpy import to_tensor
 from fuseport.exporter.verify.localise.package_constants import constants
 
-__all__ = ["sentence"]
+__all__ = ["sentence", "state_of"]
 
 
 def sentence(runtime: str, artifact: Path, weights: Path) -> str | None:
@@ -53,8 +53,8 @@ def _off(value: Tensor, truth: Tensor) -> float:
     """The largest difference; infinity where there is none to be had."""
     if value.shape != truth.shape:
         return math.inf
-    wide = torch.promote_types(value.dtype, truth.dtype)
-    wide = torch.complex128 if wide.is_complex else torch.float64
+    either = value.is_complex() or truth.is_complex()
+    wide = torch.complex128 if either else torch.float64
     value, truth = value.to(wide), truth.to(wide)
     same = (value == truth) | ((value != value) & (truth != truth))  # NaN and NaN
     off = torch.where(same, 0.0, (value - truth).abs()).amax().item() if same.numel() else 0.0
@@ -71,10 +71,15 @@ def _within(runtime: str, artifact: Path, names: frozenset[str]) -> Iterator[tup
                 known = array.dtype.isbuiltin == 1 or array.dtype == ml_dtypes.bfloat16
                 yield tensor.name, to_tensor(array if known else array.astype(np.float32))
         return
-    yield from ((n, v.cpu()) for n, v in _state(format_name, artifact).items() if n in names)
+    yield from ((n, v.cpu()) for n, v in state_of(format_name, artifact).items() if n in names)
 
 
-def _state(format_name: str, artifact: Path) -> Mapping[str, Tensor]:
+def state_of(format_name: str, artifact: Path) -> Mapping[str, Tensor]:
+    """The parameters and buffers in a file of one of torch's formats, by name.
+
+    Raises:
+        Unsupported: it is machine code for another machine or version of torch.
+    """
     if format_name == "exported_program":
         state: dict[str, Tensor] = torch.export.load(artifact).state_dict
         return state

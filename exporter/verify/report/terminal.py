@@ -97,9 +97,8 @@ def _gathered(rows: Sequence[Row]) -> list[str]:
     """
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        reason = "" if row.verdict == "fail" else str(row.reason)
-        where = row.runtime, row.artifact, *((row.program, row.way) if not reason else ())
-        alike.setdefault((row.verdict, *where, reason), []).append(row)
+        cause = (row.program, row.way) if row.verdict == "fail" else (str(row.reason),)
+        alike.setdefault((row.verdict, row.runtime, row.artifact, *cause), []).append(row)
     found: list[str] = []
     for group in alike.values():
         if group[0].verdict == "unsupported" and len(group) > 1:
