@@ -1,6 +1,5 @@
 """Model code as others write it, exported and verified through stand-ins; its own backward too."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,9 @@ from click.testing import CliRunner
 from fuseport.cli import main
 from fuseport.exporter import api, shims
 from fuseport.exporter.bundle import open_bundle
-from fuseport.exporter.capture import blockers
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.user_code import imported, own_backward
+from fuseport.exporter.user_code import imported
 from fuseport.exporter.verify.report import OWN_BACKWARD, Report
 
 # Written as Vim's and VFIMamba's files are: imports at the top, an autograd function over the raw
@@ -171,69 +169,3 @@ def test_what_is_missing_without_the_option_says_so(tmp_path: Path) -> None:
         api.export(checkpoint, tmp_path / "b", shim="auto")
     with pytest.raises(UsageError, match="no such stand-in"):
         api.export(checkpoint, tmp_path / "b", model=f"{file}:Net", shim="flash")
-
-
-class Cube(torch.autograd.Function):
-    """x³, with a backward that says it is 7."""
-
-    @staticmethod
-    def forward(ctx, x):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x)
-        mark = x.sign()
-        ctx.mark_non_differentiable(mark)
-        return x**3, mark
-
-    @staticmethod
-    def backward(ctx, dout, _):  # type: ignore[no-untyped-def, override]
-        return 7 * dout
-
-
-class Square(torch.autograd.Function):
-    """x², in the style with `setup_context`."""
-
-    @staticmethod
-    def forward(x):  # type: ignore[no-untyped-def]
-        return x**2
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, dout):  # type: ignore[no-untyped-def]
-        return 7 * dout
-
-
-def test_inlined_functions_have_the_gradient_of_their_forward() -> None:
-    x = torch.tensor([2.0], requires_grad=True)
-    with own_backward.watched():
-        kept = Square.apply
-    for _ in range(2):
-        with own_backward.inlined(), own_backward.seen() as names:
-            cube, mark = Cube.apply(x)
-            square = kept(x)
-        assert list(names) == ["Cube", "Square"]
-        assert not mark.requires_grad
-        assert torch.autograd.grad(cube, x)[0] == 12
-        assert torch.autograd.grad(square, x)[0] == 4
-        assert torch.autograd.grad(Cube.apply(x)[0] + kept(x), x)[0] == 14
-
-
-def test_functions_are_inlined_where_apply_is_a_method_of_c(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As it is from torch 2.15 on."""
-    base = torch._C._FunctionBase  # type: ignore[attr-defined]
-    monkeypatch.setattr(torch.autograd.Function, "apply", base.__dict__["apply"])
-    found = importlib.util.find_spec(own_backward.__name__)
-    assert found is not None
-    assert found.loader is not None
-    there = importlib.util.module_from_spec(found)
-    found.loader.exec_module(there)
-    x = torch.tensor([2.0], requires_grad=True)
-    with there.inlined(), there.seen() as names:
-        assert torch.autograd.grad(Cube.apply(x)[0], x)[0] == 12
-    assert list(names) == ["Cube"]
-    with there.seen():
-        assert torch.autograd.grad(Cube.apply(x)[0], x)[0] == 7
-    assert blockers.find(lambda: Cube.apply(x)) == ()

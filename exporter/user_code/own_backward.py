@@ -4,17 +4,20 @@ Export inlines the forward of a `torch.autograd.Function` and differentiates tha
 in no artifact. So truth is computed the same way, and the model's own backward is held against it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 
 __all__ = ["inlined", "seen", "watched"]
 
-_INLINE: ContextVar[bool] = ContextVar("inline", default=False)
+# None: not at all; else what a forward is run in.
+_INLINE: ContextVar[Callable[[], AbstractContextManager[Any]] | None]
+_INLINE = ContextVar("inline", default=None)
 _SEEN: ContextVar[dict[str, None] | None] = ContextVar("seen", default=None)
 
 # A method of Python's, or from torch 2.15 on one of C: `__get__` binds either to a class.
@@ -32,9 +35,14 @@ def watched() -> Iterator[None]:
 
 
 @contextmanager
-def inlined() -> Iterator[None]:
-    """Autograd differentiates the forward of autograd functions, and never calls their backward."""
-    token = _INLINE.set(True)
+def inlined(*, in_place: bool = False) -> Iterator[None]:
+    """Autograd differentiates the forward of autograd functions, and never calls their backward.
+
+    Args:
+        in_place: a forward may write into what its gradient needs, as one with a backward of its
+            own may: what autograd saves is copied.
+    """
+    token = _INLINE.set(_saving_copies if in_place else nullcontext)
     try:
         with _patched():
             yield
@@ -68,13 +76,20 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     found = _SEEN.get()
     if found is not None and not cls.__module__.startswith("torch."):
         found[cls.__name__] = None
-    if not _INLINE.get() or cls.__module__.startswith("torch."):
+    inline = _INLINE.get()
+    if inline is None or cls.__module__.startswith("torch."):
         return _apply.__get__(None, cls)(*args, **kwargs)
-    if cls.setup_context is not Function.setup_context:
-        return cls.forward(*args, **kwargs)
-    context = _Context(args)
-    result = cls.forward(context, *args, **kwargs)
-    return _detached(result, context.non_differentiable)
+
+    with inline():
+        if cls.setup_context is not Function.setup_context:
+            return cls.forward(*args, **kwargs)
+        context = _Context(args)
+        result = cls.forward(context, *args, **kwargs)
+        return _detached(result, context.non_differentiable)
+
+
+def _saving_copies() -> AbstractContextManager[Any]:
+    return saved_tensors_hooks(Tensor.clone, lambda saved: saved)
 
 
 def _detached(result: Any, which: tuple[Tensor, ...]) -> Any:

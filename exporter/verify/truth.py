@@ -31,7 +31,7 @@ from fuseport.exporter.verify.modes import Float64, References
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["compute", "refused_gradient", "session"]
+__all__ = ["compute", "differentiated", "refused_gradient", "session"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -167,7 +167,7 @@ def refused_gradient(model: Model, seed: int) -> str | None:
         outputs = runs.run(inputs)
         seeds = {n: torch.ones_like(y) for n, y in outputs.items() if y.is_floating_point()}
         try:
-            runs.differentiate(inputs, seeds)
+            differentiated(runs, inputs, seeds)
         except RuntimeError as error:
             return _in_place(error)
     return None
@@ -186,8 +186,27 @@ def _results(
     """Outputs and, where there are any, gradients."""
     runs = session(model, module)
     if model.differentiable:
-        return runs.differentiate(inputs, cotangents)
+        return differentiated(runs, inputs, cotangents)
     return dict(runs.run(inputs))
+
+
+def differentiated(
+    runs: ModuleSession, inputs: Tensors, cotangents: Tensors
+) -> dict[str, Tensor | None]:
+    """Outputs and gradients, where autograd functions of the model's own are inlined.
+
+    Raises:
+        RuntimeError: autograd cannot differentiate the model.
+    """
+    try:
+        return runs.differentiate(inputs, cotangents)
+    except RuntimeError as error:
+        if _in_place(error) is None:
+            raise
+    # Inside an autograd function a model may write in place, since its own backward knows of that:
+    # what is written over there is kept. Elsewhere autograd refuses it again.
+    with own_backward.inlined(in_place=True):
+        return runs.differentiate(inputs, cotangents)
 
 
 def _exact(

@@ -1,0 +1,149 @@
+"""Autograd functions of a model's own: inlined for truth, their own backward held against that."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuseport.exporter import api
+from fuseport.exporter.capture import blockers
+from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.user_code import own_backward
+from fuseport.exporter.verify.report import OWN_BACKWARD
+
+# h[t] = a[t] h[t-1] + x[t], by doubling (Hillis and Steele, 1986), in the memory of its clones:
+# autograd could not differentiate it, and its backward, from the other end, is its own.
+NET = """
+import torch
+
+def scanned(a, x):
+    step = 1
+    while step < x.shape[1]:
+        x[:, step:] += a[:, step:] * x[:, :-step].clone()
+        a[:, step:] *= a[:, :-step].clone()
+        step *= 2
+    return x
+
+class Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, x):
+        h = scanned(a.clone(), x.clone())
+        ctx.save_for_backward(a, h)
+        return h
+
+    @staticmethod
+    def backward(ctx, dh):
+        a, h = ctx.saved_tensors
+        after = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], 1).flip(1)
+        dx = scanned(after, dh.flip(1).clone()).flip(1)
+        before = torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1)
+        return dx * before, dx
+
+scan = Scan.apply
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return scan(torch.sigmoid(self.a(x)), x)
+"""
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_function_that_works_in_place_has_a_truth(tmp_path: Path, right: bool) -> None:
+    code = tmp_path / "net.py"
+    code.write_text(NET if right else NET.replace("dx * before", "dx * h"))
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 3)
+    torch.save({f"a.{name}": p for name, p in layer.state_dict().items()}, tmp_path / "net.pt")
+    model, inputs = f"{code}:Net", parse_inputs(["x:[batch,7,3]"])
+    bundle = api.export(tmp_path / "net.pt", tmp_path / "b", model=model, inputs=inputs)
+    report = api.verify(bundle.folder, model=model)
+    failed = {(row.runtime, row.way) for row in report.results if row.verdict != "pass"}
+    failed -= {(row.runtime, row.way) for row in report.results if row.verdict == "unsupported"}
+    assert failed == (set() if right else {("eager", OWN_BACKWARD)})
+    assert "conditions" not in bundle.manifest["programs"]["forward"]
+    gradients = {row.runtime for row in report.results if row.tensor == "grad/a.weight"}
+    assert {"float64", "eager", "torchscript", "exported_program", "onnxruntime"} <= gradients
+
+
+def test_what_a_function_writes_over_is_kept_for_its_gradient() -> None:
+    scope: dict[str, type[torch.autograd.Function]] = {}
+    exec(NET, scope)
+    generator = torch.Generator().manual_seed(0)
+    a, x = (torch.rand(2, 9, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    with own_backward.inlined(in_place=True):
+        assert torch.autograd.gradcheck(
+            scope["Scan"].apply, (a.requires_grad_(), x.requires_grad_())
+        )
+    with own_backward.inlined(), pytest.raises(RuntimeError, match="inplace operation"):
+        scope["Scan"].apply(a, x).sum().backward()
+
+
+class Cube(torch.autograd.Function):
+    """x³, with a backward that says it is 7."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        mark = x.sign()
+        ctx.mark_non_differentiable(mark)
+        return x**3, mark
+
+    @staticmethod
+    def backward(ctx, dout, _):  # type: ignore[no-untyped-def, override]
+        return 7 * dout
+
+
+class Square(torch.autograd.Function):
+    """x², in the style with `setup_context`."""
+
+    @staticmethod
+    def forward(x):  # type: ignore[no-untyped-def]
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, dout):  # type: ignore[no-untyped-def]
+        return 7 * dout
+
+
+def test_inlined_functions_have_the_gradient_of_their_forward() -> None:
+    x = torch.tensor([2.0], requires_grad=True)
+    with own_backward.watched():
+        kept = Square.apply
+    for _ in range(2):
+        with own_backward.inlined(), own_backward.seen() as names:
+            cube, mark = Cube.apply(x)
+            square = kept(x)
+        assert list(names) == ["Cube", "Square"]
+        assert not mark.requires_grad
+        assert torch.autograd.grad(cube, x)[0] == 12
+        assert torch.autograd.grad(square, x)[0] == 4
+        assert torch.autograd.grad(Cube.apply(x)[0] + kept(x), x)[0] == 14
+
+
+def test_functions_are_inlined_where_apply_is_a_method_of_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it is from torch 2.15 on."""
+    base = torch._C._FunctionBase  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.autograd.Function, "apply", base.__dict__["apply"])
+    found = importlib.util.find_spec(own_backward.__name__)
+    assert found is not None
+    assert found.loader is not None
+    there = importlib.util.module_from_spec(found)
+    found.loader.exec_module(there)
+    x = torch.tensor([2.0], requires_grad=True)
+    with there.inlined(), there.seen() as names:
+        assert torch.autograd.grad(Cube.apply(x)[0], x)[0] == 12
+    assert list(names) == ["Cube"]
+    with there.seen():
+        assert torch.autograd.grad(Cube.apply(x)[0], x)[0] == 7
+    assert blockers.find(lambda: Cube.apply(x)) == ()
