@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 
 from fuseport.exporter import formats
 from fuseport.exporter.program import Program, TensorSpec
@@ -113,6 +114,13 @@ FORMS = {
     "a reshape of what is transposed": lambda x: x.transpose(1, 3).reshape(x.shape[0], -1, 3) ** 2,
     "an index that is filled": lambda x: x.index_fill(1, torch.tensor([1]), 0.5).exp(),
     "Huber loss": lambda x: F.huber_loss(x, x.cos(), reduction="none"),
+    "regions": lambda x: torch.cond(
+        x.shape[2] > 7, lambda y: F.huber_loss(y, y.cos(), reduction="none"), torch.sin, (x,)
+    ),
+    "a branch by a value": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)),
+    "a scan whose state is its output": lambda x: scan(
+        lambda h, y: ((h + y).sin(), (h + y).sin()), x.new_zeros(x[:, 0].shape), x.transpose(0, 1)
+    )[1],
 }
 
 
@@ -121,17 +129,8 @@ def test_what_torch_onnx_has_no_form_of(name: str, tmp_path: Path) -> None:
     assert_holds(FORMS[name], tmp_path)
 
 
-REGIONS = {
-    "regions": lambda x: torch.cond(
-        x.shape[2] > 7, lambda y: F.huber_loss(y, y.cos(), reduction="none"), torch.sin, (x,)
-    ),
-    "complex numbers": lambda x: torch.fft.rfft(x).reshape(x.shape[0], -1).abs(),
-}
-
-
-@pytest.mark.parametrize("name", REGIONS)
-def test_what_is_forward_alone(name: str, tmp_path: Path) -> None:
-    module = Called(REGIONS[name])
+def test_what_is_forward_alone(tmp_path: Path) -> None:
+    module = Called(lambda x: torch.fft.rfft(x).reshape(x.shape[0], -1).abs())
     forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12)}, [IMAGE])
     for sizes in ((2, 3, 8, 12), (1, 3, 7, 9), (3, 3, 5, 16)):
         x = torch.randn(sizes)

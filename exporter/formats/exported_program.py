@@ -7,6 +7,7 @@ import torch
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
+from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
 
@@ -27,7 +28,7 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     """
     del options
     try:
-        with sink(path) as file:
+        with quiet("torch._export.serde.serialize"), sink(path) as file:
             torch.export.save(program.exported, file)
     except (OSError, MemoryError):
         raise

@@ -6,12 +6,9 @@ nodes' function bodies are attached, so that a runtime without the op library ru
 """
 
 import json
-import logging
 import re
 import struct
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +30,7 @@ from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
+from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.program import Program, one_line
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
@@ -120,7 +118,7 @@ def _translate(
     program: Program, opset: int, instead: Decompositions
 ) -> tuple[ir.Model, dict[str, str]]:
     """The model, and which of its values each node of the program's graph is, by name."""
-    with _quiet():
+    with quiet("torch.onnx", "onnxscript"):
         onnx_program = torch.onnx.export(
             Lowering(program.exported, _table(program.exported, instead)),
             dynamo=True,
@@ -164,15 +162,21 @@ def _values(model: ir.Model, translated: ExportedProgram) -> dict[str, ir.Value]
 
 
 def _part_outputs(model: ir.Model, program: Program) -> None:
-    """Give each output a value and a name of its own: torch lets one value be several."""
-    values = model.graph.outputs
-    for i, value in enumerate(tuple(values)):
-        if value in values[:i] or value.is_graph_input() or value.is_initializer():
-            copy = ir.node("Identity", [value])
-            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
-            model.graph.append(copy)
-            values[i] = copy.outputs[0]
-    for value, spec in zip(values, program.outputs, strict=True):
+    """Give each output a value and a name of its own: torch lets one value be several.
+
+    In the graphs of a Scan or an If, too: where a Scan's new state is its output as well, ONNX
+    Runtime, 1.31 at least, takes memory of the one for the other.
+    """
+    regions = {node.graph for node in model.graph.all_nodes() if node.graph is not None}
+    for graph in {model.graph, *regions}:
+        values = graph.outputs
+        for i, value in enumerate(tuple(values)):
+            if value in values[:i] or value.is_graph_input() or value.is_initializer():
+                copy = ir.node("Identity", [value])
+                copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+                graph.append(copy)
+                values[i] = copy.outputs[0]
+    for value, spec in zip(model.graph.outputs, program.outputs, strict=True):
         value.name = spec.name
 
 
@@ -262,22 +266,3 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     lacking = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
     return one_line(error) if lacking is None else f"there is no form of {lacking[1]}"
-
-
-@contextmanager
-def _quiet() -> Any:
-    """Without the exporter's notes on packages that are not installed and its own deprecations."""
-    loggers: Sequence[logging.Logger] = [
-        logging.getLogger("torch.onnx"),
-        logging.getLogger("onnxscript"),
-    ]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -270,7 +270,7 @@ def rebuilt(
             node.meta.pop(key, None)
     results: Any = graph.output_node().args[0]
     return ExportedProgram(
-        exported.graph_module,
+        graph.owning_module or exported.graph_module,
         graph,
         ExportGraphSignature(
             list(inputs),

@@ -13,12 +13,22 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-__all__ = ["AT_ONCE", "FORMS", "Asked", "Form", "Gradients", "agree", "plain"]
+__all__ = ["AT_ONCE", "FORMS", "TRACED_AGAIN", "Asked", "Form", "Gradients", "agree", "plain"]
 
 Gradients = dict[str, Tensor | None]
 
 AT_ONCE = "from two threads at once"
 """The form that holds two sets of gradients in memory."""
+
+
+_CHECKPOINTED = "with activation checkpointing"
+_REENTRANT = "with reentrant activation checkpointing"
+
+TRACED_AGAIN = (_CHECKPOINTED, _REENTRANT, AT_ONCE)
+"""Forms that torch does not have of operators with graphs inside, such as `torch.cond`.
+
+It traces these anew at every call: not from two threads, and `scan` not inside a backward.
+"""
 
 
 @dataclass(frozen=True)
@@ -207,8 +217,8 @@ FORMS: Mapping[str, Form] = {
     "of inputs used twice": _twice,
     "again through a retained graph": _retained,
     "of one input alone": _partial,
-    "with activation checkpointing": _checkpointed,
-    "with reentrant activation checkpointing": _reentrant,
+    _CHECKPOINTED: _checkpointed,
+    _REENTRANT: _reentrant,
     "with gradient hooks": _hooked,
     "on one thread": _one_thread,
     AT_ONCE: _at_once,

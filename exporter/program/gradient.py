@@ -73,20 +73,34 @@ def capture_gradient(forward: Program) -> Program:
     return Program("gradient", exported, specs, output_specs(exported, specs, names), none)
 
 
+def _regions(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that call an operator with graphs inside, such as `torch.cond`."""
+    return [node for node in graph.nodes if isinstance(node.target, HigherOrderOperator)]
+
+
 @contextmanager
 def _regions_named(forward: Program) -> Iterator[None]:
-    """What torch fails with where a graph has regions tells nothing of them."""
-    targets = {node.target for node in forward.exported.graph.nodes}
-    called = sorted(f"torch.{t}" for t in targets if isinstance(t, HigherOrderOperator))
+    """What torch fails with where a graph has regions tells nothing of them.
+
+    What it makes of the gradient of others than these, it cannot write or load again.
+    """
+    names = {str(node.target) for node in _regions(forward.exported.graph)}
+    refused = ", ".join(sorted(f"torch.{name}" for name in names - _DIFFERENTIABLE))
+    advice = "use torch.where, or export outputs alone: --program forward"
+    if refused:
+        raise ExportFailed(f"there is no gradient through {refused}: {advice}")
     try:
         yield
     except Exception as error:
-        if not called:
+        if not names:
             raise
+        called = ", ".join(sorted(f"torch.{name}" for name in names))
         raise ExportFailed(
-            f"there is no gradient through {' and '.join(called)} ({one_line(error)}): use "
-            "torch.where, or export outputs alone: --program forward"
+            f"there is no gradient through {called} ({one_line(error)}): {advice}"
         ) from error
+
+
+_DIFFERENTIABLE = {"cond", "map_impl", "scan"}
 
 
 @dataclass(frozen=True)
@@ -160,6 +174,9 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
     for node in list(module.graph.nodes):
         if node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])
+    for node in _regions(module.graph):
+        if isinstance(node.meta["val"], list):  # torch's serializer takes a tuple alone
+            node.meta["val"] = tuple(node.meta["val"])
     module.graph.eliminate_dead_code()
     provenance.tidy(module.graph)
     return _Joint(module, connected)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS
+from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS, TRACED_AGAIN
 from fuseport.exporter.verify.report.model import Row
 
 __all__ = ["Untried", "untried"]
@@ -49,7 +49,15 @@ _WHY = {
         "its autograd is asked for all gradients in one call", "autograd is one call", None,
     ),
 }  # fmt: skip
-_MEMORY = "two sets of its gradients would take too much memory", "too much memory", None
+_ALONE: dict[tuple[str, ...], tuple[str, str, str | None]] = {
+    (AT_ONCE,): (
+        "two sets of its gradients would take too much memory", "too much memory", None,
+    ),
+    TRACED_AGAIN: (
+        "torch traces its operators with graphs inside, torch.cond or scan, anew at every call",
+        "torch.cond or scan", None,
+    ),
+}  # fmt: skip
 
 
 def untried(rows: Iterable[Row]) -> tuple[Untried, ...]:
@@ -61,7 +69,7 @@ def untried(rows: Iterable[Row]) -> tuple[Untried, ...]:
     found: dict[tuple[tuple[str, ...], tuple[str, str, str | None]], list[tuple[str, str]]] = {}
     for (runtime, artifact, way), forms in tried.items():
         absent = tuple(name for name in FORMS if name not in forms)
-        why = _MEMORY if absent == (AT_ONCE,) else _WHY[way]
+        why = _ALONE.get(absent, _WHY[way])
         if absent:
             found.setdefault((absent, why), []).append((artifact, runtime))
     return tuple(
