@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export.passes import move_to_device_pass
 
 from fuseport import ops
@@ -383,13 +384,13 @@ def test_what_a_format_cannot_say_is_refused_by_name(
     assert "\n" not in str(raised.value)
 
 
-def test_torchscript_has_no_form_of_a_branch(tmp_path: Path) -> None:
-    class Branch(nn.Module):
+def test_torchscript_has_no_form_of_an_unknown_loop(tmp_path: Path) -> None:
+    class Loop(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x + 1, (x,))
+            return while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]
 
-    forward = capture_forward(Branch(), inputs_of(SEQUENCE, SIZES), SEQUENCE)
-    with pytest.raises(ExportFailed, match="TorchScript has no form of cond"):
+    forward = capture_forward(Loop(), inputs_of(SEQUENCE, SIZES), SEQUENCE)
+    with pytest.raises(ExportFailed, match="TorchScript has no form of while_loop"):
         torchscript.write(forward, tmp_path / "f.pt", formats.Options(tmp_path / "w"))
 
 

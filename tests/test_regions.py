@@ -1,12 +1,21 @@
-"""A model with torch.cond in it: exported and verified whole, but for forms that torch lacks."""
+"""Branches and loops in a graph, torch's cond, scan and map: exported, verified, in TorchScript."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.scan import scan
 
 from fuseport.exporter import api
+from fuseport.exporter.formats import Options, torchscript
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.backward_forms import FORMS, TRACED_AGAIN
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.verify.report.untried import untried
 
 NET = """
@@ -34,16 +43,64 @@ def test_gradients_go_through_a_branch(tmp_path: Path) -> None:
         tmp_path / "b",
         model=model,
         inputs=parse_inputs(["x:[batch,length,3]"]),
-        format=["exported_program", "onnx"],
     )
     report = api.verify(bundle.folder, model=model)
     assert report.exit_code() == 0, report.failures()
     passed = [row for row in report.results if row.verdict == "pass"]
     gradients = {row.runtime for row in passed if row.tensor == "grad/a.bias"}
-    assert {"eager", "exported_program", "onnxruntime", "onnx_reference"} <= gradients
+    assert {"eager", "exported_program", "torchscript", "onnxruntime", "libtorch"} <= gradients
     for runtime in ("eager", "exported_program"):
         rows = [row for row in report.results if row.runtime == runtime]
         asked = {row.tensor for row in rows if row.way == "autograd forms"}
         assert asked == set(FORMS) - set(TRACED_AGAIN), runtime
     told = [absent for absent in untried(report.results) if absent.forms == TRACED_AGAIN]
     assert [absent.short for absent in told] == ["torch.cond or scan"]
+
+
+def recurrence(x: Tensor) -> Tensor:
+    def step(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.cond(y.sum() > 0, lambda h, y: (h + y).sin(), lambda h, y: h * y, (h, y))
+        return h, 2 * h
+
+    last, outputs = scan(step, x.new_zeros(x.shape[0], 3), x.transpose(0, 1).contiguous())
+    return outputs.transpose(0, 1) + last[:, None]
+
+
+IN_TORCHSCRIPT: dict[str, Callable[[Tensor], Tensor]] = {
+    "a branch by a size": lambda x: torch.cond(
+        x.shape[1] > 6, lambda y: y * x.shape[0], lambda y: y.sin(), (x,)
+    ),
+    "a branch by a value, in a branch": lambda x: torch.cond(
+        x.sum() > 0,
+        torch.sin,
+        lambda y: torch.cond(y.sum() < -1, torch.cos, lambda z: z**3, (y,)),
+        (x * 2,),
+    ),
+    "a branch in a scan": recurrence,
+    "a map": lambda x: torch_map(lambda row, mean: (row * mean).sin(), x, x.mean()),
+}
+
+
+@pytest.mark.parametrize("name", IN_TORCHSCRIPT)
+def test_torchscript_has_branches_and_loops(name: str, tmp_path: Path) -> None:
+    class Called(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return IN_TORCHSCRIPT[name](x)
+
+    torch.manual_seed(0)
+    spec = TensorSpec("x", "float32", ("batch", "length", 3))
+    forward = capture_forward(Called(), {"x": torch.randn(2, 5, 3)}, [spec])
+    for program in (forward, capture_gradient(forward)):
+        torchscript.write(program, tmp_path / f"{program.kind}.pt", Options(tmp_path / "w"))
+    module, gradient = (torch.jit.load(tmp_path / f"{k}.pt") for k in ("forward", "gradient"))
+    for sizes in ((2, 5, 3), (1, 9, 3), (3, 2, 3), (4, 7, 3)):
+        x = torch.randn(sizes, requires_grad=True)
+        y = IN_TORCHSCRIPT[name](x)
+        dy = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        found = module(x)
+        torch.testing.assert_close(found, y)
+        torch.testing.assert_close(torch.autograd.grad(found, x, dy)[0], dx)
+        results = gradient(x.detach(), dy)
+        torch.testing.assert_close(results["output"], y.detach())
+        torch.testing.assert_close(results["grad/x"], dx)

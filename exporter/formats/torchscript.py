@@ -9,13 +9,14 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._ops import HigherOrderOperator
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
@@ -160,16 +161,27 @@ def source(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _body(module: fx.GraphModule, values: dict[str, str]) -> Iterator[str]:
-    """One line for each call in the graph. `values`: what names of the graph read as; it grows."""
+def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> Iterator[str]:
+    """One line for each call in the graph, and more for those with graphs inside.
+
+    Args:
+        module: the graph, and those inside.
+        values: what names of the graph read as; it grows.
+        within: what names begin with, for a graph inside another one.
+    """
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and target._schema.name in _ASSERTIONS:
             continue
-        values[node.name] = _identifier(node.name)
-        yield f"    {values[node.name]} = {_call(node, values)}"
+        # A node may be called like something the source needs, or like an argument.
+        name = values[node.name] = f"{within or 'v_'}{node.name}"
+        if isinstance(target, HigherOrderOperator) and str(target) in _REGIONS:
+            lines = _REGIONS[str(target)](module, node, values)
+        else:
+            lines = iter([f"{name} = {_call(node, values)}"])
+        yield from (f"    {line}" for line in lines)
 
 
 def _call(node: fx.Node, values: Mapping[str, str]) -> str:
@@ -191,6 +203,79 @@ def _call(node: fx.Node, values: Mapping[str, str]) -> str:
     return f"torch.ops.{schema.name.replace('::', '.')}({', '.join(parts)})"
 
 
+def _cond(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> Iterator[str]:
+    """`cond(predicate, graph, graph, operands)` as a branch; its value is a list."""
+    arguments: Any = node.args
+    predicate, yes, no, operands = arguments
+    name = values[node.name]
+    given = [_value(operand, values) for operand in operands]
+    for head, graph in (f"if {_value(predicate, values)}:", yes), ("else:", no):
+        results, lines = _inlined(module, graph, given, f"{name}_{head[:2]}__")
+        yield head
+        yield from lines
+        yield f"    {name} = [{', '.join(results)}]"
+
+
+def _scan(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> Iterator[str]:
+    """`scan(graph, states, slices, others)` as a loop: the last states, then stacked outputs."""
+    arguments: Any = node.args
+    graph, states, slices, others = arguments
+    name = values[node.name]
+    given = [[_value(value, values) for value in part] for part in (states, slices, others)]
+    carried = [f"{name}__state{i}" for i in range(len(given[0]))]
+    yield from (f"{state} = {first}" for state, first in zip(carried, given[0], strict=True))
+    yield from _loop(module, graph, name, carried, *given[1:])
+
+
+def _map(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> Iterator[str]:
+    """`map(graph, slices, others)` as a loop: stacked outputs."""
+    arguments: Any = node.args
+    graph, *rest = arguments
+    given = [[_value(value, values) for value in part] for part in rest]
+    yield from _loop(module, graph, values[node.name], [], *given)
+
+
+def _loop(
+    module: fx.GraphModule,
+    graph: Any,
+    name: str,
+    carried: Sequence[str],
+    slices: Sequence[str],
+    others: Sequence[str],
+) -> Iterator[str]:
+    """A graph over the first dimension of `slices`; `name` becomes the list of what comes out."""
+    here = [f"{whole}.select(0, {name}__i)" for whole in slices]
+    results, lines = _inlined(module, graph, [*carried, *here, *others], f"{name}__")
+    stacked = [f"{name}__output{i}" for i in range(len(results) - len(carried))]
+    yield from (f"{output}: List[Tensor] = []" for output in stacked)
+    yield f"for {name}__i in range({slices[0]}.size(0)):"
+    yield from lines
+    new, outputs = results[: len(carried)], results[len(carried) :]
+    if carried:
+        yield f"    {', '.join(carried)}, = {', '.join(new)},"
+    yield from (f"    {a}.append({b})" for a, b in zip(stacked, outputs, strict=True))
+    yield f"{name} = [{', '.join([*carried, *(f'torch.stack({o})' for o in stacked)])}]"
+
+
+def _inlined(
+    module: fx.GraphModule, graph: Any, given: Sequence[str], within: str
+) -> tuple[list[str], list[str]]:
+    """What a graph inside another one returns for these arguments, and the lines of its body."""
+    inside = getattr(module, graph.target)
+    placeholders = inside.graph.find_nodes(op="placeholder")
+    values = {p.name: value for p, value in zip(placeholders, given, strict=True)}
+    lines = list(_body(inside, values, within))
+    results = inside.graph.output_node().args[0]
+    return [_value(result, values) for result in results], lines
+
+
+_REGIONS: dict[str, Callable[[fx.GraphModule, fx.Node, Mapping[str, str]], Iterator[str]]] = {
+    "cond": _cond,
+    "map_impl": _map,
+    "scan": _scan,
+}
+
+
 def _value(value: Any, values: Mapping[str, str], type_: str = "") -> str:
     if isinstance(value, fx.Node):
         return values[value.name]
@@ -208,11 +293,6 @@ def _value(value: Any, values: Mapping[str, str], type_: str = "") -> str:
     if isinstance(value, torch.dtype | torch.memory_format | torch.layout):
         return str(value)
     return repr(value)
-
-
-def _identifier(name: str) -> str:
-    # A node may be called like something the source needs, or like an argument.
-    return f"v_{name}"
 
 
 def _attribute(name: str) -> str:
