@@ -1,5 +1,6 @@
 """Truth is float64 throughout, whatever the model's code casts to; the baseline is several ways."""
 
+import itertools
 import json
 import math
 import warnings
@@ -345,6 +346,33 @@ def test_the_ways_of_the_baseline_move_everything_by_an_ulp(dtype: torch.dtype) 
             moved += bool(difference.any())
         assert torch.equal(net.w, original)
     assert moved == 3
+
+
+def test_one_way_adds_one_value_after_the_other() -> None:
+    """Equal values round alike at every step then, which is worse than any order of torch's."""
+    x = torch.full((4099, 3), 0.1)
+    exact = x.double().sum(0)
+    off = []
+    for way in baseline.ways(Net(lambda net, x: x), {"x": x}):
+        with way:
+            off.append(float((x.sum(0).double() - exact).abs().max() / exact.max()))
+    *others, worst = sorted(off)
+    assert worst == off[3]
+    assert worst > 20 * max(others)
+
+
+@pytest.mark.parametrize("dims", [None, (), 0, -1, (0, 2), (2, 0), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_sums_in_order_are_sums(dims: int | tuple[int, ...] | None, keepdim: bool) -> None:
+    tensors = torch.randn(5, 1, 7), torch.randn(7, 2, 3).mT, torch.randn(3, 0, 2)
+    *_, way = itertools.islice(baseline.ways(Net(lambda net, x: x), {}), 4)
+    with way:
+        for x in tensors:
+            torch.testing.assert_close(x.sum(dims, keepdim), x.double().sum(dims, keepdim).float())
+            assert x.half().sum(dims, keepdim).dtype == torch.float16
+            assert x.int().sum(dims, keepdim).dtype == torch.int64
+            assert x.sum(dims, keepdim, dtype=torch.float64).dtype == torch.float64
+        assert torch.ones(()).sum() == 1
 
 
 class Calls(TorchDispatchMode):

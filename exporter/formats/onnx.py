@@ -31,7 +31,7 @@ from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
 from fuseport.exporter.formats._quiet import quiet
-from fuseport.exporter.program import Program, one_line
+from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
 from fuseport.ops.spec import OpSpec
@@ -129,6 +129,9 @@ def _translate(
             verbose=False,
         )
     assert onnx_program is not None
+    # Sizes that depend on values, which torch.onnx drew anew and dropped: the next trace over these
+    # sizes, of another program of the capture, would miss them among its results.
+    shape_env(program.exported).pending_fresh_unbacked_symbols.clear()
     model = onnx_program.model
     model.graph.name = program.kind
     assert onnx_program.exported_program is not None

@@ -268,6 +268,9 @@ def _exported(
         node._rename(spec.arg.name)
         node.target = node.name
         inputs[i] = replace(spec, arg=TensorArgument(node.name))
+    for node in graph.nodes:  # sizes that depend on values have other names than in the forward
+        for size in node.meta.get("unbacked_bindings") or ():
+            original.range_constraints[size] = shape_env(original).var_to_range[size]
     state = forward.state(requires_grad=False)
     return rebuilt(
         original,

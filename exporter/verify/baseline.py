@@ -5,13 +5,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import deterministic
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseport.exporter.program import trainable
 
 __all__ = ["moved_cotangents", "neighbour", "ways"]
+
+aten = torch.ops.aten
 
 _MOVES = 3
 _CHUNK = 2**15  # elements at a time, as in `measure`
@@ -24,8 +28,8 @@ def ways(module: nn.Module, inputs: Inputs) -> Iterator[AbstractContextManager[I
     """Contexts to run `module` in, each with the inputs to run it on.
 
     The first two are one and the same way, in which sums have one order: what differs between them
-    does not repeat itself. The others use any order, another number of threads, other kernels, and
-    parameters and inputs that are moved within a unit in the last place.
+    does not repeat itself. The others use any order, one thread that adds one value after another,
+    other kernels, and parameters and inputs that are moved within a unit in the last place.
     """
     yield _repeatable(inputs)
     yield _repeatable(inputs)
@@ -57,9 +61,33 @@ def _one_thread(inputs: Inputs) -> Iterator[Inputs]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield inputs
+        with _SumsInOrder():  # type: ignore[no-untyped-call]
+            yield inputs
     finally:
         torch.set_num_threads(threads)
+
+
+class _SumsInOrder(TorchDispatchMode):
+    """Sums add one value after another: runtimes do over a leading dimension, torch never does.
+
+    Equal values, as cotangents often are, then round alike at every step. In half types, sums are
+    of float32 everywhere.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in (aten.sum.default, aten.sum.dim_IntList) or not args[0].numel():
+            return result
+        values: Tensor = args[0]
+        if values.dtype != result.dtype or values.dtype not in (torch.float32, torch.float64):
+            return result
+        dims = (args[1] if len(args) > 1 else None) or range(values.dim())
+        first = values.movedim(tuple(dims), tuple(range(len(dims))))
+        rows = first.reshape(values.numel() // result.numel(), -1).numpy()
+        added = np.add.accumulate(rows, 0)[-1] if rows.shape[1] == 1 else np.add.reduce(rows, 0)
+        return torch.from_numpy(added).view(result.shape)
 
 
 @contextmanager

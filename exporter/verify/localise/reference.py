@@ -20,7 +20,7 @@ Tensors = Mapping[str, Tensor]
 Measured = dict[str, tuple[Tensor, Expected]]
 """By name, the truth in float64, and what else is known; see `compare.Expected`."""
 
-# Of `baseline.ways`: the plain one, without the one that repeats it; by other kernels; moved twice.
+# Of `baseline.ways`: the plain one, without its repetitions; in order; by other kernels; moved.
 _WAYS = (0, 3, 4, 5)
 
 
