@@ -117,6 +117,7 @@ FORMS = {
     "regions": lambda x: torch.cond(
         x.shape[2] > 7, lambda y: F.huber_loss(y, y.cos(), reduction="none"), torch.sin, (x,)
     ),
+    "values that a mask takes": lambda x: x * x[x > 0].square().mean(),
     "a branch by a value": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)),
     "a scan whose state is its output": lambda x: scan(
         lambda h, y: ((h + y).sin(), (h + y).sin()), x.new_zeros(x[:, 0].shape), x.transpose(0, 1)

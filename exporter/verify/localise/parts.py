@@ -65,19 +65,22 @@ def called(node: fx.Node) -> str:
 def shapes(program: Program, inputs: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor of the graph that a call computes from its inputs.
 
+    Those whose sizes depend on values, such as how many tokens go to an expert, are left out.
+
     Args:
         program: any.
         inputs: of the call, for the sizes of its dynamic dimensions.
     """
     symbols = _symbols(program, inputs)
-    known: dict[str, int] = {}
+    known: dict[str, int | None] = {}
 
-    def concrete(size: int | torch.SymInt) -> int:
+    def concrete(size: int | torch.SymInt) -> int | None:
         if isinstance(size, int):
             return size
         text = str(size)
         if text not in known:
-            known[text] = int(size.node.expr.xreplace(symbols))
+            found = sympy.sympify(size.node.expr.xreplace(symbols))
+            known[text] = int(found) if found.is_Integer else None
         return known[text]
 
     found: dict[str, tuple[int, ...]] = {}
@@ -89,7 +92,9 @@ def shapes(program: Program, inputs: Mapping[str, Tensor]) -> dict[str, tuple[in
         if node.op != "call_function" or node.name not in moving or called(node) in _UNSET:
             continue
         if isinstance(value, Tensor):
-            found[node.name] = tuple(map(concrete, value.shape))
+            shape = [concrete(size) for size in value.shape]
+            if None not in shape:
+                found[node.name] = tuple(size for size in shape if size is not None)
     return found
 
 
