@@ -118,6 +118,12 @@ FORMS = {
         x.shape[2] > 7, lambda y: F.huber_loss(y, y.cos(), reduction="none"), torch.sin, (x,)
     ),
     "values that a mask takes": lambda x: x * x[x > 0].square().mean(),
+    "values that a mask selects": lambda x: x * torch.masked_select(x, x[:, :1] > 0).mean(),
+    "windows by strides": lambda x: torch.as_strided(
+        (2 * x).contiguous(),
+        (x.shape[0], x.shape[1], x.shape[2], x.shape[3] - 2, 3),
+        (x[0].numel(), x[0, 0].numel(), x.shape[3], 1, 1),
+    ).amax(-1),
     "a branch by a value": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)),
     "a scan whose state is its output": lambda x: scan(
         lambda h, y: ((h + y).sin(), (h + y).sin()), x.new_zeros(x[:, 0].shape), x.transpose(0, 1)

@@ -20,6 +20,7 @@ from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
+from fuseport.exporter.program.portable import masked_select
 
 __all__ = ["decompositions"]
 
@@ -368,6 +369,7 @@ _OWN: Table = {
     aten.einsum.default: _einsum,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
+    aten.masked_select.default: masked_select,
     aten.convolution_backward.default: _convolution_backward,
     **ADDING,
 }

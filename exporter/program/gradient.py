@@ -1,6 +1,6 @@
 """Forward program → gradient program: its vector-Jacobian product, as one functional graph."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import Tensor, fx, nn
-from torch._decomp import decomposition_table
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
@@ -29,6 +28,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
+from fuseport.exporter.program.portable import PORTABLE
 from fuseport.exporter.program.provenance import Provenance
 
 __all__ = ["capture_gradient"]
@@ -199,41 +199,6 @@ def _guarded(env: ShapeEnv) -> Iterator[None]:
         env.guards.remove(guard)
 
 
-def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
-    if mode != "replicate":
-        return aten.pad.default(x, pad, mode, value)
-    names = {2: "replication_pad1d", 4: "replication_pad2d", 6: "replication_pad3d"}
-    return decomposition_table[getattr(aten, names[len(pad)]).default](x, pad)
-
-
-def _grid_sampler(x: Tensor, *arguments: Any) -> Any:
-    if x.dim() != 4:
-        return aten.grid_sampler.default(x, *arguments)
-    return decomposition_table[aten.grid_sampler_2d.default](x, *arguments)
-
-
-def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
-    return decomposition_table[aten._weight_norm_interface.default](v, g, dim)[0]
-
-
-def _adaptive_avg_pool2d(x: Tensor, output_size: Sequence[int]) -> Any:
-    if list(output_size) != [1, 1]:
-        return aten.adaptive_avg_pool2d.default(x, output_size)
-    # As torch does, but for the strides that it gives the mean of a channels-last input in place.
-    return aten.mean.dim(x, [-1, -2], True)
-
-
-# What the gradient program computes instead of an operator of the forward program: the same, in
-# operators whose derivatives run outside of torch too.
-_PORTABLE: dict[Any, Callable[..., Any]] = {
-    aten.view.default: aten.reshape.default,  # what stands before it may have other strides here
-    aten.pad.default: _pad,
-    aten.grid_sampler.default: _grid_sampler,
-    aten._weight_norm.default: _weight_norm,
-    aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
-}
-
-
 class _Differentiable(fx.Interpreter):
     """Runs a captured graph, for autograd to see operators that have portable derivatives."""
 
@@ -250,7 +215,7 @@ class _Differentiable(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator."""
-        return super().call_function(_PORTABLE.get(target, target), args, kwargs)
+        return super().call_function(PORTABLE.get(target, target), args, kwargs)
 
 
 def _exported(

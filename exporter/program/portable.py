@@ -1,0 +1,66 @@
+"""Operators in terms of others, whose derivatives are of any size, and run outside of torch too."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+
+__all__ = ["PORTABLE", "masked_select"]
+
+aten = torch.ops.aten
+
+
+def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    if mode != "replicate":
+        return aten.pad.default(x, pad, mode, value)
+    names = {2: "replication_pad1d", 4: "replication_pad2d", 6: "replication_pad3d"}
+    return decomposition_table[getattr(aten, names[len(pad)]).default](x, pad)
+
+
+def _grid_sampler(x: Tensor, *arguments: Any) -> Any:
+    if x.dim() != 4:
+        return aten.grid_sampler.default(x, *arguments)
+    return decomposition_table[aten.grid_sampler_2d.default](x, *arguments)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
+    return decomposition_table[aten._weight_norm_interface.default](v, g, dim)[0]
+
+
+def _adaptive_avg_pool2d(x: Tensor, output_size: Sequence[int]) -> Any:
+    if list(output_size) != [1, 1]:
+        return aten.adaptive_avg_pool2d.default(x, output_size)
+    # As torch does, but for the strides that it gives the mean of a channels-last input in place.
+    return aten.mean.dim(x, [-1, -2], True)
+
+
+def masked_select(x: Tensor, mask: Tensor) -> Any:
+    """`torch.masked_select`: the values where a mask is true, which broadcasts with them."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    return aten.index.Tensor(x, [mask])
+
+
+def _as_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    if not x.is_contiguous() or x.storage_offset():
+        return aten.as_strided.default(x, size, stride, storage_offset)
+    where = torch.full([1] * len(size), storage_offset or 0, device=x.device)
+    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
+        steps = torch.arange(length, device=x.device) * step
+        where = where + steps.view([-1 if i == dim else 1 for i in range(len(size))])
+    return aten.index.Tensor(x.reshape(-1), [where])
+
+
+PORTABLE: dict[Any, Callable[..., Any]] = {
+    aten.view.default: aten.reshape.default,  # what stands before it may have other strides here
+    aten.as_strided.default: _as_strided,
+    aten.masked_select.default: masked_select,
+    aten.pad.default: _pad,
+    aten.grid_sampler.default: _grid_sampler,
+    aten._weight_norm.default: _weight_norm,
+    aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+}
+"""What the gradient program computes instead of an operator of the forward program."""
