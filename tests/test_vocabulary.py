@@ -3,8 +3,10 @@
 `make test-all` runs the whole of it.
 """
 
+import errno
 import hashlib
 import json
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +20,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 from fuseport.exporter.commands.cases import cases as command
-from fuseport.exporter.errors import UsageError
+from fuseport.exporter.errors import StorageError, UsageError
 from fuseport.exporter.verify import vocabulary
 from fuseport.exporter.verify.vocabulary import PlainRow
 from fuseport.exporter.verify.vocabulary.exceptions import EXCEPTIONS, applied
@@ -248,6 +250,19 @@ def test_a_folder_of_other_things_stays_as_it_is(tmp_path: Path) -> None:
         dump(tmp_path / "cases", only=["neg"])
     dump(tmp_path / "cases", only=["abs"], force=True)
     assert not (tmp_path / "cases" / "neg").exists()
+
+
+def test_an_index_that_cannot_be_read_is_no_other_thing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump(tmp_path / "cases", only=["neg"])
+
+    def failing(*_: object, **__: object) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "read_text", failing)
+    with pytest.raises(StorageError, match=r"index\.json: cannot be read: Input/output error"):
+        dump(tmp_path / "cases", only=["neg"], force=True)
 
 
 def test_the_command_lists_checks_and_dumps(tmp_path: Path) -> None:

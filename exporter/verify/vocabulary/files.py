@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fuseport.exporter.bundle.staging import replaced
-from fuseport.exporter.errors import CorruptInput, UsageError
+from fuseport.exporter.errors import CorruptInput, StorageError, UsageError
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.verify.modes import Float64, References
 from fuseport.ops import OPS
@@ -165,8 +165,10 @@ def _is_dump(folder: Path) -> bool:
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         return str(index["schema"]).startswith("fuseport.cases/")
-    except (OSError, ValueError, TypeError, KeyError):
+    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, KeyError):
         return False
+    except OSError as error:
+        raise StorageError(f"{folder / INDEX}: cannot be read: {error.strerror}") from error
 
 
 @contextmanager
