@@ -375,6 +375,23 @@ def test_sums_in_order_are_sums(dims: int | tuple[int, ...] | None, keepdim: boo
         assert torch.ones(()).sum() == 1
 
 
+@pytest.mark.parametrize("wide", [True, False])
+def test_what_a_wide_model_casts_to_half_is_moved_in_that(wide: bool) -> None:
+    net = Net(lambda net, x: x)
+    inputs = {"x": torch.randn(100).to(torch.float32 if wide else torch.bfloat16)}
+    x = torch.randn(100)
+    cast = x.bfloat16()
+    moved = 0
+    for way in baseline.ways(net, inputs):
+        with way:
+            found = x.to(torch.bfloat16)
+            assert torch.equal(x.double(), x.to(torch.float64))
+        difference = (found.double() - cast.double()).abs()
+        assert bool((difference <= torch.finfo(torch.bfloat16).eps * x.double().abs() * 1.01).all())
+        moved += bool(difference.any())
+    assert moved == (3 if wide else 0)
+
+
 class Calls(TorchDispatchMode):
     """Counts the fused ops that really run."""
 

@@ -29,15 +29,17 @@ def ways(module: nn.Module, inputs: Inputs) -> Iterator[AbstractContextManager[I
 
     The first two are one and the same way, in which sums have one order: what differs between them
     does not repeat itself. The others use any order, one thread that adds one value after another,
-    other kernels, and parameters and inputs that are moved within a unit in the last place.
+    other kernels, and parameters and inputs that are moved within a unit in the last place; where
+    all these are wide, and the model computes in a half type inside, what it casts to that too.
     """
+    in_order = _SumsInOrder()
     yield _repeatable(inputs)
     yield _repeatable(inputs)
     yield nullcontext(inputs)
-    yield _one_thread(inputs)
+    yield _one_thread(inputs, in_order)
     yield _other_kernels(inputs)
     for seed in range(_MOVES):
-        yield _moved(module, inputs, seed)
+        yield _moved(module, inputs, seed, casts=in_order.cast_to_half)
 
 
 @contextmanager
@@ -57,11 +59,11 @@ def _repeatable(inputs: Inputs) -> Iterator[Inputs]:
 
 
 @contextmanager
-def _one_thread(inputs: Inputs) -> Iterator[Inputs]:
+def _one_thread(inputs: Inputs, in_order: "_SumsInOrder") -> Iterator[Inputs]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with _SumsInOrder():  # type: ignore[no-untyped-call]
+        with in_order:
             yield inputs
     finally:
         torch.set_num_threads(threads)
@@ -72,12 +74,20 @@ class _SumsInOrder(TorchDispatchMode):
 
     Equal values, as cotangents often are, then round alike at every step. In half types, sums are
     of float32 everywhere.
+
+    Attributes:
+        cast_to_half: whether anything was.
     """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.cast_to_half = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.cast_to_half |= func is aten._to_copy.default and _is_half(result)
         if func not in (aten.sum.default, aten.sum.dim_IntList) or not args[0].numel():
             return result
         values: Tensor = args[0]
@@ -106,16 +116,39 @@ def _other_kernels(inputs: Inputs) -> Iterator[Inputs]:
 
 
 @contextmanager
-def _moved(module: nn.Module, inputs: Inputs, seed: int) -> Iterator[Inputs]:
+def _moved(module: nn.Module, inputs: Inputs, seed: int, *, casts: bool) -> Iterator[Inputs]:
     generator = torch.Generator().manual_seed(seed)
     originals = {name: parameter.data for name, parameter in trainable(module).items()}
+    casts = casts and not any(map(_is_half, (*originals.values(), *inputs.values())))
     try:
         for name, data in originals.items():
             module.get_parameter(name).data = neighbour(data, generator)
-        yield {name: neighbour(tensor, generator) for name, tensor in inputs.items()}
+        moved = {name: neighbour(tensor, generator) for name, tensor in inputs.items()}
+        with _MovedCasts(generator) if casts else nullcontext():
+            yield moved
     finally:
         for name, data in originals.items():
             module.get_parameter(name).data = data
+
+
+class _MovedCasts(TorchDispatchMode):
+    """What is cast to a half type is moved within a unit in the last place of that."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = generator
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is aten._to_copy.default and _is_half(result):
+            return neighbour(result, self._generator)
+        return result
+
+
+def _is_half(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize < 4
 
 
 def moved_cotangents(cotangents: Inputs, generator: torch.Generator) -> dict[str, Tensor]:
