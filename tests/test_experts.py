@@ -74,5 +74,5 @@ def test_what_is_wrong_is_located(exported: tuple[str, Bundle], tmp_path: Path) 
     assert report.exit_code() == 1
     (diagnosis,) = report.diagnoses
     assert diagnosis.divergence is not None
-    assert diagnosis.divergence.op == "aten::index_add"
+    assert diagnosis.divergence.op in ("aten::index_add", "aten::index_put")  # by torch's version
     assert "weight experts.1.weight is not the model's" in diagnosis.reason

@@ -9,7 +9,6 @@ import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.func import functionalize
@@ -30,6 +29,7 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program.portable import PORTABLE
 from fuseport.exporter.program.provenance import Provenance
+from fuseport.exporter.program.regions import regions
 
 __all__ = ["capture_gradient"]
 
@@ -73,18 +73,13 @@ def capture_gradient(forward: Program) -> Program:
     return Program("gradient", exported, specs, output_specs(exported, specs, names), none)
 
 
-def _regions(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that call an operator with graphs inside, such as `torch.cond`."""
-    return [node for node in graph.nodes if isinstance(node.target, HigherOrderOperator)]
-
-
 @contextmanager
 def _regions_named(forward: Program) -> Iterator[None]:
     """What torch fails with where a graph has regions tells nothing of them.
 
     What it makes of the gradient of others than these, it cannot write or load again.
     """
-    names = {str(node.target) for node in _regions(forward.exported.graph)}
+    names = {str(node.target) for node in regions(forward.exported.graph)}
     refused = ", ".join(sorted(f"torch.{name}" for name in names - _DIFFERENTIABLE))
     advice = "use torch.where, or export outputs alone: --program forward"
     if refused:
@@ -174,7 +169,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
     for node in list(module.graph.nodes):
         if node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])
-    for node in _regions(module.graph):
+    for node in regions(module.graph):
         if isinstance(node.meta["val"], list):  # torch's serializer takes a tuple alone
             node.meta["val"] = tuple(node.meta["val"])
     module.graph.eliminate_dead_code()

@@ -1,18 +1,15 @@
 """A job of backward forms: how else a session can be asked for the same gradient."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 
 from fuseport.exporter.child.spent import Spent
-from fuseport.exporter.program import one_line
+from fuseport.exporter.program import one_line, regions
 from fuseport.exporter.program.backward_forms import (
     AT_ONCE,
     FORMS,
@@ -59,9 +56,9 @@ def run_forms(
     by_autograd = way.startswith("autograd")
     if by_autograd and isinstance(session, ModuleSession):
         asked = session.asked(inputs, cotangents)
-        with _regions() as regions:
+        with regions.called() as inside:
             expected = plain(asked)
-        without = TRACED_AGAIN if regions else ()
+        without = TRACED_AGAIN if inside else ()
         forms = {name: _of(form, asked) for name, form in FORMS.items() if name not in without}
         if sum(t.nbytes for t in expected.values() if t is not None) > _LARGE:
             forms.pop(AT_ONCE, None)
@@ -96,20 +93,6 @@ def run_forms(
             entry["error"] = one_line(error)
         found.append(entry)
     return {"calls": calls, "forms": found}
-
-
-@contextmanager
-def _regions() -> Iterator[list[str]]:
-    """The names of operators with graphs inside, such as `cond`, that are called meanwhile."""
-    found: list[str] = []
-    called: Any = HigherOrderOperator.__call__
-
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(self.name())
-        return called(self, *args, **kwargs)
-
-    with mock.patch.object(HigherOrderOperator, "__call__", noted):
-        yield found
 
 
 def _of(form: Any, asked: Any) -> Callable[[], Iterator[tuple[Gradients, float]]]:

@@ -12,6 +12,7 @@ from torch.utils import deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseport.exporter.program import trainable
+from fuseport.exporter.program.regions import called
 
 __all__ = ["moved_cotangents", "neighbour", "ways"]
 
@@ -33,10 +34,11 @@ def ways(module: nn.Module, inputs: Inputs) -> Iterator[AbstractContextManager[I
     all these are wide, and the model computes in a half type inside, what it casts to that too.
     """
     in_order = _SumsInOrder()
-    yield _repeatable(inputs)
+    with called() as regions:  # which torch traces, and what traces takes no such modes
+        yield _repeatable(inputs)
     yield _repeatable(inputs)
     yield nullcontext(inputs)
-    yield _one_thread(inputs, in_order)
+    yield _one_thread(inputs, nullcontext() if regions else in_order)
     yield _other_kernels(inputs)
     for seed in range(_MOVES):
         yield _moved(module, inputs, seed, casts=in_order.cast_to_half)
@@ -59,11 +61,11 @@ def _repeatable(inputs: Inputs) -> Iterator[Inputs]:
 
 
 @contextmanager
-def _one_thread(inputs: Inputs, in_order: "_SumsInOrder") -> Iterator[Inputs]:
+def _one_thread(inputs: Inputs, order: AbstractContextManager[Any]) -> Iterator[Inputs]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with in_order:
+        with order:
             yield inputs
     finally:
         torch.set_num_threads(threads)
