@@ -57,6 +57,38 @@ def test_gradients_go_through_a_branch(tmp_path: Path) -> None:
     assert [absent.short for absent in told] == ["torch.cond or scan"]
 
 
+COMPILED = """
+import torch
+
+@torch.compile(backend="aot_eager")
+def mixed(x, weight):
+    return (x @ weight).sin().sum(-1, keepdim=True) * x
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return mixed(self.a(x), self.a.weight)
+"""
+
+
+def test_what_model_code_compiles_is_exported_and_differentiated(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(COMPILED)
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 3)
+    torch.save({f"a.{name}": p for name, p in layer.state_dict().items()}, tmp_path / "net.pt")
+    model, inputs = f"{tmp_path / 'net.py'}:Net", parse_inputs(["x:[batch,length,3]"])
+    bundle = api.export(
+        tmp_path / "net.pt", tmp_path / "b", model=model, inputs=inputs, format=["torchscript"]
+    )
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
+    assert report.exit_code() == 0, report.failures()
+    forms = {r.tensor for r in report.results if (r.runtime, r.way) == ("eager", "autograd forms")}
+    assert "again through a retained graph" in forms
+
+
 def recurrence(x: Tensor) -> Tensor:
     def step(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.cond(y.sum() > 0, lambda h, y: (h + y).sin(), lambda h, y: h * y, (h, y))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch._functorch import config as functorch
 
 from fuseport.exporter import models, shims
 from fuseport.exporter.models.model import at
@@ -29,6 +30,8 @@ def missing() -> str | None:
 
 def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """The model of a bundle; `artifact` is its weights."""
+    # What torch.compile made in the model's code may be asked for a gradient twice, like the rest.
+    functorch.donated_buffer = False
     whole = models.rebuild(program["architecture"], artifact, code=program.get("code"))
     device = device_of(program)
     if device.type != "cpu":  # where all of it is: the user's own may have a `to` of its own
