@@ -51,9 +51,9 @@ def assert_holds(
         dy = torch.randn_like(y)
         (dx,) = torch.autograd.grad(y, x, dy)
         given = {"input": x.detach()}
-        found = run(forward, folder, given)
-        found |= run(gradient, folder, {**given, "cotangent_output": dy})
-        torch.testing.assert_close(found["output"], y.detach(), **allowed)
+        for program, more in (forward, {}), (gradient, {"cotangent_output": dy}):
+            found = run(program, folder, {**given, **more})
+            torch.testing.assert_close(found["output"], y.detach(), **allowed)
         torch.testing.assert_close(found["grad/input"], dx, **allowed)
 
 
@@ -124,6 +124,11 @@ FORMS = {
         (x.shape[0], x.shape[1], x.shape[2], x.shape[3] - 2, 3),
         (x[0].numel(), x[0, 0].numel(), x.shape[3], 1, 1),
     ).amax(-1),
+    "variance over a size": lambda x: x.var(2, keepdim=True) * x,
+    "causal attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "attention of rows that a mask leaves nothing of": lambda x: F.scaled_dot_product_attention(
+        x, x, x, x[..., :1] + x[..., :1].mT > 1
+    ),
     "a branch by a value": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)),
     "a scan whose state is its output": lambda x: scan(
         lambda h, y: ((h + y).sin(), (h + y).sin()), x.new_zeros(x[:, 0].shape), x.transpose(0, 1)

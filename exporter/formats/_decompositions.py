@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, product
+from numbers import Number
 from typing import Any
 
 import torch
@@ -40,8 +41,10 @@ def decompositions(exported: ExportedProgram) -> Table:
                 table[target] = decomposition_table[target]
             elif target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
                 table[target] = target.decompose
-        elif target is attention and node.args[0].meta["val"].dim() != 4:
-            table[target] = _attention  # torch.onnx knows it of rank 4 only
+        elif target is attention and (node.args[0].meta["val"].dim() != 4 or _masked(node)):
+            # torch.onnx knows it of rank 4 only; and where a mask leaves nothing of a row it takes
+            # the mean of all, as torch does for a mask of numbers: of booleans it gives zeros.
+            table[target] = _attention
         elif target in ADAPTIVE and not even(node):
             table[target] = ADAPTIVE[target]
         elif target in DIVIDED and len(node.args) > 6 and node.args[6] is not None:
@@ -59,8 +62,30 @@ def decompositions(exported: ExportedProgram) -> Table:
     return {**table, **_OWN}
 
 
-def _attention(*arguments: Any, **options: Any) -> Any:
-    return aten._scaled_dot_product_attention_math.default(*arguments, **options)[0]
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *more: Any,
+    **by: Any,
+) -> Any:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        allowed = attn_mask
+        attn_mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~allowed, -math.inf)
+    attention = aten._scaled_dot_product_attention_math.default
+    return attention(query, key, value, attn_mask, *more, **by)[0]
+
+
+def _masked(attention: torch.fx.Node) -> bool:
+    """Whether a mask of booleans is given."""
+    given = (*attention.args[3:4], attention.kwargs.get("attn_mask"))
+    return any(isinstance(m, torch.fx.Node) and m.meta["val"].dtype == torch.bool for m in given)
+
+
+def _by_number(of_tensors: OpOverload, x: Tensor, number: Any, *more: Any) -> Any:
+    """An operator of a tensor and a number: of a size, which torch.onnx takes for a constant."""
+    return NotImplemented if isinstance(number, Number) else of_tensors(x, number, *more)
 
 
 def _conv3d(
@@ -371,5 +396,9 @@ _OWN: Table = {
     aten.sort.stable: _sort,
     aten.masked_select.default: masked_select,
     aten.convolution_backward.default: _convolution_backward,
+    **{
+        getattr(aten, name).Scalar: functools.partial(_by_number, getattr(aten, name).Tensor)
+        for name in ("add", "div", "mul", "sub")
+    },
     **ADDING,
 }

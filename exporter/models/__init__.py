@@ -18,6 +18,7 @@ from torch import nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.exporter.models import user, weights
+from fuseport.exporter.models.fresh import remember
 from fuseport.exporter.models.given import Given
 from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.program import TensorSpec
@@ -36,7 +37,7 @@ __all__ = [
     "to_install",
 ]
 
-_NOT_ARCHITECTURES = {"given", "model", "user", "weights"}
+_NOT_ARCHITECTURES = {"fresh", "given", "model", "user", "weights"}
 
 ARCHITECTURES = tuple(
     m.name
@@ -93,13 +94,13 @@ def from_checkpoint(
         model = user.model(code, checkpoint.config, inputs, shim, given)
         source = str(checkpoint.path)
         report = weights.fit(model.module, checkpoint.tensors, source, own_code=True)
-        model.module.eval()
+        remember(model.module.eval())
         return model, (*model.notes, *report.notes())
     found = recognised(checkpoint)
     if found is not None:
         model = build(*found)
         report = weights.fit(model.module, model.renamed(checkpoint.tensors), str(checkpoint.path))
-        model.module.eval()
+        remember(model.module.eval())
         return model, (*model.notes, *report.notes())
     keys = ", ".join(list(checkpoint.tensors)[:3])
     raise Missing(
@@ -167,7 +168,7 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
     weights.fit(model.module, load_file(path), str(path))
     for name in config.get("frozen", ()):
         model.module.get_parameter(name).requires_grad_(False)
-    model.module.eval()
+    remember(model.module.eval())
     return replace(model, differentiable=config.get("differentiable", model.differentiable))
 
 

@@ -1,12 +1,12 @@
 """Decoding token by token against the whole sequence at once."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fuseport.exporter.models.fresh import fresh
 from fuseport.exporter.models.model import Model, example
 from fuseport.exporter.program import named_outputs
 from fuseport.exporter.verify.compare import Expected, Tolerance, judge
@@ -43,8 +43,8 @@ def decoded(
     ids, *states = step.inputs
     generator = torch.Generator().manual_seed(seed)
     sequence = example(model.inputs[0], model.sizes, generator)
-    wide = copy.deepcopy(model.module).double()
-    wide_step = copy.deepcopy(step.module).double()
+    wide = fresh(model.module).double()
+    wide_step = fresh(step.module).double()
     carried = [
         torch.zeros([model.sizes[d] if isinstance(d, str) else d for d in s.dims]).double()
         for s in states

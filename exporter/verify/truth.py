@@ -6,7 +6,6 @@ several equally good ways; the largest error among them is what a candidate is m
 functions of the model's own are inlined in both, as export does.
 """
 
-import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
+from fuseport.exporter.models.fresh import fresh
 from fuseport.exporter.models.model import at, example, examples
 from fuseport.exporter.program import Entry, named_outputs, one_line
 from fuseport.exporter.runtimes._layouts import apart
@@ -70,7 +70,7 @@ def compute(
         if wide is None or wide[0] != case.entry:
             wide = None  # given back before the next is made
             with spent.on("truth"):
-                wide = case.entry, copy.deepcopy(called.module).double()
+                wide = case.entry, fresh(called.module).double()
         file = folder / f"case{number}.safetensors"
         with own_backward.inlined():
             known = (given or {}).get(case.name)

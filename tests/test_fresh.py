@@ -1,0 +1,94 @@
+"""Tables that a model's first call makes: a copy in another dtype makes its own."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter import api
+from fuseport.exporter.models.fresh import fresh, remember
+from fuseport.exporter.models.user import parse_inputs
+
+CODE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.table = None
+        self.tables = {}
+        self.register_buffer("angles", None, persistent=False)
+
+    def made(self, x):
+        return torch.sin(torch.arange(8, dtype=x.dtype) + 0.1)
+
+    def forward(self, x):
+        if not hasattr(self, "buffer"):
+            self.register_buffer("buffer", self.made(x), persistent=False)
+        if self.table is None:
+            self.table = self.made(x)
+        if self.angles is None:
+            self.angles = self.made(x)
+        if 8 not in self.tables:
+            self.tables[8] = self.made(x)
+        return self.linear(x) * self.buffer * self.table * self.angles * self.tables[8]
+"""
+
+
+def test_truth_is_the_same_at_export_and_at_verification(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(CODE)
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 8)
+    torch.save({f"linear.{n}": p for n, p in layer.state_dict().items()}, tmp_path / "net.pt")
+    model, inputs = f"{tmp_path / 'net.py'}:Net", parse_inputs(["x:[batch,8]"])
+    bundle = api.export(
+        tmp_path / "net.pt", tmp_path / "b", model=model, inputs=inputs, format=["torchscript"]
+    )
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
+    assert report.exit_code() == 0, report.failures()
+    assert {row.runtime for row in report.results} >= {"float64", "torchscript"}
+
+
+def test_a_copy_forgets_what_calls_have_kept() -> None:
+    scope: dict[str, type[nn.Module]] = {}
+    exec(CODE, scope)
+    net = scope["Net"]()
+    remember(net)
+    x = torch.ones(2, 8)
+    known = net(x)
+    for copied in (fresh(net), fresh(net).double()):
+        assert not hasattr(copied, "buffer")
+        assert copied.table is copied.angles is None
+        assert copied.tables == {}
+    wide = fresh(net).double()
+    assert wide(x.double()).dtype == torch.float64
+    exact = torch.sin(torch.arange(8, dtype=torch.float64) + 0.1)
+    for kept in (wide.buffer, wide.table, wide.angles, wide.tables[8]):
+        assert torch.equal(kept, exact)
+    assert torch.equal(net(x), known)  # the original has its own
+    assert net.tables[8].dtype == torch.float32
+
+
+def test_what_was_there_stays() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.Linear(2, 2)]
+            self.first = self.layers[0]
+            self.steps = 3
+            self.register_buffer("mean", torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[0](x) * self.steps + self.get_buffer("mean")
+
+    net = Net()
+    remember(net)
+    x = torch.randn(3, 2)
+    copied = fresh(net)
+    assert torch.equal(copied(x), net(x))
+    assert copied.layers[0] is copied.first  # type: ignore[index]
+    assert copied.first is not net.first
+    net.to(torch.bfloat16)
+    assert fresh(net).get_buffer("mean").dtype == torch.bfloat16
+    assert fresh(nn.Linear(2, 2)).weight.shape == (2, 2)  # never remembered
