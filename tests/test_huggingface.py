@@ -1,5 +1,6 @@
 """Folders that transformers saves: Mamba models and hybrids, with the fused ops inside."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.errors import Missing
+from fuseport.exporter.models import huggingface
 from fuseport.exporter.models.model import Model
+from fuseport.exporter.models.user import parse_inputs
 
 COMMON = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1}
 MIXER = {"mamba_d_state": 4, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 2,
@@ -105,6 +108,55 @@ def test_it_verifies(kind: str, tmp_path: Path) -> None:
     report = api.verify(bundle.folder, runtime=["onnxruntime", "torchscript"])
     assert report.exit_code(strict=True) == 0, report.failures()
     assert {row.program for row in report.results} == {"forward", "gradient"}
+
+
+CLASSIFIER = """
+import torch
+from transformers import AutoConfig, AutoModel
+
+class Classifier(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = AutoModel.from_config(AutoConfig.from_pretrained("FOLDER", use_cache=False))
+        self.head = torch.nn.Linear(16, 3)
+
+    def forward(self, ids, mask):
+        found = self.body(input_ids=ids, attention_mask=mask).last_hidden_state
+        return self.head(found.mean(1))
+"""
+
+
+def test_a_model_of_the_users_own_around_transformers_layers(tmp_path: Path) -> None:
+    """With a head, a mask and experts, which transformers computes in float32 alone by default."""
+    theirs = saved("GraniteMoeHybrid", tmp_path / "granite")
+    (tmp_path / "own.py").write_text(CLASSIFIER.replace("FOLDER", str(tmp_path / "granite")))
+    head = {"head.weight": torch.randn(3, 16), "head.bias": torch.randn(3)}
+    body = {f"body.{name}": t for name, t in theirs.model.state_dict().items()}
+    torch.save(head | body, tmp_path / "own.pt")
+    model = f"{tmp_path / 'own.py'}:Classifier"
+    inputs = parse_inputs(["ids:int64[batch,length]<30", "mask:int64[batch,length]<2"])
+    bundle = api.export(
+        tmp_path / "own.pt", tmp_path / "b", model=model, inputs=inputs, format=["onnx"]
+    )
+    manifest = json.loads((bundle.folder / "manifest.json").read_text())
+    assert any(operator.startswith("fuseport::ssd_chunk_scan") for operator in manifest["ops"])
+    assert "conditions" not in manifest["programs"]["forward"]
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+    tensors = {row.tensor for row in report.results if row.runtime == "onnxruntime"}
+    assert {"output", "grad/head.weight", "grad/body.layers.0.mamba.A_log"} <= tensors
+
+
+def test_fused_ops_stay_until_the_last_has_left() -> None:
+    file = "transformers.models.bamba.modeling_bamba"
+    module = importlib.import_module(file)
+    own = module.mamba2_chunk_scan
+    first, second = huggingface.fused([file]), huggingface.fused([file])
+    with first:
+        second.__enter__()
+    assert module.mamba2_chunk_scan is not own
+    second.__exit__(None, None, None)
+    assert module.mamba2_chunk_scan is own
 
 
 def test_what_transformers_refuses_is_one_line(tmp_path: Path) -> None:

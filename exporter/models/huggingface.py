@@ -9,7 +9,9 @@ ops.
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,11 +32,12 @@ from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.selective_scan import selective_scan
 from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
-__all__ = ["SIGNS", "model", "recognise", "to_install"]
+__all__ = ["SIGNS", "fused", "model", "recognise", "to_install", "used_by"]
 
 SIGNS = ("config:model_type=mamba", "backbone.embeddings.weight", "backbone.layers.*.mixer.A_log")
 
 _INSTALL = "pip install 'fuseport[huggingface]'"
+_EXPERTS = "batched_mm"  # how a mixture of experts is computed
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -67,7 +70,7 @@ def model(config: Mapping[str, Any]) -> Model:
         ) from error
     kind = config["model_type"]
     family = _FAMILIES[kind]
-    modeling = f"transformers.models.{kind}.modeling_{kind}"
+    modeling = _modeling(kind)
     try:
         replaceable = hasattr(importlib.import_module(modeling), family.scan)
     except ImportError:
@@ -81,8 +84,7 @@ def model(config: Mapping[str, Any]) -> Model:
         settings = getattr(transformers, f"{family.classes}Config").from_dict(
             {**_finite_or_not(config), "use_cache": False}
         )
-        # How a mixture of experts is computed; the others loop over what the data choose.
-        settings._experts_implementation = "batched_mm"
+        settings._experts_implementation = _EXPERTS
         module = getattr(transformers, f"{family.classes}ForCausalLM")(settings)
     except Exception as error:  # transformers checks a config with errors of many types
         raise Missing(
@@ -98,7 +100,7 @@ def model(config: Mapping[str, Any]) -> Model:
                 " program's states have one size"
             )
         return decoding.step(
-            module, settings.vocab_size, dict(config), scans, lambda: _fused(modeling)
+            module, settings.vocab_size, dict(config), scans, lambda: fused([modeling])
         )
 
     return Model(
@@ -109,7 +111,7 @@ def model(config: Mapping[str, Any]) -> Model:
         sizes={"batch": 2, "length": 16},
         scans=scans,
         keeps_float32=("A_log", ".D", "dt_proj.bias", "dt_bias"),
-        fused=lambda: _fused(modeling),
+        fused=lambda: fused([modeling]),
         renamed=partial(_renamed, family.renamed),
         step=step,
     )
@@ -200,17 +202,49 @@ def _scans(module: nn.Module) -> int:
     return sum(getattr(mixer, "n_mamba_heads", 1) for mixer in mixers)
 
 
+def used_by(module: nn.Module) -> list[str]:
+    """Transformers' modeling files whose layers are in a module of the user's own; none as a rule.
+
+    Its experts are set to be computed as those of the models here: in any dtype, and without a loop
+    over what the data choose.
+    """
+    known = {_modeling(kind) for kind in _FAMILIES}
+    found = {base.__module__ for part in module.modules() for base in type(part).__mro__} & known
+    if found:
+        for part in module.modules():
+            settings: Any = getattr(part, "config", None)
+            if hasattr(settings, "_experts_implementation"):
+                settings._experts_implementation = _EXPERTS
+    return sorted(found)
+
+
 @contextmanager
-def _fused(modeling: str) -> Iterator[None]:
-    module = importlib.import_module(modeling)
-    own = {name: getattr(module, name) for name in _REPLACEMENTS if hasattr(module, name)}
-    for name in own:
-        setattr(module, name, _REPLACEMENTS[name])
+def fused(modelings: Sequence[str]) -> Iterator[None]:
+    """Meanwhile the scans and filters of these files are the fused ops, in every thread."""
+    for file in modelings:
+        module = importlib.import_module(file)
+        with _lock:
+            if not _fused[file]:
+                _own[file] = {n: getattr(module, n) for n in _REPLACEMENTS if hasattr(module, n)}
+                vars(module).update({name: _REPLACEMENTS[name] for name in _own[file]})
+            _fused[file] += 1
     try:
         yield
     finally:
-        for name, function in own.items():
-            setattr(module, name, function)
+        for file in modelings:
+            with _lock:
+                _fused[file] -= 1
+                if not _fused[file]:
+                    vars(importlib.import_module(file)).update(_own.pop(file))
+
+
+_lock = threading.Lock()
+_fused: Counter[str] = Counter()  # by file, how often that holds now
+_own: dict[str, dict[str, Any]] = {}  # by file, what was there
+
+
+def _modeling(kind: str) -> str:
+    return f"transformers.models.{kind}.modeling_{kind}"
 
 
 # Each has transformers' signature; `choices` are between its own ways to compute the same.

@@ -18,6 +18,7 @@ from fuseport.exporter import shims, user_code
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.models import _user_step as decoding
+from fuseport.exporter.models import huggingface
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models.given import Given, specs_of
 from fuseport.exporter.models.model import Model
@@ -114,6 +115,8 @@ def model(
     said = f"stand-ins took the place of {', '.join(sorted(used))}: see fuseport.shims"
     notes = (said,) if used else ()
     made = Model(module, NAME, config, (), {}, notes=notes, stand_ins=tuple(shim))
+    if modelings := huggingface.used_by(module):
+        made = replace(made, fused=lambda: huggingface.fused(modelings))
     return with_inputs(made, specs)
 
 
