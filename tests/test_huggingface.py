@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from torch import Tensor
 
+from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.errors import Missing
 from fuseport.exporter.models import huggingface
@@ -108,6 +110,16 @@ def test_it_verifies(kind: str, tmp_path: Path) -> None:
     report = api.verify(bundle.folder, runtime=["onnxruntime", "torchscript"])
     assert report.exit_code(strict=True) == 0, report.failures()
     assert {row.program for row in report.results} == {"forward", "gradient"}
+
+
+@pytest.mark.parametrize(("kind", "op"), [("Jamba", "selective_scan"), ("Bamba", "ssd_chunk_scan")])
+def test_inspect_tells_the_ops_of_a_hybrid(kind: str, op: str, tmp_path: Path) -> None:
+    """Its attention asks whether a mask is all true, which tensors without data cannot say."""
+    saved(kind, tmp_path / "saved")
+    done = CliRunner().invoke(main, ["inspect", str(tmp_path / "saved")])
+    assert done.exit_code == 0, done.output
+    assert f"huggingface, by config:model_type={kind.lower()}\n" in done.output
+    assert f"{op} × {SCANS[kind]}" in done.output
 
 
 CLASSIFIER = """

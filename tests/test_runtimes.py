@@ -184,3 +184,23 @@ def test_a_program_without_fused_ops_has_none_compiled(monkeypatch: pytest.Monke
     assert not asked
     _ops.register({"ops": ["fuseport::swiglu"]})
     assert asked == [("fuseport::swiglu",)]
+
+
+@pytest.mark.parametrize("axis", [1, -1, 0])
+def test_onnx_reference_gathers_from_a_long_axis_with_few_indices(
+    axis: int, tmp_path: Path
+) -> None:
+    """onnx's own code chooses among 64 arrays at most, and wants indices of the data's size."""
+    node = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=axis)
+    x, i = torch.randn(70, 100), torch.randint(-70, 70, (3, 5))
+    values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    values.append(helper.make_tensor_value_info("i", TensorProto.INT64, i.shape))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, i.shape)
+    graph = helper.make_graph([node], "g", values, [y])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
+        tmp_path / "m.onnx",
+    )
+    found = runtimes.get("onnx_reference").load(tmp_path / "m.onnx", {}).run({"x": x, "i": i})
+    expected = torch.gather(x, axis, torch.where(i < 0, i + x.shape[axis], i))
+    assert torch.equal(found["y"], expected)

@@ -154,8 +154,9 @@ def _signs(name: str, checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
     lacks: list[str] = []
     for sign in models.signs(name):
         if sign.startswith("config:"):
-            key, _, value = sign.removeprefix("config:").partition("=")
-            there = sign if str(checkpoint.config.get(key)) == value else None
+            key, _, values = sign.removeprefix("config:").partition("=")
+            value = str(checkpoint.config.get(key))
+            there = f"config:{key}={value}" if value in values.split("|") else None
         else:
             there = next((n for n in names if fnmatchcase(n, sign)), None)
         (lacks if there is None else has).append(sign if there is None else show(there, 80))

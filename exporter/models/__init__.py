@@ -56,7 +56,7 @@ class Architecture(Protocol):
 
     SIGNS: tuple[str, ...]
     """What `fuseport inspect` shows it was told by: patterns of tensors' names, `*.mixer.A_log`, or
-    `config:key=value`. They decide nothing: `recognise` does."""
+    `config:key=value|other`. They decide nothing: `recognise` does."""
 
     def recognise(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
         """The configuration, as JSON data, of what the checkpoint holds; None if it is another."""

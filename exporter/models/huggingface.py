@@ -34,8 +34,6 @@ from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
 __all__ = ["SIGNS", "fused", "model", "recognise", "to_install", "used_by"]
 
-SIGNS = ("config:model_type=mamba", "backbone.embeddings.weight", "backbone.layers.*.mixer.A_log")
-
 _INSTALL = "pip install 'fuseport[huggingface]'"
 _EXPERTS = "batched_mm"  # how a mixture of experts is computed
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -189,6 +187,12 @@ _FAMILIES = {
         },
     ),
 }
+SIGNS = (
+    f"config:model_type={'|'.join(_FAMILIES)}",
+    "backbone.embeddings.weight",
+    "backbone.layers.*.mixer.A_log",
+)
+
 _RECURRENT = (
     "mamba",
     "falcon_mamba",

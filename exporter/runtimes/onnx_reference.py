@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fuseport.exporter.runtimes import Unsupported
@@ -31,7 +32,7 @@ class _Session:
         from onnx.reference import ReferenceEvaluator
 
         try:
-            self._evaluator = ReferenceEvaluator(str(artifact))
+            self._evaluator = ReferenceEvaluator(str(artifact), new_ops=[_gather_elements()])
         except NotImplementedError as error:
             raise Unsupported(str(error).splitlines()[0]) from error
 
@@ -40,3 +41,16 @@ class _Session:
         results = self._evaluator.run(None, feed)
         names = self._evaluator.output_names
         return {n: to_tensor(r) for n, r in zip(names, results, strict=True)}
+
+
+def _gather_elements() -> Any:
+    """The operator, which onnx 1.23 has for 64 values of an axis, and for indices of one size."""
+    from onnx.reference.op_run import OpRun
+
+    class GatherElements(OpRun):  # type: ignore[misc]  # onnx has no types
+        def _run(self, data: Any, indices: Any, axis: int = 0) -> tuple[Any]:
+            axis %= data.ndim
+            reached = tuple(slice(None if i == axis else n) for i, n in enumerate(indices.shape))
+            return (np.take_along_axis(data[reached], indices, axis),)
+
+    return GatherElements
