@@ -384,6 +384,21 @@ def test_what_a_format_cannot_say_is_refused_by_name(
     assert "\n" not in str(raised.value)
 
 
+def test_a_complex_number_has_a_conjugate_in_torchscript(tmp_path: Path) -> None:
+    class Spiral(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + 1j * x.cos()).abs()
+
+    _, gradient = programs_of(Spiral(), SEQUENCE)
+    torchscript.write(gradient, tmp_path / "g.pt", formats.Options(tmp_path / "w"))
+    x, dy = torch.randn(2, 3, 8, requires_grad=True), torch.randn(2, 3, 8)
+    (expected,) = torch.autograd.grad(Spiral()(x), x, dy)
+    found = torch.jit.load(tmp_path / "g.pt")(x.detach(), dy)
+    torch.testing.assert_close(found["grad/x"], expected)
+    with pytest.raises(ExportFailed, match=r"no form of aten\.\w+ of complex numbers"):
+        formats.get("onnx").write(gradient, tmp_path / "g.onnx", formats.Options(tmp_path / "w"))
+
+
 def test_torchscript_has_no_form_of_an_unknown_loop(tmp_path: Path) -> None:
     class Loop(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

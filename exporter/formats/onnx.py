@@ -268,4 +268,7 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     lacking = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
-    return one_line(error) if lacking is None else f"there is no form of {lacking[1]}"
+    if lacking is None:
+        return one_line(error)
+    numbers = " of complex numbers" if "complex-valued" in str(error) else ""
+    return f"there is no form of {lacking[1]}{numbers}"

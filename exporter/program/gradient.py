@@ -169,12 +169,25 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
     for node in list(module.graph.nodes):
         if node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])
+        elif node.target is aten._conj.default and isinstance(node.args[0], complex):
+            _become(node, node.args[0].conjugate())  # an operator takes tensors, not a number
     for node in regions(module.graph):
         if isinstance(node.meta["val"], list):  # torch's serializer takes a tuple alone
             node.meta["val"] = tuple(node.meta["val"])
     module.graph.eliminate_dead_code()
     provenance.tidy(module.graph)
     return _Joint(module, connected)
+
+
+def _become(node: fx.Node, number: complex) -> None:
+    """Put a number where a node's value is taken."""
+
+    def put(part: Any) -> Any:
+        return number if part is node else part
+
+    for user in list(node.users):
+        user.args = fx.node.map_aggregate(user.args, put)
+        user.kwargs = fx.node.map_aggregate(user.kwargs, put)
 
 
 @contextmanager
