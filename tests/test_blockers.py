@@ -12,7 +12,10 @@ import torch
 from click.testing import CliRunner
 
 from fuseport.cli import main
+from fuseport.exporter import api
 from fuseport.exporter.capture import blockers
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.user_code.known_calls import advice
 from fuseport.ops import OPS, build
 
@@ -208,3 +211,35 @@ def test_watching_leaves_nothing_behind() -> None:
     before: tuple[Any, ...] = (sys.getprofile(), torch.autograd.Function.__dict__["apply"])
     blockers.find(lambda: torch.zeros(2).numpy())
     assert (sys.getprofile(), torch.autograd.Function.__dict__["apply"]) == before
+
+
+LOOP = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        if torch.compiler.is_exporting() or x.sum() < 1e9:  # the sum is asked for in eager alone
+            x = self.a(x)
+        h = torch.zeros_like(x[:, 0])
+        for i in range(x.shape[1]):
+            h = h * 0.5 + x[:, i]
+        return h
+"""
+
+
+def test_a_dimension_that_comes_out_fixed_has_the_place_alone(tmp_path: Path) -> None:
+    """Nothing that eager code does, and an export does not, is blamed."""
+    (tmp_path / "net.py").write_text(LOOP)
+    layer = torch.nn.Linear(3, 3)
+    torch.save({f"a.{name}": p for name, p in layer.state_dict().items()}, tmp_path / "net.pt")
+    model, inputs = f"{tmp_path / 'net.py'}:Net", parse_inputs(["x:[batch,length,3]"])
+    with pytest.raises(ExportFailed) as raised:
+        api.export(tmp_path / "net.pt", tmp_path / "b", model=model, inputs=inputs)
+    line = LOOP[: LOOP.index("for i in")].count("\n") + 1
+    said = rf"dimension 1 of input x comes out fixed at 16, at .*net\.py:{line}; give the number"
+    assert re.search(said, str(raised.value))
+    assert "__bool__" not in str(raised.value)

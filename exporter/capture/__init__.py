@@ -10,7 +10,7 @@ from fuseport.exporter.capture import blockers
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.model import Model, at, examples
 from fuseport.exporter.program import Entry, Kind, Program, count_nodes, entry_of, one_line
-from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.forward import FixedDimension, capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.user_code import own_backward
 
@@ -87,7 +87,10 @@ def _captured(model: Model, entry: Entry, seed: int, progress: Progress) -> Prog
     inputs = examples(model, generator)
     with model.fused(), own_backward.inlined():
         try:
-            program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
+            with blockers.fixed_sizes() as places:
+                program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
+        except FixedDimension as error:  # the capture went through: nothing blocks it
+            raise (error.at(places[error.size]) if error.size in places else error) from error
         except ExportFailed as error:
             progress("looking for what blocks the export")
             raise _explained(error, model, inputs) from error

@@ -21,6 +21,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,7 +31,7 @@ from fuseport.exporter.user_code import hint
 from fuseport.exporter.user_code.known_calls import advice
 from fuseport.ops import registration
 
-__all__ = ["Blocker", "find"]
+__all__ = ["Blocker", "find", "fixed_sizes"]
 
 Kind = Literal["extension", "memory", "value", "operator", "kernel", "error"]
 
@@ -82,6 +83,21 @@ def find(run: Callable[[], Any]) -> tuple[Blocker, ...]:
             return tuple(watch.found.values())
     watch.failed(failure)
     return tuple(watch.found.values())
+
+
+@contextmanager
+def fixed_sizes() -> Iterator[dict[int, str]]:
+    """Where code makes dynamic sizes of a capture into numbers meanwhile, by the number."""
+    found: dict[int, str] = {}
+    replace = ShapeEnv._set_replacement
+
+    def noted(self: ShapeEnv, symbol: Any, becomes: Any, why: str) -> None:
+        if becomes.is_Integer:
+            found.setdefault(int(becomes), _place(sys._getframe(1))[0])
+        replace(self, symbol, becomes, why)
+
+    with mock.patch.object(ShapeEnv, "_set_replacement", noted):
+        yield found
 
 
 # Calls on tensors that leave torch: what is handed out, and why that cannot be followed.

@@ -34,7 +34,15 @@ from fuseport.exporter.program import (
     shape_env,
 )
 
-__all__ = ["any_sizes", "capture_forward", "entry", "failing_as", "known_constants", "output_specs"]
+__all__ = [
+    "FixedDimension",
+    "any_sizes",
+    "capture_forward",
+    "entry",
+    "failing_as",
+    "known_constants",
+    "output_specs",
+]
 
 aten = torch.ops.aten
 
@@ -185,6 +193,31 @@ def _lstm_layer(x: Tensor, hidden: Sequence[Tensor], *others: Any, **named: Any)
     return y, tuple(t.squeeze(0) if t.dim() > before.dim() else t for t, before in pairs)
 
 
+class FixedDimension(ExportFailed):
+    """A dimension that was to be dynamic has one size, `size`.
+
+    Args:
+        kind: of program.
+        name: of the input.
+        dim: of it.
+        size: the only one.
+        where: the place in the model's code that fixes it, if known.
+    """
+
+    def __init__(self, kind: Kind, name: str, dim: int, size: int, where: str = "") -> None:
+        self.size = size
+        self._about = kind, name, dim, size
+        by = f"at {where}" if where else "by a loop over it, or a parameter of that size"
+        super().__init__(
+            f"the {kind} program cannot be captured: dimension {dim} of input {name} comes out "
+            f"fixed at {size}, {by}; give the number instead of a name for it"
+        )
+
+    def at(self, where: str) -> "FixedDimension":
+        """The same error with the place."""
+        return FixedDimension(*self._about, where)
+
+
 @contextmanager
 def failing_as(kind: Kind) -> Iterator[None]:
     """Raise every error as ExportFailed, in one line that names the program.
@@ -206,10 +239,7 @@ def failing_as(kind: Kind) -> Iterator[None]:
         )
         reason = one_line(error)
         if fixed is not None:
-            reason = (
-                f"dimension {fixed[2]} of input {fixed[1]} comes out fixed at {fixed[3]} (by a loop"
-                " over it, or a parameter of that size); give the number instead of a name for it"
-            )
+            raise FixedDimension(kind, fixed[1], int(fixed[2]), int(fixed[3])) from error
         raise ExportFailed(f"the {kind} program cannot be captured: {reason}") from error
     finally:
         rest = printed.getvalue()
