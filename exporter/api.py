@@ -45,7 +45,7 @@ from fuseport.exporter.program import (
     TensorSpec,
     entry_of,
 )
-from fuseport.exporter.program.conditions import admits, violated
+from fuseport.exporter.program.conditions import admits, summarised, violated
 from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement, Tolerance
@@ -442,7 +442,7 @@ def _planned(
             kept, dropped = plan.admitted(planned, partial(admits, program))
             cases += kept
             notes += dropped
-            if found := [*dict.fromkeys(c for p in planned for c in violated(program, p.sizes))]:
+            if found := summarised(c for p in planned for c in violated(program, p.sizes)):
                 conditions[program.kind] = found
                 notes.append(plan.conditional(program.kind, found))
     return cases, notes, conditions

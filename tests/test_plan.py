@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import sympy
 import torch
-from torch.utils._sympy.functions import Mod
+from torch.utils._sympy.functions import FloorDiv, Mod
 
 from fuseport.exporter import api
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import Kind
-from fuseport.exporter.program.conditions import in_words
+from fuseport.exporter.program.conditions import in_words, summarised
 from fuseport.exporter.verify.plan import admitted, cases, conditional
 
 SIZES = {"batch": 2, "length": 16}
@@ -100,6 +100,32 @@ def test_conditions_are_in_words() -> None:
     assert {text: in_words(condition) for text, condition in said.items()} == {t: t for t in said}
 
 
+def test_conditions_of_one_dimension_are_its_sizes() -> None:
+    batch, height, width = sympy.symbols("batch height width", integer=True, positive=True)
+    half = FloorDiv(height - 1, 8)
+    found = summarised(
+        [
+            batch > 1,
+            sympy.Eq(half, 1),
+            height < 15,
+            sympy.Eq(Mod(width, 8), 0),
+            sympy.Ne(width, 8),
+            sympy.Eq(half * batch * width, batch * width),  # follows
+            sympy.Eq(Mod(batch * height, 3), 0),
+            batch > 1,
+        ]
+    )
+    assert found[:2] == ["batch >= 2", "9 <= height <= 14"]
+    assert found[2] == "width is a multiple of 8 and >= 16"
+    assert found[3:] == ["Mod(batch*height, 3) == 0"]
+    few = [sympy.Eq(half, 1), batch < 4, sympy.Ne(half + batch, 7)]
+    assert summarised(few) == ["9 <= height <= 16", "1 <= batch <= 3"]
+    assert summarised([sympy.Eq(height, 7)]) == ["height == 7"]
+    odd = sympy.Eq(Mod(height, 2), 1)
+    assert summarised([odd]) == [in_words(odd)]
+    assert summarised([]) == []
+
+
 def exported(
     forward: str, folder: Path, programs: Sequence[Kind] = api.PROGRAMS
 ) -> tuple[Bundle, str]:
@@ -131,14 +157,14 @@ def test_what_torch_need_not_take_for_granted_is_compared(tmp_path: Path) -> Non
 @pytest.mark.parametrize("other", ["2 * y", "y.detach() + 0 * y"], ids=["outputs", "gradients"])
 def test_what_makes_a_difference_is_no_harmless_condition(other: str, tmp_path: Path) -> None:
     bundle, _ = exported(OTHERWISE.replace("OTHER", other), tmp_path)
-    assert bundle.manifest["programs"]["forward"]["conditions"] == ["Mod(length, 4) == 0"]
+    assert bundle.manifest["programs"]["forward"]["conditions"] == ["length is a multiple of 4"]
 
 
 def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
     """Exported at a multiple of 4, the branch that cuts the padding off is in no artifact."""
     bundle, model = exported(PADDED, tmp_path)
     conditions = bundle.manifest["programs"]["forward"]["conditions"]
-    assert any("Mod" in condition and "length" in condition for condition in conditions)
+    assert any(condition.startswith("length is a multiple of 4") for condition in conditions)
     note = conditional("forward", conditions)
     assert note in bundle.manifest["notes"]
     report = api.verify(bundle.folder, model=model, runtime=["onnxruntime"])

@@ -4,8 +4,9 @@ A convolution needs a window's length; a network that halves and doubles a lengt
 one; and torch takes a size of 2 or more for granted in places where it need not.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise, product
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
@@ -13,7 +14,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseport.exporter.program import Program, shape_env
 
-__all__ = ["admits", "forget", "in_words", "violated"]
+__all__ = ["admits", "forget", "in_words", "summarised", "violated"]
 
 
 def admits(program: Program, sizes: Mapping[str, int]) -> bool:
@@ -21,14 +22,14 @@ def admits(program: Program, sizes: Mapping[str, int]) -> bool:
     return next(_wrong(program, _named(program, sizes), sizes), None) is None
 
 
-def violated(program: Program, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def violated(program: Program, sizes: Mapping[str, int]) -> tuple[sympy.Basic, ...]:
     """What was taken for granted, and is not so at these sizes, in terms of the dimensions."""
     named = _named(program, sizes)
     called = {
         symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in named.items()
     }
     wrong = _wrong(program, named, sizes)
-    return tuple(dict.fromkeys(in_words(expr.xreplace(called)) for expr in wrong))
+    return tuple(dict.fromkeys(expr.xreplace(called) for expr in wrong))
 
 
 def forget(program: Program, sizes: Mapping[str, int]) -> Callable[[], None]:
@@ -58,6 +59,77 @@ def forget(program: Program, sizes: Mapping[str, int]) -> Callable[[], None]:
     kept = [guard for guard in env.guards if guard.expr.xreplace(values) != sympy.false]
     become(kept, widened(ranges), widened(env.var_to_range))
     return lambda: become(*before)
+
+
+def summarised(conditions: Iterable[sympy.Basic]) -> list[str]:
+    """Conditions in words, those of one dimension together: `57 <= height <= 64`.
+
+    Those of several dimensions that follow from these are left out.
+    """
+    distinct = list(dict.fromkeys(conditions))
+    alone: dict[sympy.Symbol, list[sympy.Basic]] = {}
+    for condition in distinct:
+        if len(condition.free_symbols) == 1:
+            (dim,) = condition.free_symbols
+            alone.setdefault(dim, []).append(condition)
+    admitted = {dim: _admitted(dim, found) for dim, found in alone.items()}
+    words: list[str] = []
+    for dim, found in alone.items():
+        said = _sizes(str(dim), admitted[dim])
+        words += [in_words(condition) for condition in found] if said is None else [said]
+    for condition in distinct:
+        if len(condition.free_symbols) > 1 and not _follows(condition, admitted):
+            words.append(in_words(condition))
+    return list(dict.fromkeys(words))
+
+
+_TRIED = 1024  # sizes of a dimension
+_TRIED_TOGETHER = 4096
+
+
+def _admitted(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> list[int]:
+    """The sizes, of those tried, at which all conditions hold."""
+    return [
+        size
+        for size in range(1, _TRIED + 1)
+        if all(c.xreplace({dim: sympy.Integer(size)}) == sympy.true for c in conditions)
+    ]
+
+
+def _sizes(name: str, admitted: Sequence[int]) -> str | None:
+    """Sizes that are one, a range, or multiples of one number, in words."""
+    if not admitted:
+        return None
+    first, last = admitted[0], admitted[-1]
+    if first == last:
+        return f"{name} == {first}"
+    step = admitted[1] - first
+    if any(after - before != step for before, after in pairwise(admitted)):
+        return None
+    if step == 1:
+        return f"{name} >= {first}" if last == _TRIED else f"{first} <= {name} <= {last}"
+    if first % step or last + step <= _TRIED:
+        return None
+    more = "" if first == step else f" and >= {first}"
+    return f"{name} is a multiple of {step}{more}"
+
+
+def _follows(condition: sympy.Basic, admitted: Mapping[sympy.Symbol, Sequence[int]]) -> bool:
+    """Whether a condition holds at all of few sizes that its dimensions may have."""
+    if isinstance(condition, sympy.core.relational.Relational):
+        for dim in condition.free_symbols:  # a batch is a factor of both sides as a rule
+            left, right = sympy.cancel(condition.lhs / dim), sympy.cancel(condition.rhs / dim)
+            if dim not in left.free_symbols | right.free_symbols:
+                condition = condition.func(left, right)
+    dims = list(condition.free_symbols)
+    if not all(admitted.get(dim) for dim in dims):
+        return False
+    if math.prod(len(admitted[dim]) for dim in dims) > _TRIED_TOGETHER:
+        return False
+    return all(
+        condition.xreplace(dict(zip(dims, map(sympy.Integer, sizes), strict=True))) == sympy.true
+        for sizes in product(*(admitted[dim] for dim in dims))
+    )
 
 
 def in_words(condition: sympy.Basic) -> str:

@@ -149,7 +149,7 @@ def _nearby(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
 
 
 def conditional(entry: str, conditions: Sequence[str]) -> str:
-    """A sentence on what a program does not hold for; see `conditions.violated`."""
+    """A sentence on what a program does not hold for; see `conditions.summarised`."""
     return (
         f"{entry}: compared only where {' and '.join(conditions)}, which torch took for granted; "
         "elsewhere its artifacts may fail, or give something else unnoticed"
