@@ -331,6 +331,11 @@ class Complex(nn.Module):
         return torch.polar(x, x)
 
 
+class Products(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumprod(1)
+
+
 class Region(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]
@@ -341,6 +346,7 @@ class Region(nn.Module):
     [
         (Complex, "output output is torch.complex64, .* torch.view_as_real"),
         (Region, "no gradient through torch.while_loop: use torch.where, or .* --program forward"),
+        (Products, "derivative in the gradient program holds for few sizes of length: give the"),
         (Fixed, "dimension 1 of input x comes out fixed at 16"),
         (Counting, "forward writes to calls"),
         (Overwriting, "forward writes to x"),

@@ -5,7 +5,7 @@ one; and torch takes a size of 2 or more for granted in places where it need not
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise, product
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseport.exporter.program import Program, shape_env
 
-__all__ = ["admits", "forget", "in_words", "summarised", "violated"]
+__all__ = ["admits", "depends_on", "dimensions", "forget", "in_words", "summarised", "violated"]
 
 
 def admits(program: Program, sizes: Mapping[str, int]) -> bool:
@@ -30,6 +30,17 @@ def violated(program: Program, sizes: Mapping[str, int]) -> tuple[sympy.Basic, .
     }
     wrong = _wrong(program, named, sizes)
     return tuple(dict.fromkeys(expr.xreplace(called) for expr in wrong))
+
+
+def dimensions(program: Program) -> dict[sympy.Symbol, str]:
+    """The dynamic dimension that each symbolic size is."""
+    return _named(program, {dim for spec in program.inputs for dim in spec.dims})
+
+
+def depends_on(condition: sympy.Basic, named: Mapping[sympy.Symbol, str]) -> list[str]:
+    """What a condition is about, but for factors of both sides, of `dimensions`."""
+    about = _reduced(condition).free_symbols
+    return [name for symbol, name in named.items() if symbol in about]
 
 
 def forget(program: Program, sizes: Mapping[str, int]) -> Callable[[], None]:
@@ -116,11 +127,7 @@ def _sizes(name: str, admitted: Sequence[int]) -> str | None:
 
 def _follows(condition: sympy.Basic, admitted: Mapping[sympy.Symbol, Sequence[int]]) -> bool:
     """Whether a condition holds at all of few sizes that its dimensions may have."""
-    if isinstance(condition, sympy.core.relational.Relational):
-        for dim in condition.free_symbols:  # a batch is a factor of both sides as a rule
-            left, right = sympy.cancel(condition.lhs / dim), sympy.cancel(condition.rhs / dim)
-            if dim not in left.free_symbols | right.free_symbols:
-                condition = condition.func(left, right)
+    condition = _reduced(condition)
     dims = list(condition.free_symbols)
     if not all(admitted.get(dim) for dim in dims):
         return False
@@ -130,6 +137,16 @@ def _follows(condition: sympy.Basic, admitted: Mapping[sympy.Symbol, Sequence[in
         condition.xreplace(dict(zip(dims, map(sympy.Integer, sizes), strict=True))) == sympy.true
         for sizes in product(*(admitted[dim] for dim in dims))
     )
+
+
+def _reduced(condition: sympy.Basic) -> sympy.Basic:
+    """Without factors of both sides, as a batch is as a rule."""
+    if isinstance(condition, sympy.core.relational.Relational):
+        for dim in condition.free_symbols:
+            left, right = sympy.cancel(condition.lhs / dim), sympy.cancel(condition.rhs / dim)
+            if dim not in left.free_symbols | right.free_symbols:
+                condition = condition.func(left, right)
+    return condition
 
 
 def in_words(condition: sympy.Basic) -> str:
@@ -163,13 +180,13 @@ def _wrong(
     return (e for e in chain(bounds, guards) if e.xreplace(values) == sympy.false)
 
 
-def _named(program: Program, sizes: Mapping[str, int]) -> dict[sympy.Symbol, str]:
-    """The dimension that each symbol is."""
+def _named(program: Program, sizes: Container[int | str]) -> dict[sympy.Symbol, str]:
+    """The dimension that each symbol is, of those in `sizes`."""
     nodes = {node.name: node for node in program.exported.graph.find_nodes(op="placeholder")}
     placeholders = program.exported.graph_signature.user_inputs
     return {
         size.node.expr: str(dim)
         for spec, node in zip(program.inputs, placeholders, strict=True)
         for dim, size in zip(spec.dims, nodes[str(node)].meta["val"].shape, strict=True)
-        if dim in sizes
+        if isinstance(dim, str) and dim in sizes
     }

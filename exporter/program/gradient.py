@@ -13,7 +13,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fuseport.exporter.errors import ExportFailed
@@ -26,6 +25,7 @@ from fuseport.exporter.program import (
     rebuilt,
     shape_env,
 )
+from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program.portable import PORTABLE
 from fuseport.exporter.program.provenance import Provenance
@@ -159,7 +159,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         enable_python_dispatcher(),
         torch.enable_grad(),
         sdpa_kernel(SDPBackend.MATH),
-        _guarded(shape_env(exported)),
+        _guarded(forward),
         provenance.tracing(),
     ):
         module = make_fx(joint)(*arguments)
@@ -191,19 +191,24 @@ def _become(node: fx.Node, number: complex) -> None:
 
 
 @contextmanager
-def _guarded(env: ShapeEnv) -> Iterator[None]:
+def _guarded(forward: Program) -> Iterator[None]:
     """Refuse derivatives that hold for single sizes only, and let go of bounds on large ones.
 
     Choices between algorithms have upper bounds, such as a batch that is small enough; what is
     traced is the operator, which chooses anew at every call.
     """
-    known = len(env.guards)
+    env = shape_env(forward.exported)
+    known, named = len(env.guards), dimensions(forward)
     yield
     large = dict.fromkeys(env.var_to_range, sympy.Integer(2**20))
     found = [guard for guard in env.guards[known:] if guard.expr.xreplace(large) == sympy.false]
     for guard in found:
         if isinstance(guard.expr, sympy.Eq):
-            raise ExportFailed(f"a derivative in the gradient program needs {guard.expr}")
+            about = ", ".join(depends_on(guard.expr, named))
+            raise ExportFailed(
+                f"a derivative in the gradient program holds for few sizes of {about}: give the "
+                "number instead of a name for it, or export outputs alone: --program forward"
+            )
         env.guards.remove(guard)
 
 
