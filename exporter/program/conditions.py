@@ -95,7 +95,7 @@ def summarised(conditions: Iterable[sympy.Basic]) -> list[str]:
 
 
 _TRIED = 1024  # sizes of a dimension
-_TRIED_TOGETHER = 4096
+_TRIED_TOGETHER = 256
 
 
 def _admitted(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> list[int]:
