@@ -211,6 +211,15 @@ def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(aten.select.int(x, dim, i) for i in range(x.shape[dim]))
 
 
+def _masked_scatter_backward(cotangent: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Of the source: its i-th value went to the i-th place where the mask is true."""
+    taken = mask.expand(cotangent.shape).reshape(-1)
+    places = (taken.to(torch.int64).cumsum(0) - 1).clamp(min=0)
+    values = torch.where(taken, cotangent.reshape(-1), 0)
+    source = torch.zeros([math.prod(sizes)], dtype=values.dtype, device=values.device)
+    return source.scatter_add(0, places, values).reshape(sizes)
+
+
 def _convolution_backward(
     cotangent: Tensor,
     x: Tensor,
@@ -395,6 +404,7 @@ _OWN: Table = {
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
     aten.masked_select.default: masked_select,
+    aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten.convolution_backward.default: _convolution_backward,
     **{
         getattr(aten, name).Scalar: functools.partial(_by_number, getattr(aten, name).Tensor)
