@@ -117,6 +117,7 @@ FORMS = {
     "regions": lambda x: torch.cond(
         x.shape[2] > 7, lambda y: F.huber_loss(y, y.cos(), reduction="none"), torch.sin, (x,)
     ),
+    "a diagonal": lambda x: x.diagonal(2, 3, 2).sin() + x.diagonal(-1, 1, -1).sum(),
     "values put where a mask is": lambda x: x.masked_scatter(x > 0.5, (x * 2).flatten()),
     "values that a mask takes": lambda x: x * x[x > 0].square().mean(),
     "values that a mask selects": lambda x: x * torch.masked_select(x, x[:, :1] > 0).mean(),

@@ -211,6 +211,16 @@ def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(aten.select.int(x, dim, i) for i in range(x.shape[dim]))
 
 
+def _diagonal_backward(
+    cotangent: Tensor, sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> Tensor:
+    rows = torch.arange(sizes[dim1], device=cotangent.device) - max(-offset, 0)
+    columns = torch.arange(sizes[dim2], device=cotangent.device) - max(offset, 0)
+    on = (rows[:, None] == columns) & (rows[:, None] >= 0)
+    values = cotangent.index_select(-1, rows.clamp(0, cotangent.shape[-1] - 1))
+    return torch.where(on, values[..., None], 0).movedim((-2, -1), (dim1, dim2))
+
+
 def _masked_scatter_backward(cotangent: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
     """Of the source: its i-th value went to the i-th place where the mask is true."""
     taken = mask.expand(cotangent.shape).reshape(-1)
@@ -405,6 +415,7 @@ _OWN: Table = {
     aten.sort.stable: _sort,
     aten.masked_select.default: masked_select,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
+    aten.diagonal_backward.default: _diagonal_backward,
     aten.convolution_backward.default: _convolution_backward,
     **{
         getattr(aten, name).Scalar: functools.partial(_by_number, getattr(aten, name).Tensor)
