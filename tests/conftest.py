@@ -2,7 +2,7 @@
 
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,22 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         format=["torchscript", "onnx"],
     )
     return bundle.folder, model
+
+
+@pytest.fixture
+def saved_with(tmp_path: Path) -> Callable[..., tuple[Path, str]]:
+    """Saves code with a class `Net`, and a checkpoint of its layers: that, and what --model is."""
+
+    def save(code: str, **layers: torch.nn.Module) -> tuple[Path, str]:
+        file, checkpoint = tmp_path / "net.py", tmp_path / "net.pt"
+        file.write_text(code)
+        state = {
+            f"{n}.{k}": t for n, layer in layers.items() for k, t in layer.state_dict().items()
+        }
+        torch.save(state, checkpoint)
+        return checkpoint, f"{file}:Net"
+
+    return save
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import re
 import sys
 import sysconfig
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -231,14 +232,14 @@ class Net(torch.nn.Module):
 """
 
 
-def test_a_dimension_that_comes_out_fixed_has_the_place_alone(tmp_path: Path) -> None:
+def test_a_dimension_that_comes_out_fixed_has_the_place_alone(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
     """Nothing that eager code does, and an export does not, is blamed."""
-    (tmp_path / "net.py").write_text(LOOP)
-    layer = torch.nn.Linear(3, 3)
-    torch.save({f"a.{name}": p for name, p in layer.state_dict().items()}, tmp_path / "net.pt")
-    model, inputs = f"{tmp_path / 'net.py'}:Net", parse_inputs(["x:[batch,length,3]"])
+    checkpoint, model = saved_with(LOOP, a=torch.nn.Linear(3, 3))
+    inputs = parse_inputs(["x:[batch,length,3]"])
     with pytest.raises(ExportFailed) as raised:
-        api.export(tmp_path / "net.pt", tmp_path / "b", model=model, inputs=inputs)
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
     line = LOOP[: LOOP.index("for i in")].count("\n") + 1
     said = rf"dimension 1 of input x comes out fixed at 16, at .*net\.py:{line}; give the number"
     assert re.search(said, str(raised.value))

@@ -1,5 +1,6 @@
 """Tables that a model's first call makes: a copy in another dtype makes its own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -36,15 +37,13 @@ class Net(torch.nn.Module):
 """
 
 
-def test_truth_is_the_same_at_export_and_at_verification(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(CODE)
+def test_truth_is_the_same_at_export_and_at_verification(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
     torch.manual_seed(0)
-    layer = nn.Linear(8, 8)
-    torch.save({f"linear.{n}": p for n, p in layer.state_dict().items()}, tmp_path / "net.pt")
-    model, inputs = f"{tmp_path / 'net.py'}:Net", parse_inputs(["x:[batch,8]"])
-    bundle = api.export(
-        tmp_path / "net.pt", tmp_path / "b", model=model, inputs=inputs, format=["torchscript"]
-    )
+    checkpoint, model = saved_with(CODE, linear=nn.Linear(8, 8))
+    inputs, wanted = parse_inputs(["x:[batch,8]"]), ["torchscript"]
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format=wanted)
     report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
     assert report.exit_code() == 0, report.failures()
     assert {row.runtime for row in report.results} >= {"float64", "torchscript"}

@@ -2,6 +2,7 @@
 
 import json
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,16 +38,13 @@ class Net(torch.nn.Module):
 NAMES = ["hidden", "parts.0", "parts.1.mean", "parts.1.of two.0", "parts.1.of two.1"]
 
 
-def test_every_tensor_in_it_is_exported_and_compared_in_every_runtime(tmp_path: Path) -> None:
-    code = tmp_path / "net.py"
-    code.write_text(NET)
+def test_every_tensor_in_it_is_exported_and_compared_in_every_runtime(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
     torch.manual_seed(0)
-    layer = torch.nn.Linear(8, 8)
-    torch.save({f"a.{name}": p for name, p in layer.state_dict().items()}, tmp_path / "net.pt")
-    model = f"{code}:Net"
-    bundle = api.export(
-        tmp_path / "net.pt", tmp_path / "b", model=model, inputs=parse_inputs(["x:[batch,8]"])
-    )
+    checkpoint, model = saved_with(NET, a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,8]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
     manifest = json.loads((bundle.folder / "manifest.json").read_text())
     outputs = [spec["name"] for spec in manifest["programs"]["forward"]["outputs"]]
     assert outputs == NAMES

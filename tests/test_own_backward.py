@@ -1,6 +1,7 @@
 """Autograd functions of a model's own: inlined for truth, their own backward held against that."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,14 +54,14 @@ class Net(torch.nn.Module):
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_a_function_that_works_in_place_has_a_truth(tmp_path: Path, right: bool) -> None:
-    code = tmp_path / "net.py"
-    code.write_text(NET if right else NET.replace("dx * before", "dx * h"))
+def test_a_function_that_works_in_place_has_a_truth(
+    right: bool, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
     torch.manual_seed(0)
-    layer = torch.nn.Linear(3, 3)
-    torch.save({f"a.{name}": p for name, p in layer.state_dict().items()}, tmp_path / "net.pt")
-    model, inputs = f"{code}:Net", parse_inputs(["x:[batch,7,3]"])
-    bundle = api.export(tmp_path / "net.pt", tmp_path / "b", model=model, inputs=inputs)
+    code = NET if right else NET.replace("dx * before", "dx * h")
+    checkpoint, model = saved_with(code, a=torch.nn.Linear(3, 3))
+    inputs = parse_inputs(["x:[batch,7,3]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
     report = api.verify(bundle.folder, model=model)
     failed = {(row.runtime, row.way) for row in report.results if row.verdict != "pass"}
     failed -= {(row.runtime, row.way) for row in report.results if row.verdict == "unsupported"}

@@ -18,6 +18,8 @@ from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.verify.report.untried import untried
 
+SavedWith = Callable[..., tuple[Path, str]]
+
 NET = """
 import torch
 
@@ -31,19 +33,11 @@ class Net(torch.nn.Module):
 """
 
 
-def test_gradients_go_through_a_branch(tmp_path: Path) -> None:
-    code = tmp_path / "net.py"
-    code.write_text(NET)
+def test_gradients_go_through_a_branch(tmp_path: Path, saved_with: SavedWith) -> None:
     torch.manual_seed(0)
-    layer = torch.nn.Linear(3, 3)
-    torch.save({f"a.{name}": p for name, p in layer.state_dict().items()}, tmp_path / "net.pt")
-    model = f"{code}:Net"
-    bundle = api.export(
-        tmp_path / "net.pt",
-        tmp_path / "b",
-        model=model,
-        inputs=parse_inputs(["x:[batch,length,3]"]),
-    )
+    checkpoint, model = saved_with(NET, a=nn.Linear(3, 3))
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
     report = api.verify(bundle.folder, model=model)
     assert report.exit_code() == 0, report.failures()
     passed = [row for row in report.results if row.verdict == "pass"]
@@ -74,15 +68,13 @@ class Net(torch.nn.Module):
 """
 
 
-def test_what_model_code_compiles_is_exported_and_differentiated(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(COMPILED)
+def test_what_model_code_compiles_is_exported_and_differentiated(
+    tmp_path: Path, saved_with: SavedWith
+) -> None:
     torch.manual_seed(0)
-    layer = torch.nn.Linear(3, 3)
-    torch.save({f"a.{name}": p for name, p in layer.state_dict().items()}, tmp_path / "net.pt")
-    model, inputs = f"{tmp_path / 'net.py'}:Net", parse_inputs(["x:[batch,length,3]"])
-    bundle = api.export(
-        tmp_path / "net.pt", tmp_path / "b", model=model, inputs=inputs, format=["torchscript"]
-    )
+    checkpoint, model = saved_with(COMPILED, a=nn.Linear(3, 3))
+    inputs, wanted = parse_inputs(["x:[batch,length,3]"]), ["torchscript"]
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format=wanted)
     report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
     assert report.exit_code() == 0, report.failures()
     forms = {r.tensor for r in report.results if (r.runtime, r.way) == ("eager", "autograd forms")}

@@ -90,7 +90,9 @@ def _captured(model: Model, entry: Entry, seed: int, progress: Progress) -> Prog
             with blockers.fixed_sizes() as places:
                 program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
         except FixedDimension as error:  # the capture went through: nothing blocks it
-            raise (error.at(places[error.size]) if error.size in places else error) from error
+            if error.size not in places:
+                raise
+            raise error.at(places[error.size]) from error
         except ExportFailed as error:
             progress("looking for what blocks the export")
             raise _explained(error, model, inputs) from error

@@ -32,7 +32,7 @@ from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.selective_scan import selective_scan
 from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
-__all__ = ["SIGNS", "fused", "model", "recognise", "to_install", "used_by"]
+__all__ = ["SIGNS", "fused", "model", "readied", "recognise", "to_install"]
 
 _INSTALL = "pip install 'fuseport[huggingface]'"
 _EXPERTS = "batched_mm"  # how a mixture of experts is computed
@@ -206,11 +206,14 @@ def _scans(module: nn.Module) -> int:
     return sum(getattr(mixer, "n_mamba_heads", 1) for mixer in mixers)
 
 
-def used_by(module: nn.Module) -> list[str]:
-    """Transformers' modeling files whose layers are in a module of the user's own; none as a rule.
+def readied(module: nn.Module) -> list[str]:
+    """A module of the user's own is made ready for what it has of transformers' layers.
 
     Its experts are set to be computed as those of the models here: in any dtype, and without a loop
     over what the data choose.
+
+    Returns:
+        The modeling files of these layers, for `fused`; none as a rule.
     """
     known = {_modeling(kind) for kind in _FAMILIES}
     found = {base.__module__ for part in module.modules() for base in type(part).__mro__} & known

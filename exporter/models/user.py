@@ -115,7 +115,7 @@ def model(
     said = f"stand-ins took the place of {', '.join(sorted(used))}: see fuseport.shims"
     notes = (said,) if used else ()
     made = Model(module, NAME, config, (), {}, notes=notes, stand_ins=tuple(shim))
-    if modelings := huggingface.used_by(module):
+    if modelings := huggingface.readied(module):
         made = replace(made, fused=lambda: huggingface.fused(modelings))
     return with_inputs(made, specs)
 
