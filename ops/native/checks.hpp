@@ -5,7 +5,6 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
-#include <initializer_list>
 #include <sstream>
 #include <string>
 
@@ -39,9 +38,8 @@ struct Check {
   }
 
   void shape(const char* name, const Tensor& t, const char* meaning,
-             std::initializer_list<int64_t> expected) const {
-    const at::IntArrayRef wanted(expected);
-    require(t.sizes() == wanted, name, std::string(meaning) + " = " + tuple(wanted),
+             at::IntArrayRef expected) const {
+    require(t.sizes() == expected, name, std::string(meaning) + " = " + tuple(expected),
             tuple(t.sizes()));
   }
 

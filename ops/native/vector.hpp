@@ -343,6 +343,17 @@ FUSEPORT_INLINE typename F::Vector zip(typename F::Vector a, typename F::Vector 
 #endif
 }
 
+// Every second lane of a and then of b, from lane START on: what undoes zip.
+template <class F, int START, int... I>
+FUSEPORT_INLINE typename F::Vector unzip(typename F::Vector a, typename F::Vector b,
+                                         std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (2 * I + START)...);
+#else
+  return __builtin_shuffle(a, b, typename F::Integers{(2 * I + START)...});
+#endif
+}
+
 // Rows become columns: as many perfect shuffles of the rows as an index of them has bits.
 template <class F>
 FUSEPORT_INLINE void transpose(typename F::Vector (&rows)[F::LANES]) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "native/blocks.hpp"
+#include "native/parts.hpp"
 #include "rms_norm/problem.hpp"
 
 namespace fuseport::rms_norm::FUSEPORT_ISA {
@@ -11,52 +12,6 @@ using namespace fuseport::FUSEPORT_ISA;
 
 constexpr int TILE = 16;    // rows that are gathered at once: no fewer than lanes of a vector
 constexpr int AT_ONCE = 4;  // rows that backward has in a cache at once
-
-// A whole vector of channels.
-template <class F>
-struct Whole {
-  template <class Stored>
-  FUSEPORT_INLINE typename F::Vector load(const Stored* from) {
-    return load_reals<F>(from);
-  }
-  template <class Stored>
-  FUSEPORT_INLINE void store(typename F::Vector v, Stored* to) {
-    store_reals<F>(v, to);
-  }
-  FUSEPORT_INLINE void add(typename F::Vector v, double* to) {
-    typename F::Real lanes[F::LANES];
-    memcpy(lanes, &v, sizeof v);
-    for (int i = 0; i < F::LANES; ++i) to[i] += (double)lanes[i];
-  }
-};
-
-// The last channels of a group, fewer than lanes; zeros in the others.
-template <class F>
-struct Part {
-  int count;
-
-  template <class Stored>
-  inline __attribute__((always_inline)) typename F::Vector load(const Stored* from) const {
-    typename F::Real lanes[F::LANES] = {};
-    for (int i = 0; i < count; ++i) lanes[i] = to_real(from[i]);
-    return fuseport::FUSEPORT_ISA::load<F>(lanes);
-  }
-  template <class Stored>
-  inline __attribute__((always_inline)) void store(typename F::Vector v, Stored* to) const {
-    for (int i = 0; i < count; ++i) from_real((typename F::Real)v[i], to + i);
-  }
-  inline __attribute__((always_inline)) void add(typename F::Vector v, double* to) const {
-    for (int i = 0; i < count; ++i) to[i] += (double)v[i];
-  }
-};
-
-// Calls work(channel, part) for each vector of so many channels.
-template <class F, class Work>
-FUSEPORT_INLINE void each_vector(int64_t count, const Work& work) {
-  int64_t c = 0;
-  for (; c + F::LANES <= count; c += F::LANES) work(c, Whole<F>{});
-  if (c < count) work(c, Part<F>{(int)(count - c)});
-}
 
 // The sum over so many channels of term(channel, part), in a fixed order of pairs.
 template <class F, class Term>

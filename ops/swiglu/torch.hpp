@@ -30,8 +30,7 @@ inline void check_first(const Check& check) {
 inline void check_like(const Check& check, const char* name, const Tensor& t, const char* meaning,
                 at::IntArrayRef shape) {
   check.like(name, t, check.first.scalar_type());
-  check.require(t.sizes() == shape, name, std::string(meaning) + " = " + tuple(shape),
-                tuple(t.sizes()));
+  check.shape(name, t, meaning, shape);
 }
 
 inline std::vector<int64_t> half_shape(const Check& check) {

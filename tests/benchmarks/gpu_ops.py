@@ -19,6 +19,7 @@ from fuseport.ops.cross_scan.cases import ImageShape
 from fuseport.ops.ms_deform_attn.cases import _MAPS
 from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
 from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
+from fuseport.ops.rotary_embedding.cases import _Shape as RotaryShape
 from fuseport.ops.spec import Inputs
 from fuseport.ops.ssd_chunk_scan.cases import _Shape as ChunkShape
 from fuseport.ops.swiglu.cases import _Shape as GatedShape
@@ -60,6 +61,7 @@ OPERATIONS = (
     ),
     *(_linear(rows, *sizes) for sizes in ((4096, 4096), (11008, 4096)) for rows in (1, 16, 2048)),
     Operation("swiglu", "16384,11008", GatedShape((16384, 11008)).make),
+    Operation("rotary_embedding", "8,32,2048,128", RotaryShape(8, 32, 2048, 128, 64).make),
     *(
         Operation("ssd_chunk_scan", f"{b},{n},24,64,128", ChunkShape(b, n, 24, 64, 128).make)
         for b, n in ((1, 4096), (8, 2048))

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from fuseport.ops.cross_scan.cases import ImageShape
 from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
 from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
 from fuseport.ops.rms_norm.cases import NormShape
+from fuseport.ops.rotary_embedding.cases import _Shape as RotaryShape
 from fuseport.ops.selective_scan.cases import _Shape as ScanShape
 from fuseport.ops.selective_state_update.cases import _Shape as StateShape
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
@@ -211,6 +212,14 @@ def _gated(r: Source) -> tuple[str, Any]:
     return ("swiglu_packed", _Halves(shape)) if flag(r) else ("swiglu", shape)
 
 
+def _rotary(r: Source) -> tuple[str, Any]:
+    pairs = r.choice((0, *(size(r, 80) for _ in range(9))))
+    rest = r.choice((0, 0, 0, 8, size(r, 20)))
+    of_heads = size(r, 5), size(r, 40), size(r, 130)
+    shape = RotaryShape(*of_heads, 2 * pairs + rest, pairs, flag(r), flag(r), flag(r))
+    return "rotary_embedding", shape if shape.p else replace(shape, p=1)
+
+
 @dataclass(frozen=True)
 class _Halves:
     """The two tensors of a shape as halves of one."""
@@ -234,6 +243,7 @@ DRAWS: dict[str, Draw] = {
     "cross_scan": lambda r: ("cross_scan", _image(r, walks=False)),
     "cross_merge": lambda r: ("cross_merge", _image(r, walks=True)),
     "swiglu": _gated,
+    "rotary_embedding": _rotary,
 }
 """By op: the operator and what a case of it is made from, drawn."""
 

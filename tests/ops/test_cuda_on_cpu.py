@@ -102,6 +102,7 @@ IN_ANY_ORDER = {
     "cross_merge": "height_17_width_33",
     "ms_deform_attn": "query_blocks",
     "nf4_linear": "outputs_130",
+    "rotary_embedding": "many_units",
     "ssd_chunk_scan": "plain",
 }
 
@@ -127,6 +128,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(device_of: Devices, name: st
         ("cross_merge", "ys"),
         *(("ms_deform_attn", t) for t in ("value", "sampling_locations", "attention_weights")),
         *(("nf4_linear", tensor) for tensor in ("x", "bias")),
+        *(("rotary_embedding", tensor) for tensor in ("x", "cos")),
     ],
 )
 def test_nan_and_inf_spread_as_in_the_reference(
