@@ -17,6 +17,8 @@ struct Whole {
   FUSEPORT_INLINE void store(typename F::Vector v, Stored* to) {
     store_reals<F>(v, to);
   }
+  // v itself: where numbers are left out, `other` stands for them.
+  FUSEPORT_INLINE typename F::Vector chosen(typename F::Vector v, typename F::Real) { return v; }
   FUSEPORT_INLINE void add(typename F::Vector v, double* to) {
     typename F::Wide sums;
     memcpy(&sums, to, sizeof sums);
@@ -42,6 +44,10 @@ struct Part {
     store_reals<F>(v, numbers);
     memcpy(to, numbers, count * sizeof *to);
   }
+  inline __attribute__((always_inline)) typename F::Vector chosen(typename F::Vector v,
+                                                                  typename F::Real other) const {
+    return first_or<F>(v, count, other);
+  }
   inline __attribute__((always_inline)) void add(typename F::Vector v, double* to) const {
     for (int i = 0; i < count; ++i) to[i] += (double)v[i];
   }
@@ -53,6 +59,26 @@ FUSEPORT_INLINE void each_vector(int64_t count, const Work& work) {
   int64_t i = 0;
   for (; i + F::LANES <= count; i += F::LANES) work(i, Whole<F>{});
   if (i < count) work(i, Part<F>{(int)(count - i)});
+}
+
+// The sum over so many numbers of term(i, part), in an order that their count decides.
+template <class F, class Term>
+FUSEPORT_INLINE typename F::Real summed(int64_t count, const Term& term) {
+  constexpr int LANES = F::LANES, CHAINS = 4;
+  typename F::Vector sums[CHAINS] = {};
+  int64_t i = 0;
+  for (; i + CHAINS * LANES <= count; i += CHAINS * LANES)
+#pragma GCC unroll 4
+    for (int j = 0; j < CHAINS; ++j) sums[j] += term(i + j * LANES, Whole<F>{});
+  for (; i + LANES <= count; i += LANES) sums[0] += term(i, Whole<F>{});
+  if (i < count) sums[1] += term(i, Part<F>{(int)(count - i)});
+  typename F::Real lanes[LANES];
+  store<F>(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+#pragma GCC unroll 4
+  for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+    for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  return lanes[0];
 }
 
 }  // namespace fuseport::FUSEPORT_ISA

@@ -324,12 +324,19 @@ FUSEPORT_INLINE typename F::Vector softplus(typename F::Vector x) {
   return x > (Real)20 ? x : sum;
 }
 
-// v in the first `count` lanes, zero in the others, whatever they hold.
+// v in the first `count` lanes, a number in the others, whatever they hold.
 template <class F>
-FUSEPORT_INLINE typename F::Vector first_lanes(typename F::Vector v, int count) {
+FUSEPORT_INLINE typename F::Vector first_or(typename F::Vector v, int count,
+                                            typename F::Real other) {
   typename F::Integers lane;
   for (int i = 0; i < F::LANES; ++i) lane[i] = i;
-  return lane < (typename F::Integers{} + count) ? v : typename F::Vector{};
+  return lane < (typename F::Integers{} + count) ? v : splat<F>(other);
+}
+
+// The same with zero.
+template <class F>
+FUSEPORT_INLINE typename F::Vector first_lanes(typename F::Vector v, int count) {
+  return first_or<F>(v, count, 0);
 }
 
 // Lanes of a and b in turn, from lane START of each on.

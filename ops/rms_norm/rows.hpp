@@ -13,26 +13,6 @@ using namespace fuseport::FUSEPORT_ISA;
 constexpr int TILE = 16;    // rows that are gathered at once: no fewer than lanes of a vector
 constexpr int AT_ONCE = 4;  // rows that backward has in a cache at once
 
-// The sum over so many channels of term(channel, part), in a fixed order of pairs.
-template <class F, class Term>
-FUSEPORT_INLINE typename F::Real summed(int64_t count, const Term& term) {
-  constexpr int LANES = F::LANES, CHAINS = 4;
-  typename F::Vector sums[CHAINS] = {};
-  int64_t c = 0;
-  for (; c + CHAINS * LANES <= count; c += CHAINS * LANES)
-#pragma GCC unroll 4
-    for (int j = 0; j < CHAINS; ++j) sums[j] += term(c + j * LANES, Whole<F>{});
-  for (; c + LANES <= count; c += LANES) sums[0] += term(c, Whole<F>{});
-  if (c < count) sums[1] += term(c, Part<F>{(int)(count - c)});
-  typename F::Real lanes[LANES];
-  store<F>(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
-#pragma GCC unroll 4
-  for (int half = LANES / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
-}
-
 // A unit's own memory.
 template <class Real>
 struct Scratch {
