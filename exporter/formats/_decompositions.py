@@ -49,13 +49,13 @@ def decompositions(exported: ExportedProgram) -> Table:
             table[target] = ADAPTIVE[target]
         elif target in DIVIDED and len(node.args) > 6 and node.args[6] is not None:
             table[target] = DIVIDED[target]
-        elif target is aten.constant_pad_nd.default and _cuts(node.args[1]):
-            table[target] = _constant_pad
+        elif target in _PADS and _cuts(node.args[1]):
+            table[target] = _PADS[target]
         elif target is aten.conv3d.default and node.args[2:3] in ((), (None,)):
             table[target] = _conv3d
         elif target in _PRODUCTS and node.args[1].meta["val"].dim() == 1:
             table[target] = _product_with_vector
-        elif target in _NORMS and _mixed(node):
+        elif target in _NORMS and (_mixed(node) or target is aten.native_layer_norm.default):
             table[target] = functools.partial(_in_one_dtype, target)
         elif target in (aten.squeeze.dim, aten.squeeze.dims):
             table[target] = _squeeze
@@ -110,6 +110,8 @@ _NORMS = (
     aten.native_layer_norm.default,
     aten.group_norm.default,
     aten.native_group_norm.default,
+    aten.instance_norm.default,
+    aten._native_batch_norm_legit.no_stats,
 )
 
 
@@ -120,16 +122,18 @@ def _mixed(node: torch.fx.Node) -> bool:
 
 
 def _in_one_dtype(norm: OpOverload, x: Tensor, *others: Any) -> Any:
-    # ONNX's norms take one dtype. torch computes these in the wider one, too.
-    wide = [
-        torch.promote_types(x.dtype, other.dtype) for other in others if isinstance(other, Tensor)
-    ]
-    if set(wide) <= {x.dtype}:
+    # ONNX's norms take one dtype. torch computes these in the wider one, too. And of a half type
+    # ONNX leaves the mean and the deviation in float32, which torch rounds.
+    wide = functools.reduce(
+        torch.promote_types,
+        (other.dtype for other in others if isinstance(other, Tensor)),
+        torch.promote_types(x.dtype, torch.float32)
+        if norm is aten.native_layer_norm.default
+        else x.dtype,
+    )
+    if wide == x.dtype:
         return NotImplemented
-    result = norm(x.to(wide[0]), *others)
-    if isinstance(result, Tensor):
-        return result.to(x.dtype)
-    return (result[0].to(x.dtype), *result[1:])
+    return norm(x.to(wide), *(o.to(wide) if isinstance(o, Tensor) else o for o in others))
 
 
 def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Any:
@@ -186,6 +190,13 @@ def _constant_pad(x: Tensor, widths: Sequence[int], value: float = 0) -> Tensor:
         ]
         x = torch.cat([ends[0], x, ends[1]], dim) if before > 0 or after > 0 else x
     return x
+
+
+def _pad(x: Tensor, widths: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    return _constant_pad(x, widths, value or 0) if mode == "constant" else NotImplemented
+
+
+_PADS: Table = {aten.constant_pad_nd.default: _constant_pad, aten.pad.default: _pad}
 
 
 def _squeeze(x: Tensor, dims: int | Sequence[int]) -> Tensor:

@@ -24,6 +24,7 @@ __all__ = ["VALUE_OF", "Lowering", "Table"]
 
 aten = torch.ops.aten
 _SIZE = aten.sym_size.int
+_HALF = (torch.float16, torch.bfloat16)
 _RESHAPES = (aten.view.default, aten.reshape.default)
 
 VALUE_OF = "value_of"
@@ -60,6 +61,12 @@ class Lowering(ExportedProgram):
         return whole
 
 
+def _typed(found: Any, wanted: Any) -> Any:
+    """In the dtype of what it replaces: torch's decompositions may give gradients a wider one."""
+    both = isinstance(found, Tensor) and isinstance(wanted, Tensor)
+    return found.to(wanted.dtype) if both and found.dtype != wanted.dtype else found
+
+
 class _Left(Exception):
     """An operator stays as it is."""
 
@@ -87,6 +94,7 @@ def _lowered(exported: ExportedProgram, table: Table) -> ExportedProgram:
             contiguous.meta["val"] = x.meta["val"]
             node.replace_input_with(x, contiguous)
             node.target = aten.view.default
+    _part_outputs(graph)
     # A new graph renames placeholders that are called like a builtin of Python's: `input` is.
     placeholders = graph.find_nodes(op="placeholder")
     inputs = [
@@ -94,6 +102,21 @@ def _lowered(exported: ExportedProgram, table: Table) -> ExportedProgram:
         for spec, node in zip(exported.graph_signature.input_specs, placeholders, strict=True)
     ]
     return rebuilt(exported, graph, inputs)
+
+
+def _part_outputs(graph: fx.Graph) -> None:
+    """Outputs of a half type are copies: torch.onnx lets a reduction give float32, and casts that.
+
+    What uses the reduction gets the cast's result, but what the program gives remains the first.
+    """
+    output = graph.output_node()
+    for node in {n: None for n in output.all_input_nodes}:
+        value = node.meta["val"]
+        if node.op != "placeholder" and isinstance(value, Tensor) and value.dtype in _HALF:
+            with graph.inserting_before(output):
+                copy = graph.call_function(aten.clone.default, (node,))
+            copy.meta["val"] = value
+            output.replace_input_with(node, copy)
 
 
 class _Rewriting:
@@ -142,7 +165,9 @@ class _Rewriting:
             found = self._table[node.target](*args, **kwargs)
             if found is NotImplemented:
                 raise _Left
-            return tuple(found) if isinstance(found, (tuple, list)) else found  # of no named type
+            if isinstance(found, (tuple, list)):
+                return tuple(map(_typed, found, node.meta["val"]))  # of no named type
+            return _typed(found, node.meta["val"])
 
         examples = [value.meta["val"] for value in given]
         with self._mode, enable_python_dispatcher():

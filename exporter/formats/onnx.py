@@ -27,6 +27,7 @@ from torch.export import ExportedProgram
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
+from fuseport.exporter.formats._bfloat16 import in_float32
 from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
@@ -136,6 +137,7 @@ def _translate(
     model.graph.name = program.kind
     assert onnx_program.exported_program is not None
     in_full(model, onnx_program.exported_program)
+    in_float32(model)
     values = _values(model, onnx_program.exported_program)
     for clean in (
         IdentityEliminationPass(),
