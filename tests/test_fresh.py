@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter import api
-from fuseport.exporter.models.fresh import fresh, remember
+from fuseport.exporter.models.fresh import fresh, remember, repeatable
 from fuseport.exporter.models.user import parse_inputs
 
 CODE = """
@@ -47,6 +47,48 @@ def test_truth_is_the_same_at_export_and_at_verification(
     report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
     assert report.exit_code() == 0, report.failures()
     assert {row.runtime for row in report.results} >= {"float64", "torchscript"}
+
+
+KEEPING = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+        self.seen = []
+
+    def forward(self, x):
+        if not hasattr(self, "weight"):
+            self.weight = torch.tanh(self.a.weight)
+        self.attention = self.a(x).softmax(-1)  # to be looked at
+        self.seen.append(self.attention)
+        return self.attention * (x @ self.weight)
+"""
+
+
+def test_what_calls_compute_of_parameters_and_keep_has_a_gradient_in_every_call(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    torch.manual_seed(0)
+    checkpoint, model = saved_with(KEEPING, a=nn.Linear(8, 8))
+    inputs, wanted = parse_inputs(["x:[batch,8]"]), ["torchscript"]
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format=wanted)
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
+    assert report.exit_code() == 0, report.failures()
+    compared = {row.tensor for row in report.results if row.runtime == "torchscript"}
+    assert {"grad/a.weight", "grad/a.bias"} <= compared
+
+
+def test_a_call_that_keeps_nothing_is_made_once() -> None:
+    calls = []
+    net = nn.Linear(2, 2)
+    remember(net)
+    net.register_forward_hook(lambda *_: calls.append(1))
+    again = repeatable(net, net)
+    for _ in range(3):
+        again(torch.ones(2))
+    assert len(calls) == 3
 
 
 def test_a_copy_forgets_what_calls_have_kept() -> None:

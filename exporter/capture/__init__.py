@@ -8,6 +8,7 @@ import torch
 from fuseport.exporter import models, shims
 from fuseport.exporter.capture import blockers
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
+from fuseport.exporter.models.fresh import repeatable
 from fuseport.exporter.models.model import Model, at, examples
 from fuseport.exporter.program import Entry, Kind, Program, count_nodes, entry_of, one_line
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
@@ -45,7 +46,7 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
             torch.no_grad(),
             own_backward.seen() as functions,
         ):
-            model.module(*inputs.values())
+            repeatable(model.module, model.module)(*inputs.values())
     except Exception as error:  # the user's code can raise anything
         at = ", ".join(f"{name} {tuple(t.shape)}" for name, t in inputs.items())
         failed = ExportFailed(f"the model itself does not run, at {at}: {one_line(error)}")

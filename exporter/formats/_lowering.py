@@ -110,7 +110,7 @@ def _part_outputs(graph: fx.Graph) -> None:
     What uses the reduction gets the cast's result, but what the program gives remains the first.
     """
     output = graph.output_node()
-    for node in {n: None for n in output.all_input_nodes}:
+    for node in dict.fromkeys(output.all_input_nodes):
         value = node.meta["val"]
         if node.op != "placeholder" and isinstance(value, Tensor) and value.dtype in _HALF:
             with graph.inserting_before(output):

@@ -1,18 +1,21 @@
-"""Copies of a module as it was before it was first called.
+"""Modules as they were before they were first called.
 
 Model code keeps tables that its first forward makes, in the dtype of then: rotary angles, grids. A
 copy that is widened to float64 has to make its own.
 """
 
 import copy
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-__all__ = ["fresh", "remember"]
+__all__ = ["fresh", "remember", "repeatable"]
 
 
 @dataclass(frozen=True)
@@ -31,44 +34,131 @@ class _Before:
 
 
 _before: "WeakKeyDictionary[nn.Module, _Before]" = WeakKeyDictionary()
+# By module, what its calls compute of parameters and keep: the way to a module in it, and a name.
+_computes: "WeakKeyDictionary[nn.Module, tuple[tuple[str, str], ...]]" = WeakKeyDictionary()
+_calls = threading.RLock()
 _TORCHS = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 def remember(module: nn.Module) -> None:
     """Take note of a module as it is, before any call of it."""
     for part in module.modules():
-        own = {name: value for name, value in vars(part).items() if name not in _TORCHS}
+        own = _own(part)
         items = {name: copy.copy(v) for name, v in own.items() if isinstance(v, dict | list | set)}
         buffers = {name: value is not None for name, value in part._buffers.items()}
         _before[part] = _Before(own, items, buffers)
 
 
-def fresh(module: nn.Module) -> nn.Module:
-    """A copy of a module, without what its calls have kept in it since it was remembered.
+@contextmanager
+def _as_before(module: nn.Module) -> Iterator[None]:
+    """Meanwhile a module is without what its calls have kept in it since it was remembered.
 
     Parameters, and buffers that were there, are as they are now. A module that was not remembered
-    is copied as it is.
+    stays as it is.
     """
-    copied = copy.deepcopy(module)
-    for part, other in zip(module.modules(), copied.modules(), strict=True):
-        before = _before.get(part)
-        if before is None:
-            continue
-        for name in part._buffers:
-            if name not in before.buffers:
-                delattr(other, name)
-            elif not before.buffers[name]:
-                setattr(other, name, None)
-        kept = {name: value for name, value in vars(part).items() if name not in _TORCHS}
-        for name in kept.keys() - before.attributes.keys():
-            del vars(other)[name]
-        for name, value in before.attributes.items():
-            items = before.items.get(name)
-            if name not in kept or kept[name] is not value:
-                vars(other)[name] = copy.deepcopy(value)
-            elif items is not None and not _same(items, value):
-                vars(other)[name] = copy.deepcopy(items)
+    now = [(part, _own(part), dict(part._buffers)) for part in module.modules()]
+    for part, own, buffers in now:
+        if before := _before.get(part):
+            for name in (*own, *buffers):
+                _restore(part, before, name)
+    try:
+        yield
+    finally:
+        for part, own, buffers in now:
+            for name in _own(part).keys() - own.keys():
+                del vars(part)[name]
+            vars(part).update(own)
+            part._buffers.clear()
+            part._buffers.update(buffers)
+
+
+def _restore(part: nn.Module, before: _Before, name: str) -> None:
+    """Make one attribute of a module what it was, or nothing."""
+    if name in part._buffers:
+        if name not in before.buffers:
+            del part._buffers[name]
+        elif not before.buffers[name]:
+            part._buffers[name] = None
+    elif name not in before.attributes:
+        del vars(part)[name]
+    elif name in before.items and not _same(before.items[name], vars(part)[name]):
+        vars(part)[name] = copy.copy(before.items[name])
+    else:
+        vars(part)[name] = before.attributes[name]
+
+
+def fresh(module: nn.Module) -> nn.Module:
+    """A copy of a module as it was when it was remembered, but with today's parameters."""
+    with _as_before(module):
+        held = [value for part in module.modules() for value in _own(part).values()]
+        # A tensor that its constructor computed has no copy with its graph.
+        copied = copy.deepcopy(module, {id(t): t.detach().clone() for t in held if _computed(t)})
+    remember(copied)
     return copied
+
+
+def repeatable(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which calls the module, as often as one likes: each time has a gradient of its own.
+
+    Model code may keep what it computes of its parameters, for a next call or to be looked at. That
+    is taken away after each call: by its graph one can go back once, and without autograd it has
+    none. Tables of no parameter stay.
+    """
+
+    def again(*inputs: Any) -> Any:
+        with _calls if _computes.get(module) else nullcontext():  # of several threads
+            result = call(*inputs)
+            if module not in _computes:
+                _computes[module] = _learned(module, lambda: call(*inputs))
+            _forget(module)
+        return result
+
+    return again
+
+
+def _forget(module: nn.Module) -> None:
+    """Take away what calls have kept that they computed of parameters, as far as that is known."""
+    for path, name in _computes.get(module, ()):
+        part = module.get_submodule(path)
+        if name in vars(part) or name in part._buffers:
+            _restore(part, _before[part], name)
+
+
+def _learned(module: nn.Module, call: Callable[[], Any]) -> tuple[tuple[str, str], ...]:
+    parts = {path: (part, _before.get(part)) for path, part in module.named_modules()}
+    if all(before is None or _as_it_was(part, before) for part, before in parts.values()):
+        return ()
+    with _as_before(module), torch.enable_grad():
+        call()
+        return tuple(
+            (path, name)
+            for path, (part, before) in parts.items()
+            if before is not None
+            for name, value in (*_own(part).items(), *part._buffers.items())
+            if _computed(value) and before.attributes.get(name) is not value
+        )
+
+
+def _as_it_was(part: nn.Module, before: _Before) -> bool:
+    own = _own(part)
+    return (
+        own.keys() == before.attributes.keys()
+        and all(own[name] is value for name, value in before.attributes.items())
+        and all(_same(items, own[name]) for name, items in before.items.items())
+        and {name: b is not None for name, b in part._buffers.items()} == before.buffers
+    )
+
+
+def _computed(value: Any) -> bool:
+    """Whether it is of what autograd knows the origin of, or holds that."""
+    if isinstance(value, dict | list | set | tuple):
+        return any(map(_computed, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor) and value.grad_fn is not None
+
+
+def _own(part: nn.Module) -> dict[str, Any]:
+    """Its attributes, but parameters, buffers and modules."""
+    return {name: value for name, value in vars(part).items() if name not in _TORCHS}
 
 
 def _same(items: Any, others: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._functorch import config as functorch
 
 from fuseport.exporter import models, shims
+from fuseport.exporter.models.fresh import repeatable
 from fuseport.exporter.models.model import at
 from fuseport.exporter.program import entry_of, named_outputs
 from fuseport.exporter.runtimes._device import OF_TORCH, device_of
@@ -43,7 +44,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
             return model.module(*inputs)
 
     session = ModuleSession(
-        call,
+        repeatable(model.module, call),
         model.module.named_parameters(),
         lambda result: named_outputs(result, model.outputs),
         device,

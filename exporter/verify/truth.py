@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
-from fuseport.exporter.models.fresh import fresh
+from fuseport.exporter.models.fresh import fresh, repeatable
 from fuseport.exporter.models.model import at, example, examples
 from fuseport.exporter.program import Entry, named_outputs, one_line
 from fuseport.exporter.runtimes._layouts import apart
@@ -176,7 +176,9 @@ def refused_gradient(model: Model, seed: int) -> str | None:
 def session(model: Model, module: nn.Module) -> ModuleSession:
     """What runs and differentiates the model's module, or a copy of that in another dtype."""
     return ModuleSession(
-        module, module.named_parameters(), lambda result: named_outputs(result, model.outputs)
+        repeatable(module, module),
+        module.named_parameters(),
+        lambda result: named_outputs(result, model.outputs),
     )
 
 
