@@ -25,6 +25,7 @@ from fuseport.exporter.verify import baseline, plan, truth
 from fuseport.exporter.verify.modes import Float64, References
 from fuseport.exporter.verify.plan import Case
 from fuseport.exporter.verify.sample import INDEX, Sample, opened, read_all
+from fuseport.ops import OPS, register
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CASE = Case("export", {"batch": 2, "length": 5}, "contiguous", 0)
@@ -390,6 +391,22 @@ def test_what_a_wide_model_casts_to_half_is_moved_in_that(wide: bool) -> None:
         assert bool((difference <= torch.finfo(torch.bfloat16).eps * x.double().abs() * 1.01).all())
         moved += bool(difference.any())
     assert moved == (3 if wide else 0)
+
+
+def test_of_a_fused_op_every_input_has_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference may not use an input at all, as a decay where there is one step: it is 0 then."""
+    forward = OPS["swiglu"].operators[0]
+    alone = replace(forward, reference=lambda gate, up: gate * 2)
+    spec = replace(OPS["swiglu"], operators=(alone, *OPS["swiglu"].operators[1:]))
+    monkeypatch.setitem(OPS, "swiglu", spec)
+    register("swiglu")
+    gate, up = (torch.tensor([1.0, torch.inf], requires_grad=True) for _ in range(2))
+    with References():
+        out = forward(gate, up)[0]
+    assert torch.equal(out, gate * 2)
+    d_gate, d_up = torch.autograd.grad(out.sum(), (gate, up))
+    assert torch.equal(d_gate, torch.full((2,), 2.0))
+    assert torch.equal(d_up, torch.zeros(2))
 
 
 class Calls(TorchDispatchMode):

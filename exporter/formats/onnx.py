@@ -33,6 +33,7 @@ from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.program import Program, one_line, shape_env
+from fuseport.exporter.program.regions import refuse_writers
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
 from fuseport.ops.spec import OpSpec
@@ -78,6 +79,7 @@ def write_as(program: Program, path: Path, options: Options, instead: Decomposit
     Returns:
         The types of all nodes of the graph.
     """
+    refuse_writers(program.exported.graph, "form in ONNX of")
     try:
         model, _ = _translate(program, options.opset, instead)
     except Exception as error:  # the exporter raises errors of several unrelated types

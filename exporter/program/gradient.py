@@ -29,7 +29,7 @@ from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program.portable import PORTABLE
 from fuseport.exporter.program.provenance import Provenance
-from fuseport.exporter.program.regions import regions
+from fuseport.exporter.program.regions import refuse_writers, regions
 
 __all__ = ["capture_gradient"]
 
@@ -79,6 +79,7 @@ def _regions_named(forward: Program) -> Iterator[None]:
 
     What it makes of the gradient of others than these, it cannot write or load again.
     """
+    refuse_writers(forward.exported.graph, "gradient through")
     names = {str(node.target) for node in regions(forward.exported.graph)}
     refused = ", ".join(sorted(f"torch.{name}" for name in names - _DIFFERENTIABLE))
     advice = "use torch.where, or export outputs alone: --program forward"
@@ -169,6 +170,9 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
     for node in list(module.graph.nodes):
         if node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])
+        elif node.target is aten.view.default:
+            # Strides that fakes of derivatives have, as of softplus', are not always the kernel's.
+            node.target = aten.reshape.default
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):
             _become(node, node.args[0].conjugate())  # an operator takes tensors, not a number
     for node in regions(module.graph):

@@ -6,14 +6,39 @@ from typing import Any
 from unittest import mock
 
 from torch import fx
-from torch._ops import HigherOrderOperator
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+from torch._ops import HigherOrderOperator, OpOverload
 
-__all__ = ["called", "regions"]
+from fuseport.exporter.errors import ExportFailed
+
+__all__ = ["called", "refuse_writers", "regions"]
 
 
 def regions(graph: fx.Graph) -> list[fx.Node]:
     """The nodes of a graph that call one."""
     return [node for node in graph.nodes if isinstance(node.target, HigherOrderOperator)]
+
+
+def refuse_writers(graph: fx.Graph, what: str) -> None:
+    """Refuse operators that write into their arguments, which torch wraps in one that does not.
+
+    Args:
+        graph: of a forward program.
+        what: there is not through them: a gradient, a form in ONNX.
+
+    Raises:
+        ExportFailed: there is one.
+    """
+    wrapped = (node.args[0] for node in regions(graph) if node.target in _WRAPPERS)
+    if names := sorted({str(op.name()) for op in wrapped if isinstance(op, OpOverload)}):
+        raise ExportFailed(
+            f"there is no {what} {', '.join(names)}, which writes into its arguments: give the "
+            "model an operator that returns what it computes, with a gradient of its own, and with "
+            "--ops the op that it is of (README, Ops of your own)"
+        )
+
+
+_WRAPPERS = (auto_functionalized, auto_functionalized_v2)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from fuseport.exporter.program import entry_of, named_outputs
 from fuseport.exporter.runtimes._device import OF_TORCH, device_of
 from fuseport.exporter.runtimes._ops import prepare
 from fuseport.exporter.runtimes._torch_module import ModuleSession
+from fuseport.exporter.user_code import own_backward
 
 __all__ = ["AUTOGRAD", "DEVICES", "FORMAT", "load", "missing", "prepare"]
 
@@ -40,7 +41,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     model = at(whole, entry_of(program.get("kind", "forward")))
 
     def call(*inputs: Tensor) -> Any:
-        with model.fused():
+        with model.fused(), own_backward.without_reentry():
             return model.module(*inputs)
 
     session = ModuleSession(

@@ -1,7 +1,7 @@
 """`torch.cuda.device` of a tensor on the CPU: a guard with nothing to guard.
 
-Code around Triton kernels says `with torch.cuda.device(x.device):` also where x may be on the CPU,
-and torch raises there.
+Code around Triton kernels says `with torch.cuda.device(x.device):`, or `x.device.index`, also where x
+may be on the CPU, and torch raises there.
 """
 
 from collections.abc import Iterator
@@ -43,4 +43,6 @@ def _is_cpu(device: Any) -> bool:
 
     if isinstance(device, int):
         return device < 0  # what `Tensor.get_device` says of the CPU
-    return device is not None and torch.device(device).type == "cpu"
+    if device is None:  # what a device on the CPU says of its index; else it is the current one
+        return not torch.cuda.is_available()
+    return torch.device(device).type == "cpu"

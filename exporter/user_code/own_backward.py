@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import checkpoint
 
-__all__ = ["inlined", "seen", "watched"]
+__all__ = ["inlined", "seen", "watched", "without_reentry"]
 
 # None: not at all; else what a forward is run in.
 _INLINE: ContextVar[Callable[[], AbstractContextManager[Any]] | None]
@@ -44,10 +45,29 @@ def inlined(*, in_place: bool = False) -> Iterator[None]:
     """
     token = _INLINE.set(_saving_copies if in_place else nullcontext)
     try:
-        with _patched():
+        with _patched(), without_reentry():
             yield
     finally:
         _INLINE.reset(token)
+
+
+@contextmanager
+def without_reentry() -> Iterator[None]:
+    """Checkpoints of the re-entrant sort, which autograd refuses here, are of the other sort."""
+
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        options = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
+        return checkpoint.checkpoint(function, *args, **options)
+
+    before = checkpoint.CheckpointFunction.__dict__.get("apply")
+    checkpoint.CheckpointFunction.apply = staticmethod(apply)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if before is None:
+            del checkpoint.CheckpointFunction.apply
+        else:
+            checkpoint.CheckpointFunction.apply = before  # type: ignore[method-assign]
 
 
 @contextmanager
