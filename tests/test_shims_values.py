@@ -23,6 +23,7 @@ with shims.installed(shims.SHIMS):
     from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
     from mamba_ssm import Mamba, Mamba2, MambaLMHeadModel
     from mamba_ssm.models.config_mamba import MambaConfig
+    from mamba_ssm.modules.mamba2_simple import Mamba2Simple
     from mamba_ssm.ops import selective_scan_interface as interface
     from mamba_ssm.ops.triton import layer_norm, layernorm_gated, ssd_combined
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
@@ -376,6 +377,46 @@ def test_decoding_gives_what_the_sequence_gives(layer: Any) -> None:
             decoding.seqlen_offset = t
             parts.append(layer(x[:, t : t + 1], inference_params=decoding))
     close(torch.cat(parts, 1), whole)
+
+
+def test_a_simple_mamba2_layer_is_one_that_begins_from_learned_states() -> None:
+    options: dict[str, Any] = {"headdim": 4, "ngroups": 2}
+    layer = Mamba2Simple(8, 4, learnable_init_states=True, **options).double()
+    plain = Mamba2(8, 4, **options).double()
+    unknown = plain.load_state_dict(layer.state_dict(), strict=False)
+    assert unknown.unexpected_keys == ["init_states"]
+    assert not unknown.missing_keys
+    x = rand(2, 5, 8)
+    close(layer(x), plain(x))  # from zeros
+    with torch.no_grad():
+        layer.init_states.copy_(rand(*layer.init_states.shape))
+    z0, x0, z, xbc, dt = plain._split(plain.in_proj(x))
+    xbc = conv(xbc.mT, plain.conv1d.weight.flatten(1), plain.conv1d.bias).mT
+    steps, D = F.softplus(dt + plain.dt_bias), plain.D
+    X, B, C = plain._coefficients(xbc)
+    B, C = (t.repeat_interleave(2, 2) for t in (B, C))
+    state, outs = layer.init_states.expand(2, -1, -1, -1), []
+    for t in range(5):
+        decay, drive = torch.exp(-steps[:, t] * plain.A_log.exp()), steps[:, t, :, None] * X[:, t]
+        state = decay[..., None, None] * state + drive[..., None] * B[:, t, :, None]
+        outs.append((state * C[:, t, :, None]).sum(-1) + D[:, None] * X[:, t])
+    y = torch.stack(outs, 1).flatten(-2)
+    close(layer(x), plain._ended(y, z, z0, x0))
+    whole = Mamba2Simple(8, 4, learnable_init_states=True, use_mem_eff_path=False, **options)
+    whole.double().load_state_dict(layer.state_dict())
+    gated = y * F.silu(z)
+    normal = gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    close(whole(x), whole.out_proj(normal * whole.norm.weight))
+    with pytest.raises(NotImplementedError, match="packed"):
+        whole(torch.zeros(1, 2, 8), torch.zeros(1, 2))
+
+
+def test_a_private_part_says_so_when_it_is_called() -> None:
+    module = layernorm_gated
+    with pytest.raises(NotImplementedError, match=r"layernorm_gated\._layer_norm_fwd was called"):
+        module._layer_norm_fwd()
+    with pytest.raises(AttributeError, match="no attribute 'layer_norm_of_tomorrow'"):
+        _ = module.layer_norm_of_tomorrow
 
 
 def test_mamba2s_block_by_its_definition() -> None:

@@ -13,10 +13,12 @@ import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.shims import _guards
@@ -165,7 +167,22 @@ class _Loader(Loader):
         if module.__name__ not in _executed:
             code = compile(self._file.read_bytes(), self._file, "exec", dont_inherit=True)
             exec(code, module.__dict__)
+            vars(module).setdefault("__getattr__", partial(_private, module.__name__))
             _executed[module.__name__] = module
+
+
+def _private(module: str, name: str) -> Any:
+    """What stands for a package's own part, as code that imports more than it calls asks for."""
+    if name.startswith("__") or not name.startswith("_"):
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    def part(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"{module}.{name} was called, of which fuseport's stand-in for {_root(module)} has no "
+            "form: call the public function that it is a part of"
+        )
+
+    return part
 
 
 class _Lender(Loader):

@@ -1,7 +1,7 @@
 """`torch.cuda.device` of a tensor on the CPU: a guard with nothing to guard.
 
-Code around Triton kernels says `with torch.cuda.device(x.device):`, or `x.device.index`, also where x
-may be on the CPU, and torch raises there.
+Code around Triton kernels says `with torch.cuda.device(x.device):`, or `x.device.index`, also where
+x may be on the CPU, and torch raises there.
 """
 
 from collections.abc import Iterator

@@ -56,7 +56,7 @@ def without_reentry() -> Iterator[None]:
     """Checkpoints of the re-entrant sort, which autograd refuses here, are of the other sort."""
 
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        options = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
+        options: Any = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
         return checkpoint.checkpoint(function, *args, **options)
 
     before = checkpoint.CheckpointFunction.__dict__.get("apply")
