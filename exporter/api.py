@@ -188,7 +188,10 @@ def export(
             manifest["notes"] += left_out
             captured.clear()
             (folder / "samples").mkdir()
-            truth.compute(built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress)
+            samples = truth.compute(
+                built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress
+            )
+            manifest["notes"] += truth.unrepeated(samples)
     bundle = open_bundle(target)
     with suppress(StorageError):  # without a cache folder to write to, `verify` asks
         trust.add(bundle.sha256)

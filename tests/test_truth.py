@@ -16,9 +16,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuseport.exporter import checkpoint, models
+from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.errors import CorruptInput, ExportFailed
 from fuseport.exporter.models.model import Model
+from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.verify import baseline, plan, truth
@@ -391,6 +392,30 @@ def test_what_a_wide_model_casts_to_half_is_moved_in_that(wide: bool) -> None:
         assert bool((difference <= torch.finfo(torch.bfloat16).eps * x.double().abs() * 1.01).all())
         moved += bool(difference.any())
     assert moved == (3 if wide else 0)
+
+
+RANDOM = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.nn.functional.gumbel_softmax(self.a(x))
+"""
+
+
+def test_an_export_of_a_model_that_draws_numbers_says_so(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    checkpoint, model = saved_with(RANDOM, a=nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,8]"])
+    options: dict[str, Any] = {"model": model, "inputs": inputs, "format": ["torchscript"]}
+    bundle = api.export(checkpoint, tmp_path / "b", **options)
+    [note] = [note for note in bundle.manifest["notes"] if "two runs" in note]
+    assert "another output, and 3 tensors more: it" in note
 
 
 def test_of_a_fused_op_every_input_has_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ functions of the model's own are inlined in both, as export does.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -285,6 +285,19 @@ def _baseline(
                 )
                 expected[name] = Expected(known.dtype, known.scale, worst, known.zero or vanished)
     return expected, tuple(sorted(unstable))
+
+
+def unrepeated(samples: Iterable[Sample]) -> list[str]:
+    """A note on tensors that the model does not give twice, which nothing can be held against."""
+    names = {name for sample in samples for name in sample.unstable}
+    if not names:
+        return []
+    first, *more = sorted(names, key=lambda name: (name.startswith("grad/"), name))
+    others = f", and {len(more)} tensors more" if more else ""
+    return [
+        f"two runs of the model on the same inputs give another {first}{others}: it draws random "
+        "numbers, or adds in no fixed order; verify compares none of these"
+    ]
 
 
 def _digest(tensor: Tensor) -> bytes:
