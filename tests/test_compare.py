@@ -332,3 +332,22 @@ def test_errors_of_a_non_contiguous_tensor_and_without_change_to_it() -> None:
     assert errors(candidate, truth).max_abs < 1e-6
     assert norms(truth).max_abs == float(before.abs().max())
     assert torch.equal(truth, before)
+
+
+@pytest.mark.parametrize("beside", [0.0, 1.0])
+def test_nan_and_infinity_are_nothing_but_zero_where_they_are_the_models(beside: float) -> None:
+    truth = torch.tensor([math.nan, math.inf, beside], dtype=torch.float64)
+    assert verdict(truth.float(), truth).verdict == "pass"
+    off = verdict(truth.float() + 0.5, truth)
+    assert off.verdict == "fail"
+    if beside == 0.0:
+        assert "exactly zero" in str(off.reason)
+
+
+def test_of_a_truth_without_a_finite_value_nothing_is_compared() -> None:
+    truth = torch.full((3,), math.nan, dtype=torch.float64)
+    found = verdict(truth.float(), truth)
+    assert found.verdict == "unsupported"
+    assert "nothing finite" in str(found.reason)
+    assert verdict(torch.zeros(3), truth).verdict == "fail"
+    assert verdict(torch.zeros(0), torch.zeros(0, dtype=torch.float64)).verdict == "pass"

@@ -40,6 +40,7 @@ IMPORTED = {
     "mamba_ssm.modules.mamba_simple": "Mamba Block",
     "mamba_ssm.modules.mamba2": "Mamba2",
     "mamba_ssm.modules.mamba2_simple": "Mamba2Simple",
+    "mamba_ssm.modules.mha": "MHA",
     "mamba_ssm.modules.block": "Block",
     "mamba_ssm.modules.mlp": "GatedMLP",
     "mamba_ssm.models.mixer_seq_simple": "MambaLMHeadModel create_block _init_weights",

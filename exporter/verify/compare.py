@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fuseport.exporter.verify.measure import Norms, beyond, errors, is_zero, parts
+from fuseport.exporter.verify.measure import Norms, beyond, errors, is_finite_somewhere, is_zero, parts
 
 __all__ = ["Expected", "Judgement", "Tolerance", "Verdict", "judge"]
 
@@ -129,6 +129,10 @@ def judge(
     found = errors(candidate, truth)
     if not math.isfinite(found.max_abs):
         return _fail(_pattern(candidate, truth))
+    if not is_finite_somewhere(truth):
+        return Judgement(
+            "unsupported", "the model itself gives nothing finite here, in float64 neither"
+        )
     return _accuracy(name, candidate, truth, found, expected, tolerance)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Norms", "beyond", "errors", "is_zero", "norms", "parts"]
+__all__ = ["Norms", "beyond", "errors", "is_finite_somewhere", "is_zero", "norms", "parts"]
 
 # Elements at a time: they stay in the cache, memory stays bounded, and torch does not split them
 # among threads, which for steps as short as these costs more than it gives.
@@ -76,8 +76,13 @@ def norms(tensor: Tensor) -> Norms:
 
 
 def is_zero(tensor: Tensor) -> bool:
-    """Whether it is exactly zero throughout."""
-    return not any(bool(part.any()) for part, _ in parts(tensor, tensor))
+    """Whether its finite values are exactly zero."""
+    return not any(bool((part.isfinite() & (part != 0)).any()) for part, _ in parts(tensor, tensor))
+
+
+def is_finite_somewhere(tensor: Tensor) -> bool:
+    """Whether it has a finite value, or none at all."""
+    return not tensor.numel() or any(bool(p.isfinite().any()) for p, _ in parts(tensor, tensor))
 
 
 def parts(one: Tensor, other: Tensor, size: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:

@@ -16,8 +16,8 @@ class MambaConfig:
         n_layer: blocks.
         vocab_size: before it is padded.
         ssm_cfg: arguments of layers; `layer` in it is Mamba1 or Mamba2.
-        attn_layer_idx: must be empty here.
-        attn_cfg: has no effect here.
+        attn_layer_idx: blocks whose layer is `MHA`.
+        attn_cfg: arguments of these.
         rms_norm: RMS norms, not layer norms.
         residual_in_fp32: the residual stream is float32.
         fused_add_norm: addition and norm are one function.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..modules.block import Block
 from ..modules.mamba2 import Mamba2
 from ..modules.mamba_simple import Mamba
+from ..modules.mha import MHA
 from ..modules.mlp import GatedMLP
 from ..ops.triton.layer_norm import RMSNorm, layer_norm_fn
 from ..utils.generation import GenerationMixin
@@ -41,22 +42,22 @@ def create_block(
     """One block; arguments as of `MambaConfig`.
 
     Raises:
-        NotImplementedError: the layer is one of attention.
         ValueError: `ssm_cfg` names another layer than Mamba1 or Mamba2.
     """
-    if layer_idx in (attn_layer_idx or ()):
-        raise NotImplementedError("fuseport's stand-in for mamba_ssm has no layers of attention")
     options = dict(ssm_cfg or {})
     name = options.pop("layer", "Mamba1")
     if name not in _LAYERS:
         raise ValueError(f"ssm_cfg: layer is {name!r}; it must be Mamba1 or Mamba2")
+    layer = _LAYERS[name]
+    if layer_idx in (attn_layer_idx or ()):
+        layer, options = MHA, dict(attn_cfg or {})
     factory: dict[str, Any] = {"device": device, "dtype": dtype}
     mlp: Any = nn.Identity
     if d_intermediate:
         mlp = partial(GatedMLP, hidden_features=d_intermediate, out_features=d_model, **factory)
     block = Block(
         d_model,
-        partial(_LAYERS[name], layer_idx=layer_idx, **options, **factory),
+        partial(layer, layer_idx=layer_idx, **options, **factory),
         mlp,
         partial(RMSNorm if rms_norm else nn.LayerNorm, eps=norm_epsilon, **factory),
         fused_add_norm,
