@@ -8,7 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fuseport.exporter.verify.measure import Norms, beyond, errors, is_finite_somewhere, is_zero, parts
+from fuseport.exporter.verify.measure import (
+    Norms,
+    beyond,
+    errors,
+    is_finite_somewhere,
+    is_zero,
+    parts,
+)
 
 __all__ = ["Expected", "Judgement", "Tolerance", "Verdict", "judge"]
 

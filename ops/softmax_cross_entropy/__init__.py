@@ -32,7 +32,7 @@ def softmax_cross_entropy(
 
     Args:
         logits: (n, V), V ≥ 1: float16, bfloat16, float32 or float64, in any memory layout.
-        targets: (n,), int64: in 0 to V-1, or `ignore_index`.
+        targets: (n,), int64: in 0 to V-1, or `ignore_index`; on a GPU any other makes NaN.
         ignore_index: the target of rows whose loss is 0, and that a mean does not count.
         label_smoothing: ε, in 0 to 1.
         reduction: "mean" over rows that are not ignored, NaN if there are none; "sum", or "none".

@@ -63,4 +63,12 @@ inline const Kernels& kernels() {
   return baseline_kernels;
 }
 
+// Calls run(unit) for all units on the host's threads.
+template <class Host, class Run>
+void for_each_unit(const Host& host, const Problem& p, const Run& run) {
+  if (p.rows == 0) return;
+  const int64_t threads = host.threads_for(p.units(), 8 * p.rows * p.classes);
+  host.parallel(p.units(), threads, [&](int64_t unit, int64_t) { run(unit); });
+}
+
 }  // namespace fuseport::softmax_cross_entropy

@@ -1,4 +1,5 @@
 // The loss for torch: schemas, CPU kernels, autograd.
+#include "softmax_cross_entropy/checks.hpp"
 #include "softmax_cross_entropy/torch.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,30 +14,12 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct OnCpu {
-  static void check(const Check& check, const Problem& p) {
-    for (int64_t r = 0; r < p.rows; ++r) {
-      const int64_t target = p.targets[r];
-      if (target == p.ignore_index || (target >= 0 && target < p.classes)) continue;
-      check.require(false, "targets",
-                    "in 0 to " + std::to_string(p.classes - 1) +
-                        ", or ignore_index = " + std::to_string(p.ignore_index),
-                    target);
-    }
-  }
+  static void check(const Check& check, const Problem& p) { check_targets(check, p); }
   static void forward(const char*, const Tensor&, const Problem& p, const Forward& f) {
-    each_unit(p, [&](int64_t unit) { kernels().forward(p, f, unit); });
+    for_each_unit(Host{}, p, [&](int64_t unit) { kernels().forward(p, f, unit); });
   }
   static void backward(const char*, const Tensor&, const Problem& p, const Backward& b) {
-    each_unit(p, [&](int64_t unit) { kernels().backward(p, b, unit); });
-  }
-
- private:
-  template <class Run>
-  static void each_unit(const Problem& p, const Run& run) {
-    if (p.rows == 0) return;
-    const Host host;
-    const int64_t threads = host.threads_for(p.units(), 8 * p.rows * p.classes);
-    host.parallel(p.units(), threads, [&](int64_t unit, int64_t) { run(unit); });
+    for_each_unit(Host{}, p, [&](int64_t unit) { kernels().backward(p, b, unit); });
   }
 };
 

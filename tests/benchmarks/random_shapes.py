@@ -49,6 +49,7 @@ from fuseport.ops.rms_norm.cases import NormShape
 from fuseport.ops.rotary_embedding.cases import _Shape as RotaryShape
 from fuseport.ops.selective_scan.cases import _Shape as ScanShape
 from fuseport.ops.selective_state_update.cases import _Shape as StateShape
+from fuseport.ops.softmax_cross_entropy.cases import _Shape as LossShape
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
 from fuseport.ops.ssd_chunk_scan.cases import _Shape as ChunkShape
 from fuseport.ops.swiglu.cases import _Shape as GatedShape
@@ -220,6 +221,16 @@ def _rotary(r: Source) -> tuple[str, Any]:
     return "rotary_embedding", shape if shape.p else replace(shape, p=1)
 
 
+def _loss(r: Source) -> tuple[str, Any]:
+    n, classes = size(r, 40), size(r, 5000)
+    ignored = tuple(i for i in range(n) if r.random() < 0.2)
+    smoothing = r.choice((0.0, 0.0, 0.1, 1.0))
+    offset = r.choice((0.0, 0.0, 50.0))
+    return "softmax_cross_entropy", LossShape(
+        n, classes, r.choice((-100, classes)), ignored, smoothing, r.choice((0.1, 2.0)), offset
+    )
+
+
 @dataclass(frozen=True)
 class _Halves:
     """The two tensors of a shape as halves of one."""
@@ -244,6 +255,7 @@ DRAWS: dict[str, Draw] = {
     "cross_merge": lambda r: ("cross_merge", _image(r, walks=True)),
     "swiglu": _gated,
     "rotary_embedding": _rotary,
+    "softmax_cross_entropy": _loss,
 }
 """By op: the operator and what a case of it is made from, drawn."""
 

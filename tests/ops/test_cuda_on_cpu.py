@@ -103,6 +103,7 @@ IN_ANY_ORDER = {
     "ms_deform_attn": "query_blocks",
     "nf4_linear": "outputs_130",
     "rotary_embedding": "many_units",
+    "softmax_cross_entropy": "classes_2085",
     "ssd_chunk_scan": "plain",
 }
 
@@ -129,6 +130,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(device_of: Devices, name: st
         *(("ms_deform_attn", t) for t in ("value", "sampling_locations", "attention_weights")),
         *(("nf4_linear", tensor) for tensor in ("x", "bias")),
         *(("rotary_embedding", tensor) for tensor in ("x", "cos")),
+        ("softmax_cross_entropy", "logits"),
     ],
 )
 def test_nan_and_inf_spread_as_in_the_reference(
@@ -173,6 +175,19 @@ def test_a_level_that_is_not_there_makes_nan(device_of: Devices, tensor: str, wr
     assert got["dattention_weights"][..., 0, :].isnan().all()
     assert got["dattention_weights"][..., 1, :].isfinite().all()
     assert got["dvalue"].isfinite().all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, -99, 2**40])
+def test_a_target_that_is_no_class_makes_nan(device_of: Devices, wrong: int) -> None:
+    spec = OPS["softmax_cross_entropy"]
+    operator = spec.operators[0]
+    inputs = {"logits": torch.randn(3, 5), "targets": torch.tensor([0, wrong, 1])}
+    given = {**inputs, "ignore_index": -100, "label_smoothing": 0.1}
+    cotangents = {"dlosses": torch.ones(3)}
+    got = device_of(spec).forward_and_backward(operator, given, cotangents)
+    assert got["losses"].isnan().tolist() == [False, True, False]
+    assert got["dlogits"].isnan().all(1).tolist() == [False, True, False]
+    assert got["dlogits"][::2].isfinite().all()
 
 
 def test_the_operators_are_all_there() -> None:

@@ -193,6 +193,7 @@ def assert_as_good(
     """Errors of at most three times the reference's, and a few ulps of the tensor's scale.
 
     `scale` is of the ulps: a GPU's own functions are off by more than those that stand in for them.
+    Where the truth is in the same dtype, both are off: by what sums that cancel lose, in each order.
     """
     assert got.keys() == baseline.keys() == truth.keys()
     for name, value in got.items():
@@ -203,7 +204,7 @@ def assert_as_good(
             continue
         error = (value.to(expected.dtype) - expected).abs().max()
         allowed = 3 * (usual.to(expected.dtype) - expected).abs().max()
-        ulps = scale * (64 if value.dtype == expected.dtype else 4)
+        ulps = scale * (128 if value.dtype == expected.dtype else 4)
         allowed += ulps * torch.finfo(value.dtype).eps * expected.abs().max()
         assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
 
