@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fuseport.exporter import shims
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.models import user
 from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.shims._triton import JITFunction
 
 # What models in the wild import, by what of.
 IMPORTED = {
@@ -221,6 +223,14 @@ ASKS_TORCH = (
     "from torch._inductor.runtime import triton_compat\n"
     "from torch.utils._triton import has_triton_package\n"
 )
+
+
+def test_a_triton_kernel_of_a_package_with_a_stand_in_names_that() -> None:
+    code = compile("def step(): pass", "/somewhere/mamba_ssm/ops/step.py", "exec")
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    with pytest.raises(RuntimeError, match=r"computes the same, or .*: --shim mamba_ssm$"):
+        JITFunction(scope["step"])[(1,)]()
 
 
 @pytest.mark.parametrize("first", ["", "import torch._inductor.runtime.triton_compat"])

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
+
+from fuseport.exporter.shims import SHIMS
 
 __all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]
 
@@ -41,11 +44,13 @@ class JITFunction:
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         code = getattr(self.fn, "__code__", None)
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        known = [name for name in SHIMS if code and name in Path(code.co_filename).parts]
+        instead = "".join(f", or have a stand-in for all of it: --shim {name}" for name in known)
         raise RuntimeError(
             f"the Triton kernel {self.__name__}{place} was launched, but Triton here is fuseport's "
             "stand-in: Triton kernels run on GPUs only, and no exported format holds one. Take the "
             "path of the model without Triton, if it has one, or call the op of fuseport.ops that "
-            "computes the same"
+            f"computes the same{instead}"
         )
 
 

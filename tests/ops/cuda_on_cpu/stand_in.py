@@ -193,7 +193,7 @@ def assert_as_good(
     """Errors of at most three times the reference's, and a few ulps of the tensor's scale.
 
     `scale` is of the ulps: a GPU's own functions are off by more than those that stand in for them.
-    Where the truth is in the same dtype, both are off: by what sums that cancel lose, in each order.
+    A truth in the same dtype is off itself, by what sums that cancel lose in any order.
     """
     assert got.keys() == baseline.keys() == truth.keys()
     for name, value in got.items():
