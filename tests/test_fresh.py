@@ -133,3 +133,25 @@ def test_what_was_there_stays() -> None:
     net.to(torch.bfloat16)
     assert fresh(net).get_buffer("mean").dtype == torch.bfloat16
     assert fresh(nn.Linear(2, 2)).weight.shape == (2, 2)  # never remembered
+
+
+def test_what_a_call_takes_away_is_back_in_a_copy() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.tables = 3, {1: 2}
+
+        def forward(self, x: Tensor) -> Tensor:
+            if hasattr(self, "first"):
+                del self.first
+            self.tables.clear()
+            return x
+
+    net = Net()
+    remember(net)
+    net(torch.ones(2))
+    copied = fresh(net)
+    assert copied.first == 3
+    assert copied.tables == {1: 2}
+    assert not hasattr(net, "first")
+    assert net.tables == {}

@@ -8,7 +8,7 @@ import torch
 from fuseport.exporter import models, shims
 from fuseport.exporter.capture import blockers
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
-from fuseport.exporter.models.fresh import repeatable
+from fuseport.exporter.models.fresh import forget, repeatable
 from fuseport.exporter.models.model import Model, at, examples
 from fuseport.exporter.program import Entry, Kind, Program, count_nodes, entry_of, one_line
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
@@ -97,6 +97,8 @@ def _captured(model: Model, entry: Entry, seed: int, progress: Progress) -> Prog
         except ExportFailed as error:
             progress("looking for what blocks the export")
             raise _explained(error, model, inputs) from error
+        finally:
+            forget(model.module)  # tensors of the trace among it
     found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)
     if model.scans is not None and found != model.scans:
         raise Missing(

@@ -8,7 +8,6 @@ import onnx_ir as ir
 __all__ = ["in_float32"]
 
 _STANDARD = ("", "ai.onnx")
-_OPSET = 18  # whose operators have the same names for their types as later ones
 
 
 def in_float32(model: ir.Model) -> None:
@@ -18,24 +17,27 @@ def in_float32(model: ir.Model) -> None:
     """
     opset = model.opset_imports[""]
     for node in tuple(model.graph.all_nodes()):
-        if node.domain in _STANDARD and any(map(_is_bfloat16, node.inputs)):
-            _widen(node, _without_bfloat16(node.op_type, opset))
+        if node.domain in _STANDARD:
+            _widen(node, opset)
 
 
-def _widen(node: ir.Node, formals: tuple[frozenset[int], frozenset[int]]) -> None:
-    inputs, outputs = formals
-    here = [i for i, value in enumerate(node.inputs) if min(i, max(inputs, default=-1)) in inputs]
+def _widen(node: ir.Node, opset: int) -> None:
+    def narrow(value: ir.Value | None) -> bool:
+        return value is not None and _dtype(value, opset) == ir.DataType.BFLOAT16
+
+    inputs, outputs = _without_bfloat16(node.op_type, opset)
+    last = max(inputs, default=-1)
+    here = [i for i, v in enumerate(node.inputs) if min(i, last) in inputs and narrow(v)]
     graph = node.graph
-    assert graph is not None
-    if not any(_is_bfloat16(node.inputs[i]) for i in here):
+    if not here or graph is None:
         return
-    results = [v for i, v in enumerate(node.outputs) if i in outputs and _is_bfloat16(v)]
+    results = [value for i, value in enumerate(node.outputs) if i in outputs and narrow(value)]
     for i in here:
         value = node.inputs[i]
-        if value is not None and _is_bfloat16(value):
-            cast = _cast(value, ir.DataType.FLOAT)
-            graph.insert_before(node, cast)
-            node.replace_input_with(i, cast.outputs[0])
+        assert value is not None
+        cast = _cast(value, ir.DataType.FLOAT)
+        graph.insert_before(node, cast)
+        node.replace_input_with(i, cast.outputs[0])
     for value in results:
         cast = _cast(value, ir.DataType.BFLOAT16)
         rounded = cast.outputs[0]
@@ -52,11 +54,7 @@ def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
     return node
 
 
-def _is_bfloat16(value: ir.Value | None) -> bool:
-    return value is not None and _dtype(value) == ir.DataType.BFLOAT16
-
-
-def _dtype(value: ir.Value) -> ir.DataType | None:
+def _dtype(value: ir.Value, opset: int) -> ir.DataType | None:
     """As noted, or, of what torch.onnx puts between, as the inputs of its operator tell."""
     node = value.producer()
     if value.dtype is not None or node is None or node.domain not in _STANDARD:
@@ -64,16 +62,13 @@ def _dtype(value: ir.Value) -> ir.DataType | None:
     if node.op_type == "Cast":
         return ir.DataType(node.attributes["to"].as_int())
     if node.op_type == "CastLike":
-        return _of(node, 1)
-    schema = onnx.defs.get_schema(node.op_type, _OPSET)
-    of_value = schema.outputs[min(value.index() or 0, len(schema.outputs) - 1)].type_str
-    same = [i for i, formal in enumerate(schema.inputs) if formal.type_str == of_value]
-    return _of(node, same[0]) if same else None
-
-
-def _of(node: ir.Node, index: int) -> ir.DataType | None:
-    value = node.inputs[index] if index < len(node.inputs) else None
-    return None if value is None else _dtype(value)
+        same = [1]
+    else:
+        schema = onnx.defs.get_schema(node.op_type, opset)
+        of_value = schema.outputs[min(value.index() or 0, len(schema.outputs) - 1)].type_str
+        same = [i for i, formal in enumerate(schema.inputs) if formal.type_str == of_value]
+    given = node.inputs[same[0]] if same and same[0] < len(node.inputs) else None
+    return None if given is None else _dtype(given, opset)
 
 
 @cache

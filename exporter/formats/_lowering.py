@@ -166,7 +166,8 @@ class _Rewriting:
             if found is NotImplemented:
                 raise _Left
             if isinstance(found, (tuple, list)):
-                return tuple(map(_typed, found, node.meta["val"]))  # of no named type
+                pairs = zip(found, node.meta["val"], strict=True)
+                return tuple(_typed(*pair) for pair in pairs)  # of no named type
             return _typed(found, node.meta["val"])
 
         examples = [value.meta["val"] for value in given]

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-__all__ = ["fresh", "remember", "repeatable"]
+__all__ = ["forget", "fresh", "remember", "repeatable"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _as_before(module: nn.Module) -> Iterator[None]:
     now = [(part, _own(part), dict(part._buffers)) for part in module.modules()]
     for part, own, buffers in now:
         if before := _before.get(part):
-            for name in (*own, *buffers):
+            for name in dict.fromkeys((*own, *buffers, *before.attributes)):
                 _restore(part, before, name)
     try:
         yield
@@ -81,10 +81,10 @@ def _restore(part: nn.Module, before: _Before, name: str) -> None:
             part._buffers[name] = None
     elif name not in before.attributes:
         del vars(part)[name]
-    elif name in before.items and not _same(before.items[name], vars(part)[name]):
-        vars(part)[name] = copy.copy(before.items[name])
     else:
-        vars(part)[name] = before.attributes[name]
+        value, items = before.attributes[name], before.items.get(name)
+        as_it_was = items is None or _same(items, value)
+        vars(part)[name] = value if as_it_was else copy.copy(items)
 
 
 def fresh(module: nn.Module) -> nn.Module:
@@ -110,13 +110,13 @@ def repeatable(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any
             result = call(*inputs)
             if module not in _computes:
                 _computes[module] = _learned(module, lambda: call(*inputs))
-            _forget(module)
+            forget(module)
         return result
 
     return again
 
 
-def _forget(module: nn.Module) -> None:
+def forget(module: nn.Module) -> None:
     """Take away what calls have kept that they computed of parameters, as far as that is known."""
     for path, name in _computes.get(module, ()):
         part = module.get_submodule(path)

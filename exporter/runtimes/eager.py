@@ -41,7 +41,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     model = at(whole, entry_of(program.get("kind", "forward")))
 
     def call(*inputs: Tensor) -> Any:
-        with model.fused(), own_backward.without_reentry():
+        with model.fused():
             return model.module(*inputs)
 
     session = ModuleSession(
@@ -50,9 +50,10 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
         lambda result: named_outputs(result, model.outputs),
         device,
     )
-    if whole.stand_ins:
-        # A backward of the model's own may import, too; installing at each call would be timed.
-        installed = ExitStack()
-        installed.enter_context(shims.installed(whole.stand_ins))
-        weakref.finalize(session, installed.close)
+    # For the session's life: entering at each call would be timed, and not be of one thread alone.
+    held = ExitStack()
+    held.enter_context(own_backward.without_reentry())
+    if whole.stand_ins:  # a backward of the model's own may import, too
+        held.enter_context(shims.installed(whole.stand_ins))
+    weakref.finalize(session, held.close)
     return session
