@@ -244,3 +244,84 @@ def test_a_dimension_that_comes_out_fixed_has_the_place_alone(
     said = rf"dimension 1 of input x comes out fixed at 16, at .*net\.py:{line}; give the number"
     assert re.search(said, str(raised.value))
     assert "__bool__" not in str(raised.value)
+
+
+COMPILED = """
+import torch
+
+class Block(torch.jit.ScriptModule):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+
+    @torch.jit.script_method
+    def forward(self, x):
+        return torch.relu(self.a(x))
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        return self.block(x)
+"""
+ABSENT = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        assert x.sum() < 1e9
+        return torch.ops.not_here.forward(self.a(x))
+"""
+WRITING = """
+import torch
+
+@torch.library.custom_op("tests::square_into", mutates_args=("y",))
+def square_into(x: torch.Tensor, y: torch.Tensor) -> None:
+    y.copy_(x * x)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = torch.empty_like(x)
+        torch.ops.tests.square_into(self.a(x), y)
+        return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "said"),
+    [
+        (COMPILED, "block.a", "torch.jit compiled block in the model, .* with PYTORCH_JIT=0"),
+        (ABSENT, "a", "no such operator is registered here: .* --ops"),
+        (WRITING, "a", "no gradient through tests::square_into, which writes into its arguments"),
+    ],
+    ids=["compiled", "absent", "writing"],
+)
+def test_what_cannot_be_exported_is_named_with_what_to_do(
+    code: str, name: str, said: str, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    checkpoint, model = saved_with(code, **{name: torch.nn.Linear(3, 3)})
+    inputs = parse_inputs(["x:[batch,3]"])
+    with pytest.raises(ExportFailed) as raised:
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+    lines = [str(raised.value), *raised.value.details]
+    assert re.search(said, "\n".join(lines))
+    assert "decides by a tensor's value" not in "\n".join(lines)
+
+
+def test_outputs_alone_of_an_operator_that_writes_have_no_form_in_onnx(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    checkpoint, model = saved_with(WRITING.replace("_into", "_to"), a=torch.nn.Linear(3, 3))
+    options: dict[str, Any] = {"model": model, "inputs": parse_inputs(["x:[batch,3]"])}
+    with pytest.raises(ExportFailed, match="no form in ONNX of tests::square_to, which writes"):
+        api.export(checkpoint, tmp_path / "b", **options, programs=["forward"], format=["onnx"])

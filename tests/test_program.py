@@ -240,7 +240,15 @@ class Convolution(nn.Module):
         return F.max_pool1d(self.a(x.mT), 3, 1, 1).mT
 
 
-@pytest.mark.parametrize("kind", [Detached, InPlace, Levels, Convolution])
+class Heads(nn.Module):
+    """The fake of softplus' derivative is laid out as its input, its kernel as the cotangent."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = F.softplus((2 * x).unflatten(2, (2, 4)).transpose(1, 2))
+        return heads.contiguous().cumsum(2)
+
+
+@pytest.mark.parametrize("kind", [Detached, InPlace, Levels, Convolution, Heads])
 def test_gradients_are_eagers_in_both_ways(kind: type[nn.Module]) -> None:
     """By the gradient program, and by autograd through the forward program."""
     torch.manual_seed(0)

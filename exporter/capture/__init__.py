@@ -50,7 +50,7 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
     except Exception as error:  # the user's code can raise anything
         at = ", ".join(f"{name} {tuple(t.shape)}" for name, t in inputs.items())
         failed = ExportFailed(f"the model itself does not run, at {at}: {one_line(error)}")
-        raise _explained(failed, model, inputs) from error
+        raise _explained(failed, model, inputs, runs=False) from error
     used = sorted({*model.config["shims"], *late})
     config = {**model.config, "functions": list(functions), "shims": used}
     names = ", ".join(sorted(late))
@@ -84,6 +84,7 @@ def capture(
 
 
 def _captured(model: Model, entry: Entry, seed: int, progress: Progress) -> Program:
+    _refuse_compiled(model)
     generator = torch.Generator().manual_seed(seed)
     inputs = examples(model, generator)
     with model.fused(), own_backward.inlined():
@@ -108,11 +109,34 @@ def _captured(model: Model, entry: Entry, seed: int, progress: Progress) -> Prog
     return program
 
 
+def _refuse_compiled(model: Model) -> None:
+    """Refuse modules of TorchScript, which torch.export does not look into.
+
+    Raises:
+        ExportFailed: there is one.
+    """
+    compiled: list[str] = []
+    for name, part in model.module.named_modules():
+        inside = any(name.startswith(f"{other}.") for other in compiled)
+        if not inside and isinstance(getattr(part, "forward", None), torch._C.ScriptMethod):
+            compiled.append(name)
+    if compiled:
+        raise ExportFailed(
+            f"torch.jit compiled {', '.join(compiled)} in the model, which cannot be exported again:"
+            " with PYTORCH_JIT=0 in the environment torch leaves their code as it is, and there is "
+            "no TorchScript: --format exported_program --format onnx"
+        )
+
+
 def _explained(
-    error: ExportFailed, model: Model, inputs: Mapping[str, torch.Tensor]
+    error: ExportFailed, model: Model, inputs: Mapping[str, torch.Tensor], *, runs: bool = True
 ) -> FuseportError:
-    """The same error, with every call in the model's code that an export cannot follow."""
+    """The same error, with every call in the model's code that an export cannot follow.
+
+    Where the model does not run at all, values that it reads, as assertions do, are not to blame.
+    """
     found = blockers.find(lambda: model.module(*inputs.values()))
+    found = tuple(blocker for blocker in found if runs or blocker.kind != "value")
     if not found:
         return error
     # The reason of torch goes on about symbolic tensors: its first sentence will do.

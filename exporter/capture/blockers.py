@@ -157,6 +157,11 @@ class _Watch:
         if missing or _is_foreign(error):
             stand_in = hint(error).removeprefix("; ")
             what_to_do = advice(*names, otherwise=stand_in) if stand_in else advice(*names)
+        if "_OpNamespace" in str(error):
+            what_to_do = (
+                "no such operator is registered here: import what registers it, or give an op of "
+                "your own that computes the same, in the model's code and with --ops (README)"
+            )
         last = next(iter(reversed(self.found.values())), None)
         if last is not None and last.where.split(" ")[0] == where.split(" ")[0]:
             return  # it is what a call that is noted raised

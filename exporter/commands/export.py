@@ -39,7 +39,7 @@ Examples:
 @click.option(
     "--shim",
     multiple=True,
-    metavar="auto|NAME",
+    metavar="auto|NAME,…",
     help="Stand-ins for CUDA-only packages that --model imports; auto: for those not installed.",
 )
 @click.option(

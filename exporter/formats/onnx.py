@@ -275,4 +275,11 @@ def _reason(error: BaseException) -> str:
     if lacking is None:
         return one_line(error)
     numbers = " of complex numbers" if "complex-valued" in str(error) else ""
-    return f"there is no form of {lacking[1]}{numbers}"
+    said = f"there is no form of {lacking[1]}{numbers}"
+    namespace, _, name = lacking[1].partition(".")
+    own = [
+        op
+        for op in OPS.values()
+        if f"{namespace}::{name}" in (o.qualified_name for o in op.operators)
+    ]
+    return f"{said}: give its OpSpec `onnx`, the bodies of its nodes (README)" if own else said

@@ -47,12 +47,13 @@ _lent: dict[str, ModuleType] = {}
 
 
 def chosen(which: str | Iterable[str]) -> tuple[str, ...]:
-    """`which` as names, `AUTO` among them or not.
+    """`which` as names, `AUTO` among them or not; several may be one text with commas.
 
     Raises:
         UsageError: there is no stand-in of a name.
     """
-    names = tuple(dict.fromkeys([which] if isinstance(which, str) else which))
+    given = [which] if isinstance(which, str) else which
+    names = tuple(dict.fromkeys(name for some in given for name in some.split(",")))
     for name in names:
         if name != AUTO and name not in SHIMS:
             known = ", ".join((AUTO, *SHIMS))
