@@ -394,6 +394,33 @@ def test_what_a_wide_model_casts_to_half_is_moved_in_that(wide: bool) -> None:
     assert moved == (3 if wide else 0)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_one_way_takes_the_kernel_of_a_batch_norm_that_rounds_more(
+    training: bool, affine: bool
+) -> None:
+    """Of a half type, where the cotangent is not contiguous."""
+    torch.manual_seed(0)
+    x, dy = (torch.randn(3, 8, 30).bfloat16() for _ in range(2))
+    weight, bias = (torch.rand(8), torch.rand(8)) if affine else (None, None)
+    state = torch.zeros(8), torch.ones(8)
+    norm, backward = torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm_backward
+    _, *saved = norm(x, weight, bias, *state, training, 0.1, 1e-5)
+
+    def gradients(dy: Tensor) -> list[Tensor]:
+        mask = [True, affine, affine]
+        found = backward(dy, x, weight, *state, *saved, training, 1e-5, mask)
+        return [t for t in found if t is not None and t.numel()]
+
+    other = gradients(dy.mT.contiguous().mT)
+    *_, way = itertools.islice(baseline.ways(Net(lambda net, x: x), {}), 4)
+    with way:
+        found = gradients(dy)
+    assert all(map(torch.equal, found, other))
+    if affine:
+        assert not torch.equal(found[2], gradients(dy)[2])
+
+
 RANDOM = """
 import torch
 

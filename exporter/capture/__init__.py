@@ -122,7 +122,7 @@ def _refuse_compiled(model: Model) -> None:
             compiled.append(name)
     if compiled:
         raise ExportFailed(
-            f"torch.jit compiled {', '.join(compiled)} in the model, which cannot be exported again:"
+            f"torch.jit compiled {', '.join(compiled)} in the model: that cannot be exported again;"
             " with PYTORCH_JIT=0 in the environment torch leaves their code as it is, and there is "
             "no TorchScript: --format exported_program --format onnx"
         )
