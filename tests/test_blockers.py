@@ -300,7 +300,7 @@ class Net(torch.nn.Module):
 @pytest.mark.parametrize(
     ("code", "name", "said"),
     [
-        (COMPILED, "block.a", "torch.jit compiled block in the model, .* with PYTORCH_JIT=0"),
+        (COMPILED, "block.a", "torch.jit compiled block in the model: .* with PYTORCH_JIT=0"),
         (ABSENT, "a", "no such operator is registered here: .* --ops"),
         (WRITING, "a", "no gradient through tests::square_into, which writes into its arguments"),
     ],

@@ -23,8 +23,6 @@ with shims.installed(shims.SHIMS):
     from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
     from mamba_ssm import Mamba, Mamba2, MambaLMHeadModel
     from mamba_ssm.models.config_mamba import MambaConfig
-    from mamba_ssm.modules.mamba2_simple import Mamba2Simple
-    from mamba_ssm.modules.mha import MHA
     from mamba_ssm.ops import selective_scan_interface as interface
     from mamba_ssm.ops.triton import layer_norm, layernorm_gated, ssd_combined
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
@@ -378,73 +376,6 @@ def test_decoding_gives_what_the_sequence_gives(layer: Any) -> None:
             decoding.seqlen_offset = t
             parts.append(layer(x[:, t : t + 1], inference_params=decoding))
     close(torch.cat(parts, 1), whole)
-
-
-def test_a_simple_mamba2_layer_is_one_that_begins_from_learned_states() -> None:
-    options: dict[str, Any] = {"headdim": 4, "ngroups": 2}
-    layer = Mamba2Simple(8, 4, learnable_init_states=True, **options).double()
-    plain = Mamba2(8, 4, **options).double()
-    unknown = plain.load_state_dict(layer.state_dict(), strict=False)
-    assert unknown.unexpected_keys == ["init_states"]
-    assert not unknown.missing_keys
-    x = rand(2, 5, 8)
-    close(layer(x), plain(x))  # from zeros
-    with torch.no_grad():
-        layer.init_states.copy_(rand(*layer.init_states.shape))
-    z0, x0, z, xbc, dt = plain._split(plain.in_proj(x))
-    xbc = conv(xbc.mT, plain.conv1d.weight.flatten(1), plain.conv1d.bias).mT
-    steps, D = F.softplus(dt + plain.dt_bias), plain.D
-    X, B, C = plain._coefficients(xbc)
-    B, C = (t.repeat_interleave(2, 2) for t in (B, C))
-    state, outs = layer.init_states.expand(2, -1, -1, -1), []
-    for t in range(5):
-        decay, drive = torch.exp(-steps[:, t] * plain.A_log.exp()), steps[:, t, :, None] * X[:, t]
-        state = decay[..., None, None] * state + drive[..., None] * B[:, t, :, None]
-        outs.append((state * C[:, t, :, None]).sum(-1) + D[:, None] * X[:, t])
-    y = torch.stack(outs, 1).flatten(-2)
-    close(layer(x), plain._ended(y, z, z0, x0))
-    whole = Mamba2Simple(8, 4, learnable_init_states=True, use_mem_eff_path=False, **options)
-    whole.double().load_state_dict(layer.state_dict())
-    gated = y * F.silu(z)
-    normal = gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    close(whole(x), whole.out_proj(normal * whole.norm.weight))
-    with pytest.raises(NotImplementedError, match="packed"):
-        whole(torch.zeros(1, 2, 8), torch.zeros(1, 2))
-
-
-def test_attention_by_its_definition() -> None:
-    layer = MHA(12, 6, 2, mlp_dim=256, causal=True, d_conv=3, rotary_emb_dim=2).double()
-    x = rand(2, 5, 12)
-    qkv, beside = layer.in_proj(x).split([20, 256], -1)
-    qkv = conv(qkv.mT, layer.conv1d.weight.flatten(1), layer.conv1d.bias, silu=False).mT
-    q, k, v = qkv.unflatten(-1, (10, 2)).split([6, 2, 2], 2)
-    turn = torch.exp(1j * torch.arange(5.0).double())[:, None]  # one pair, of the frequency 1
-    q, k = (torch.complex(t[..., 0], t[..., 1]) * turn for t in (q, k))
-    k, v = k.repeat_interleave(3, 2), v.repeat_interleave(3, 2)
-    scores = torch.einsum("bihc,bjhc->bhij", *(torch.view_as_real(t) for t in (q, k))) / 2**0.5
-    scores = scores + torch.full((5, 5), -torch.inf).triu(1)
-    y = torch.einsum("bhij,bjhc->bihc", scores.softmax(-1), v).flatten(-2)
-    gated = beside[..., :128] * F.silu(beside[..., 128:])
-    close(layer(x), layer.out_proj(torch.cat([y, gated], -1)))
-    with pytest.raises(NotImplementedError, match="does not decode"):
-        layer(x, inference_params=InferenceParams(5, 2))
-    with pytest.raises(ValueError, match="6 heads do not fit"):
-        MHA(13, 6)
-
-
-def test_a_hybrid_has_layers_of_attention_where_its_config_says() -> None:
-    attention = {"num_heads": 2, "causal": True, "head_dim": 4, "rotary_emb_dim": 4}
-    config = MambaConfig(
-        8, 0, 3, 20, {"layer": "Mamba2", "d_state": 4, "headdim": 4}, [1], attention
-    )
-    model = MambaLMHeadModel(config)
-    kinds = [type(layer.mixer) for layer in model.backbone.layers]
-    assert kinds == [Mamba2, MHA, Mamba2]
-    ids = torch.arange(6)[None]
-    logits = model(ids).logits
-    changed = model(torch.cat([ids[:, :5], ids[:, :1]], 1)).logits
-    close(logits[:, :5], changed[:, :5], 1e-6)
-    assert not torch.equal(logits, changed)
 
 
 def test_a_private_part_says_so_when_it_is_called() -> None:

@@ -1,6 +1,5 @@
 """Truth is float64 throughout, whatever the model's code casts to; the baseline is several ways."""
 
-import itertools
 import json
 import math
 import warnings
@@ -332,93 +331,6 @@ class TestSample:
         with safe_open(sample.file, "pt") as file:
             seed = file.get_tensor("cotangent/output")
         assert torch.equal(seed, seed[0, 0].expand(seed.shape))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_the_ways_of_the_baseline_move_everything_by_an_ulp(dtype: torch.dtype) -> None:
-    net = Net(insists).to(dtype)
-    inputs = {"x": torch.randn(100).to(dtype), "ids": torch.arange(3)}
-    original = net.w.detach().clone()
-    moved = 0
-    for way in baseline.ways(net, inputs):
-        with way as taken:
-            difference = (taken["x"].double() - inputs["x"].double()).abs()
-            assert bool((difference <= torch.finfo(dtype).eps * inputs["x"].double().abs()).all())
-            assert torch.equal(taken["ids"], inputs["ids"])
-            moved += bool(difference.any())
-        assert torch.equal(net.w, original)
-    assert moved == 3
-
-
-def test_one_way_adds_one_value_after_the_other() -> None:
-    """Equal values round alike at every step then, which is worse than any order of torch's."""
-    x = torch.full((4099, 3), 0.1)
-    exact = x.double().sum(0)
-    off = []
-    for way in baseline.ways(Net(lambda net, x: x), {"x": x}):
-        with way:
-            off.append(float((x.sum(0).double() - exact).abs().max() / exact.max()))
-    *others, worst = sorted(off)
-    assert worst == off[3]
-    assert worst > 20 * max(others)
-
-
-@pytest.mark.parametrize("dims", [None, (), 0, -1, (0, 2), (2, 0), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize("keepdim", [False, True])
-def test_sums_in_order_are_sums(dims: int | tuple[int, ...] | None, keepdim: bool) -> None:
-    tensors = torch.randn(5, 1, 7), torch.randn(7, 2, 3).mT, torch.randn(3, 0, 2)
-    *_, way = itertools.islice(baseline.ways(Net(lambda net, x: x), {}), 4)
-    with way:
-        for x in tensors:
-            torch.testing.assert_close(x.sum(dims, keepdim), x.double().sum(dims, keepdim).float())
-            assert x.half().sum(dims, keepdim).dtype == torch.float16
-            assert x.int().sum(dims, keepdim).dtype == torch.int64
-            assert x.sum(dims, keepdim, dtype=torch.float64).dtype == torch.float64
-        assert torch.ones(()).sum() == 1
-
-
-@pytest.mark.parametrize("wide", [True, False])
-def test_what_a_wide_model_casts_to_half_is_moved_in_that(wide: bool) -> None:
-    net = Net(lambda net, x: x)
-    inputs = {"x": torch.randn(100).to(torch.float32 if wide else torch.bfloat16)}
-    x = torch.randn(100)
-    cast = x.bfloat16()
-    moved = 0
-    for way in baseline.ways(net, inputs):
-        with way:
-            found = x.to(torch.bfloat16)
-            assert torch.equal(x.double(), x.to(torch.float64))
-        difference = (found.double() - cast.double()).abs()
-        assert bool((difference <= torch.finfo(torch.bfloat16).eps * x.double().abs() * 1.01).all())
-        moved += bool(difference.any())
-    assert moved == (3 if wide else 0)
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
-def test_one_way_takes_the_kernel_of_a_batch_norm_that_rounds_more(
-    training: bool, affine: bool
-) -> None:
-    """Of a half type, where the cotangent is not contiguous."""
-    torch.manual_seed(0)
-    x, dy = (torch.randn(3, 8, 30).bfloat16() for _ in range(2))
-    weight, bias = (torch.rand(8), torch.rand(8)) if affine else (None, None)
-    state = torch.zeros(8), torch.ones(8)
-    norm, backward = torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm_backward
-    _, *saved = norm(x, weight, bias, *state, training, 0.1, 1e-5)
-
-    def gradients(dy: Tensor) -> list[Tensor]:
-        mask = [True, affine, affine]
-        found = backward(dy, x, weight, *state, *saved, training, 1e-5, mask)
-        return [t for t in found if t is not None and t.numel()]
-
-    other = gradients(dy.mT.contiguous().mT)
-    *_, way = itertools.islice(baseline.ways(Net(lambda net, x: x), {}), 4)
-    with way:
-        found = gradients(dy)
-    assert all(map(torch.equal, found, other))
-    if affine:
-        assert not torch.equal(found[2], gradients(dy)[2])
 
 
 RANDOM = """

@@ -133,10 +133,10 @@ def _explained(
 ) -> FuseportError:
     """The same error, with every call in the model's code that an export cannot follow.
 
-    Where the model does not run at all, values that it reads, as assertions do, are not to blame.
+    Where the model does not run at all, what it decides by values, as assertions do, is left out.
     """
     found = blockers.find(lambda: model.module(*inputs.values()))
-    found = tuple(blocker for blocker in found if runs or blocker.kind != "value")
+    found = tuple(blocker for blocker in found if runs or blocker.call != "Tensor.__bool__")
     if not found:
         return error
     # The reason of torch goes on about symbolic tensors: its first sentence will do.
