@@ -148,3 +148,32 @@ def test_functions_are_inlined_where_apply_is_a_method_of_c(
     with there.seen():
         assert torch.autograd.grad(Cube.apply(x)[0], x)[0] == 7
     assert blockers.find(lambda: Cube.apply(x)) == ()
+
+
+CHECKPOINTED = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+        self.b = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return checkpoint(self.b, self.a(x), use_reentrant=True)
+"""
+
+
+def test_reentrant_checkpoints_have_gradients(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    torch.manual_seed(0)
+    layers = {"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(3, 3)}
+    checkpoint, model = saved_with(CHECKPOINTED, **layers)
+    inputs, wanted = parse_inputs(["x:[batch,3]"]), ["torchscript"]
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format=wanted)
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
+    assert report.exit_code() == 0, report.failures()
+    compared = {row.tensor for row in report.results if row.runtime == "torchscript"}
+    assert {"grad/a.weight", "grad/b.weight"} <= compared

@@ -353,3 +353,15 @@ def test_the_manifest_says_which_stand_ins_were_used(tmp_path: Path) -> None:
 def test_importing_fuseport_imports_no_stand_in_and_no_torch() -> None:
     code = "import sys, fuseport; assert 'torch' not in sys.modules; fuseport.shims.installed"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_several_stand_ins_may_be_one_text() -> None:
+    assert shims.chosen("auto,mamba_ssm") == shims.chosen(["auto", "mamba_ssm"])
+    with pytest.raises(UsageError, match="shim nothing: there is no such stand-in"):
+        shims.chosen(["auto,nothing"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU no index is the current device")
+def test_a_guard_of_a_device_without_an_index_does_nothing() -> None:
+    with shims.installed("triton"), torch.cuda.device(torch.zeros(1).device.index):
+        pass

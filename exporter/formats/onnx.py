@@ -276,10 +276,7 @@ def _reason(error: BaseException) -> str:
         return one_line(error)
     numbers = " of complex numbers" if "complex-valued" in str(error) else ""
     said = f"there is no form of {lacking[1]}{numbers}"
-    namespace, _, name = lacking[1].partition(".")
-    own = [
-        op
-        for op in OPS.values()
-        if f"{namespace}::{name}" in (o.qualified_name for o in op.operators)
-    ]
-    return f"{said}: give its OpSpec `onnx`, the bodies of its nodes (README)" if own else said
+    name = lacking[1].replace(".", "::", 1)
+    if any(name == operator.qualified_name for op in OPS.values() for operator in op.operators):
+        return f"{said}: give its OpSpec `onnx`, the bodies of its nodes (README)"
+    return said
