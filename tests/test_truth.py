@@ -24,6 +24,7 @@ from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.verify import baseline, plan, truth
 from fuseport.exporter.verify.modes import Float64, References
 from fuseport.exporter.verify.plan import Case
+from fuseport.exporter.verify.rows import repeated
 from fuseport.exporter.verify.sample import INDEX, Sample, opened, read_all
 from fuseport.ops import OPS, register
 
@@ -294,6 +295,11 @@ class TestSample:
 
         (sample,) = truth.compute(model_of(noisy), [CASE], tmp_path)
         assert sample.unstable == ("noise",)
+        (tmp_path / "again").mkdir()
+        again = truth.compute(model_of(noisy), [CASE], tmp_path / "again")
+        verdicts = {row.tensor: row.verdict for row in repeated([sample], again)}
+        assert verdicts["noise"] == "unsupported"
+        assert verdicts["y"] == "pass"
 
     def test_what_is_run_twice_adds_in_one_order(self) -> None:
         """The gradient of `weight[indices]`, of experts for example, else adds in any order."""

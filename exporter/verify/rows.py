@@ -23,6 +23,8 @@ __all__ = ["judged", "repeated", "whole"]
 _STORED_RTOL = 1e-8
 _STORED_BASELINE = 1e-6
 
+_UNSTABLE = Judgement("unsupported", "unstable: the model itself does not repeat it bit for bit")
+
 
 def whole(runtime: str, judgement: Judgement, *, case: str = "*") -> Row:
     """A row that speaks of a whole runtime or case."""
@@ -90,7 +92,10 @@ def repeated(stored: Sequence[Sample], computed: Sequence[Sample]) -> Iterator[R
             for name, known in sample.expected.items():
                 if name in before.omitted:
                     continue
-                judgement = _judge_stored(name, known, exact, again)
+                if name in before.unstable or name in sample.unstable:
+                    judgement = _UNSTABLE
+                else:
+                    judgement = _judge_stored(name, known, exact, again)
                 yield Row(
                     runtime=FLOAT64,
                     provider=None,
@@ -129,8 +134,7 @@ def _of_call(
                 reason = "its truth is too large to be stored in the bundle: give --model"
                 yield name, Judgement("unsupported", reason)
             elif name in sample.unstable:
-                reason = "unstable: the model itself does not repeat it bit for bit"
-                yield name, Judgement("unsupported", reason)
+                yield name, _UNSTABLE
             elif known is None and name not in sample.none:
                 yield show(name), Judgement("fail", "the model has nothing of this name")
             else:

@@ -6,6 +6,8 @@
 
 namespace fuseport::causal_conv1d::FUSEPORT_ISA {
 
+namespace {
+
 // And with the layout, the width where it is the one of most models, and whether there is seq_idx.
 #define FUSEPORT_UNIT(unit, F, Stored, W, PACKED)                                  \
   (p.time_last ? unit<F, Stored, true, W, PACKED>(p, k, index, scratch)            \
@@ -40,5 +42,9 @@ void finish(const Problem& p, const Backward& k) {
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
+
+}  // namespace
+
+const Kernels table{scratch_bytes, forward, backward, finish};
 
 }  // namespace fuseport::causal_conv1d::FUSEPORT_ISA

@@ -61,34 +61,14 @@ struct Backward {
   void* dbias = nullptr;           // (d,), likewise
 };
 
-#define FUSEPORT_DECLARE(isa)                                                            \
-  namespace isa {                                                                        \
-  int64_t scratch_bytes(const Problem&);  /* for one unit, to be 64-aligned */           \
-  void forward(const Problem&, const Forward&, int64_t unit, void* scratch);             \
-  void backward(const Problem&, const Backward&, int64_t unit, void* scratch);           \
-  void finish(const Problem&, const Backward&);  /* after all units of backward */       \
-  }
-FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
-#undef FUSEPORT_DECLARE
-
 // The kernels for one instruction set.
 struct Kernels {
-  int64_t (*scratch_bytes)(const Problem&);
-  void (*forward)(const Problem&, const Forward&, int64_t, void*);
-  void (*backward)(const Problem&, const Backward&, int64_t, void*);
-  void (*finish)(const Problem&, const Backward&);
+  int64_t (*scratch_bytes)(const Problem&);  // for one unit, to be 64-aligned
+  void (*forward)(const Problem&, const Forward&, int64_t unit, void* scratch);
+  void (*backward)(const Problem&, const Backward&, int64_t unit, void* scratch);
+  void (*finish)(const Problem&, const Backward&);  // after all units of backward
 };
 
-// The kernels for the best instruction set of this machine.
-inline const Kernels& kernels() {
-#define FUSEPORT_TABLE(isa)                                                                       \
-  static constexpr Kernels isa##_kernels{isa::scratch_bytes, isa::forward, isa::backward,         \
-                                         isa::finish};                                            \
-  if (chosen == Isa::isa) return isa##_kernels;
-  static const Isa chosen = chosen_isa();
-  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
-#undef FUSEPORT_TABLE
-  return baseline_kernels;
-}
+FUSEPORT_CHOOSE_KERNELS()
 
 }  // namespace fuseport::causal_conv1d

@@ -8,6 +8,8 @@ namespace fuseport::causal_conv1d_update::FUSEPORT_ISA {
 
 using namespace fuseport::FUSEPORT_ISA;
 
+namespace {
+
 // Rows of BLOCK channels: weights by tap, the bias, the last W inputs in turn, an output.
 template <class F>
 struct Scratch {
@@ -100,5 +102,9 @@ void step(const Problem& p, int64_t unit, void* scratch) {
       return step_unit<F64, double>(p, unit, scratch);
   }
 }
+
+}  // namespace
+
+const Kernels table{scratch_bytes, step};
 
 }  // namespace fuseport::causal_conv1d_update::FUSEPORT_ISA

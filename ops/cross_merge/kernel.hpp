@@ -4,5 +4,6 @@
 #include "cross_scan/problem.hpp"
 
 namespace fuseport::cross_merge {
-FUSEPORT_WALKS_KERNELS
+using cross_scan::Kernels;
+FUSEPORT_CHOOSE_KERNELS()
 }

@@ -4,5 +4,5 @@
 #include "cross_scan/problem.hpp"
 
 namespace fuseport::cross_scan {
-FUSEPORT_WALKS_KERNELS
+FUSEPORT_CHOOSE_KERNELS()
 }

@@ -54,24 +54,4 @@ struct Kernels {
   void (*merge)(const Problem&, const Merge&, int64_t unit);
 };
 
-#define FUSEPORT_WALKS_DECLARE(isa)                                           \
-  namespace isa {                                                             \
-  void scan(const cross_scan::Problem&, const cross_scan::Scan&, int64_t unit);   \
-  void merge(const cross_scan::Problem&, const cross_scan::Merge&, int64_t unit); \
-  }
-
-#define FUSEPORT_WALKS_TABLE(isa)                                           \
-  static constexpr cross_scan::Kernels isa##_kernels{isa::scan, isa::merge}; \
-  if (chosen == Isa::isa) return isa##_kernels;
-
-// Declares an op's kernels in its namespace, and kernels(): those for the best instruction set of
-// this machine.
-#define FUSEPORT_WALKS_KERNELS                    \
-  FUSEPORT_FOR_EACH_ISA(FUSEPORT_WALKS_DECLARE)   \
-  inline const cross_scan::Kernels& kernels() {   \
-    static const Isa chosen = chosen_isa();       \
-    FUSEPORT_FOR_EACH_ISA(FUSEPORT_WALKS_TABLE)   \
-    return baseline_kernels;                      \
-  }
-
 }  // namespace fuseport::cross_scan

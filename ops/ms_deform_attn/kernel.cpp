@@ -6,6 +6,8 @@
 
 namespace fuseport::ms_deform_attn::FUSEPORT_ISA {
 
+namespace {
+
 int64_t forward_scratch(const Problem& p) {
 #define FUSEPORT_CALL(F, Stored) (forward_bytes<F, Stored>(p))
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
@@ -35,5 +37,9 @@ void backward(const Problem& p, const Backward& b, int64_t unit, void* scratch) 
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
+
+}  // namespace
+
+const Kernels table{forward_scratch, backward_scratch, forward, backward};
 
 }  // namespace fuseport::ms_deform_attn::FUSEPORT_ISA

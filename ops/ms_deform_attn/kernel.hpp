@@ -47,35 +47,15 @@ struct Backward {
   void* dweights = nullptr;
 };
 
-#define FUSEPORT_DECLARE(isa)                                                  \
-  namespace isa {                                                              \
-  int64_t forward_scratch(const Problem&); /* bytes, to be 64-aligned */       \
-  int64_t backward_scratch(const Problem&);                                    \
-  void forward(const Problem&, const Forward&, int64_t unit, void* scratch);   \
-  void backward(const Problem&, const Backward&, int64_t unit, void* scratch); \
-  }
-FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
-#undef FUSEPORT_DECLARE
-
 // The kernels for one instruction set.
 struct Kernels {
-  int64_t (*forward_scratch)(const Problem&);
+  int64_t (*forward_scratch)(const Problem&);  // bytes, to be 64-aligned
   int64_t (*backward_scratch)(const Problem&);
-  void (*forward)(const Problem&, const Forward&, int64_t, void*);
-  void (*backward)(const Problem&, const Backward&, int64_t, void*);
+  void (*forward)(const Problem&, const Forward&, int64_t unit, void* scratch);
+  void (*backward)(const Problem&, const Backward&, int64_t unit, void* scratch);
 };
 
-// The kernels for the best instruction set of this machine.
-inline const Kernels& kernels() {
-#define FUSEPORT_TABLE(isa)                                                             \
-  static constexpr Kernels isa##_kernels{isa::forward_scratch, isa::backward_scratch,   \
-                                         isa::forward, isa::backward};                  \
-  if (chosen == Isa::isa) return isa##_kernels;
-  static const Isa chosen = chosen_isa();
-  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
-#undef FUSEPORT_TABLE
-  return baseline_kernels;
-}
+FUSEPORT_CHOOSE_KERNELS()
 
 // Runs all units on the threads of `host`, which is as for `for_each_unit`.
 template <class Host>

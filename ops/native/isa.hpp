@@ -35,3 +35,20 @@ inline Isa chosen_isa() {
 }
 
 }  // namespace fuseport
+
+#define FUSEPORT_DECLARE_TABLE(isa) \
+  namespace isa {                   \
+  extern const Kernels table;       \
+  }
+#define FUSEPORT_CHOOSE_TABLE(isa) \
+  if (chosen == Isa::isa) return isa::table;
+
+// In an op's namespace, where `Kernels` are the functions that kernel.cpp defines for one instruction
+// set, as `table`: kernels(), which are those for the best instruction set of this machine.
+#define FUSEPORT_CHOOSE_KERNELS()                  \
+  FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE_TABLE)    \
+  inline const Kernels& kernels() {                \
+    static const Isa chosen = chosen_isa();        \
+    FUSEPORT_FOR_EACH_ISA(FUSEPORT_CHOOSE_TABLE)   \
+    return baseline::table;                        \
+  }

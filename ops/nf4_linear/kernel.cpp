@@ -5,6 +5,8 @@
 
 namespace fuseport::nf4_linear::FUSEPORT_ISA {
 
+namespace {
+
 int64_t scratch_bytes(const Problem& p) {
   return p.dtype == Dtype::float64 ? Scratch<double>(p, nullptr).bytes
                                    : Scratch<float>(p, nullptr).bytes;
@@ -27,5 +29,9 @@ void sum_rows(const Problem& p, const Backward& b, int64_t unit, void* scratch) 
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
+
+}  // namespace
+
+const Kernels table{scratch_bytes, forward, backward, sum_rows};
 
 }  // namespace fuseport::nf4_linear::FUSEPORT_ISA

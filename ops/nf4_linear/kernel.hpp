@@ -57,26 +57,6 @@ struct Kernels {
   void (*sum_rows)(const Problem&, const Backward&, int64_t unit, void* scratch);  // dbias
 };
 
-#define FUSEPORT_DECLARE(isa)                                                          \
-  namespace isa {                                                                      \
-  int64_t scratch_bytes(const Problem&);                                               \
-  void forward(const Problem&, const Forward&, int64_t unit, void* scratch);           \
-  void backward(const Problem&, const Backward&, int64_t unit, void* scratch);         \
-  void sum_rows(const Problem&, const Backward&, int64_t unit, void* scratch);         \
-  }
-FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
-#undef FUSEPORT_DECLARE
-
-// The kernels for the best instruction set of this machine.
-inline const Kernels& kernels() {
-  static const Isa chosen = chosen_isa();
-#define FUSEPORT_TABLE(isa)                                                             \
-  static constexpr Kernels isa##_kernels{isa::scratch_bytes, isa::forward, isa::backward, \
-                                         isa::sum_rows};                                \
-  if (chosen == Isa::isa) return isa##_kernels;
-  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
-#undef FUSEPORT_TABLE
-  return baseline_kernels;
-}
+FUSEPORT_CHOOSE_KERNELS()
 
 }  // namespace fuseport::nf4_linear

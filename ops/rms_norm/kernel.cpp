@@ -5,6 +5,8 @@
 
 namespace fuseport::rms_norm::FUSEPORT_ISA {
 
+namespace {
+
 int64_t scratch_bytes(const Problem& p) { return bytes_of_unit(p); }
 
 void forward(const Problem& p, const Forward& f, int64_t unit, void* scratch) {
@@ -20,5 +22,9 @@ void backward(const Problem& p, const Backward& b, int64_t unit, void* scratch) 
 }
 
 void sum_units(const Problem& p, const SumUnits& s, int64_t unit) { sum_columns(p, s, unit); }
+
+}  // namespace
+
+const Kernels table{scratch_bytes, forward, backward, sum_units};
 
 }  // namespace fuseport::rms_norm::FUSEPORT_ISA

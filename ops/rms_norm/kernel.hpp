@@ -4,5 +4,5 @@
 #include "rms_norm/problem.hpp"
 
 namespace fuseport::rms_norm {
-FUSEPORT_NORM_KERNELS
+FUSEPORT_CHOOSE_KERNELS()
 }

@@ -77,27 +77,4 @@ struct Kernels {
   void (*sum_units)(const Problem&, const SumUnits&, int64_t unit);
 };
 
-#define FUSEPORT_NORM_DECLARE(isa)                                             \
-  namespace isa {                                                              \
-  int64_t scratch_bytes(const rms_norm::Problem&);                             \
-  void forward(const rms_norm::Problem&, const rms_norm::Forward&, int64_t unit, void* scratch);   \
-  void backward(const rms_norm::Problem&, const rms_norm::Backward&, int64_t unit, void* scratch); \
-  void sum_units(const rms_norm::Problem&, const rms_norm::SumUnits&, int64_t unit);               \
-  }
-
-#define FUSEPORT_NORM_TABLE(isa)                                                                 \
-  static constexpr rms_norm::Kernels isa##_kernels{isa::scratch_bytes, isa::forward,             \
-                                                   isa::backward, isa::sum_units};               \
-  if (chosen == Isa::isa) return isa##_kernels;
-
-// Declares an op's kernels in its namespace, and kernels(): those for the best instruction set of
-// this machine.
-#define FUSEPORT_NORM_KERNELS                                  \
-  FUSEPORT_FOR_EACH_ISA(FUSEPORT_NORM_DECLARE)                 \
-  inline const rms_norm::Kernels& kernels() {                  \
-    static const Isa chosen = chosen_isa();                    \
-    FUSEPORT_FOR_EACH_ISA(FUSEPORT_NORM_TABLE)                 \
-    return baseline_kernels;                                   \
-  }
-
 }  // namespace fuseport::rms_norm

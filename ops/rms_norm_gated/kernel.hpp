@@ -4,5 +4,6 @@
 #include "rms_norm/problem.hpp"
 
 namespace fuseport::rms_norm_gated {
-FUSEPORT_NORM_KERNELS
+using rms_norm::Kernels;
+FUSEPORT_CHOOSE_KERNELS()
 }

@@ -186,8 +186,6 @@ void backward_of(const Problem& p, const Backward& g, int64_t unit, void* scratc
          backward_unit<F, Stored, Real, true>)(p, g, unit, scratch);
 }
 
-}  // namespace
-
 void forward(const Problem& p, void* out, int64_t unit) {
 #define FUSEPORT_CALL(F, Stored) forward_of<F, Stored>(p, out, unit)
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
@@ -199,5 +197,9 @@ void backward(const Problem& p, const Backward& g, int64_t unit, void* scratch) 
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
+
+}  // namespace
+
+const Kernels table{forward, backward};
 
 }  // namespace fuseport::rotary_embedding::FUSEPORT_ISA

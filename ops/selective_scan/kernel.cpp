@@ -8,8 +8,10 @@
 
 namespace fuseport::selective_scan::FUSEPORT_ISA {
 
+namespace {
+
 template <template <class> class S, template <class> class ComplexS>
-static int64_t scratch_bytes(const Problem& p) {
+int64_t scratch_bytes(const Problem& p) {
   if (p.dtype == Dtype::float64)
     return p.complex ? ComplexS<F64>(p, nullptr).bytes : S<F64>(p, nullptr).bytes;
   return p.complex ? ComplexS<F32>(p, nullptr).bytes : S<F32>(p, nullptr).bytes;
@@ -44,5 +46,9 @@ void sum_units(const Problem& p, const SumUnits& k, int64_t unit) {
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
+
+}  // namespace
+
+const Kernels table{forward_scratch, backward_scratch, forward, backward, sum_units};
 
 }  // namespace fuseport::selective_scan::FUSEPORT_ISA

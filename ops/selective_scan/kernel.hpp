@@ -93,36 +93,15 @@ struct SumUnits {
   FUSEPORT_INLINED int64_t units(const Problem& p) const { return p.batches * groups * p.states; }
 };
 
-#define FUSEPORT_DECLARE(isa)                                                            \
-  namespace isa {                                                                        \
-  int64_t forward_scratch(const Problem&);  /* bytes for one unit, to be 64-aligned */   \
-  int64_t backward_scratch(const Problem&);                                              \
-  void forward(const Problem&, const Forward&, int64_t unit, void* scratch);             \
-  void backward(const Problem&, const Backward&, int64_t unit, void* scratch);           \
-  void sum_units(const Problem&, const SumUnits&, int64_t unit);                         \
-  }
-FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
-#undef FUSEPORT_DECLARE
-
 // The kernels for one instruction set.
 struct Kernels {
-  int64_t (*forward_scratch)(const Problem&);
+  int64_t (*forward_scratch)(const Problem&);  // bytes for one unit, to be 64-aligned
   int64_t (*backward_scratch)(const Problem&);
-  void (*forward)(const Problem&, const Forward&, int64_t, void*);
-  void (*backward)(const Problem&, const Backward&, int64_t, void*);
-  void (*sum_units)(const Problem&, const SumUnits&, int64_t);
+  void (*forward)(const Problem&, const Forward&, int64_t unit, void* scratch);
+  void (*backward)(const Problem&, const Backward&, int64_t unit, void* scratch);
+  void (*sum_units)(const Problem&, const SumUnits&, int64_t unit);
 };
 
-// The kernels for the best instruction set of this machine.
-inline const Kernels& kernels() {
-#define FUSEPORT_TABLE(isa)                                                              \
-  static constexpr Kernels isa##_kernels{isa::forward_scratch, isa::backward_scratch,    \
-                                         isa::forward, isa::backward, isa::sum_units};   \
-  if (chosen == Isa::isa) return isa##_kernels;
-  static const Isa chosen = chosen_isa();
-  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
-#undef FUSEPORT_TABLE
-  return baseline_kernels;
-}
+FUSEPORT_CHOOSE_KERNELS()
 
 }  // namespace fuseport::selective_scan

@@ -7,6 +7,8 @@ namespace fuseport::selective_state_update::FUSEPORT_ISA {
 
 using namespace fuseport::FUSEPORT_ISA;
 
+namespace {
+
 // States of a channel, up to whole vectors.
 template <class F>
 FUSEPORT_INLINE int64_t padded(const Problem& p) {
@@ -125,5 +127,9 @@ void update(const Problem& p, int64_t unit, void* scratch) {
   }
 #undef FUSEPORT_CALL
 }
+
+}  // namespace
+
+const Kernels table{scratch, update};
 
 }  // namespace fuseport::selective_state_update::FUSEPORT_ISA

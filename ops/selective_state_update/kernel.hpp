@@ -37,30 +37,13 @@ struct Problem {
   FUSEPORT_INLINED int64_t units() const { return batches * heads * blocks(); }
 };
 
-#define FUSEPORT_DECLARE(isa)                                                   \
-  namespace isa {                                                               \
-  int64_t scratch(const Problem&); /* bytes for one unit, to be 64-aligned */   \
-  void update(const Problem&, int64_t unit, void* scratch);                     \
-  }
-FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
-#undef FUSEPORT_DECLARE
-
 // The kernels for one instruction set.
 struct Kernels {
-  int64_t (*scratch)(const Problem&);
-  void (*update)(const Problem&, int64_t, void*);
+  int64_t (*scratch)(const Problem&);  // bytes for one unit, to be 64-aligned
+  void (*update)(const Problem&, int64_t unit, void* scratch);
 };
 
-// The kernels for the best instruction set of this machine.
-inline const Kernels& kernels() {
-#define FUSEPORT_TABLE(isa)                                          \
-  static constexpr Kernels isa##_kernels{isa::scratch, isa::update}; \
-  if (chosen == Isa::isa) return isa##_kernels;
-  static const Isa chosen = chosen_isa();
-  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
-#undef FUSEPORT_TABLE
-  return baseline_kernels;
-}
+FUSEPORT_CHOOSE_KERNELS()
 
 // Runs all units on the threads of `host`, which is as for `for_each_unit`.
 template <class Host>

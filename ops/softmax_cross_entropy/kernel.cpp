@@ -106,8 +106,6 @@ void backward_unit(const Problem& p, const Backward& b, int64_t unit) {
   for (int64_t r = first; r < end && r < p.rows; ++r) backward_row<F, Stored>(p, b, r);
 }
 
-}  // namespace
-
 void forward(const Problem& p, const Forward& f, int64_t unit) {
 #define FUSEPORT_CALL(F, Stored) forward_unit<F, Stored>(p, f, unit)
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
@@ -119,5 +117,9 @@ void backward(const Problem& p, const Backward& b, int64_t unit) {
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
+
+}  // namespace
+
+const Kernels table{forward, backward};
 
 }  // namespace fuseport::softmax_cross_entropy::FUSEPORT_ISA

@@ -6,6 +6,8 @@
 
 namespace fuseport::ssd_chunk_scan::FUSEPORT_ISA {
 
+namespace {
+
 template <class F>
 static int64_t prepared_bytes_of(const Problem& p) {
   return p.batches * p.chunks() * p.groups * Prepared<F>::size(p) * sizeof(typename F::Real);
@@ -51,6 +53,8 @@ static void sum(const Problem& p, const Sum& k, int64_t unit) {
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
+
+}  // namespace
 
 const Kernels table{prepared_bytes, scratch_bytes, prepare, forward, backward, sum};
 

@@ -92,21 +92,6 @@ struct Kernels {
   void (*sum)(const Problem&, const Sum&, int64_t unit);  // b · l
 };
 
-#define FUSEPORT_DECLARE(isa) \
-  namespace isa {             \
-  extern const Kernels table; \
-  }
-FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
-#undef FUSEPORT_DECLARE
-
-// The kernels for the best instruction set of this machine.
-inline const Kernels& kernels() {
-  static const Isa chosen = chosen_isa();
-#define FUSEPORT_TABLE(isa) \
-  if (chosen == Isa::isa) return isa::table;
-  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
-#undef FUSEPORT_TABLE
-  return baseline::table;
-}
+FUSEPORT_CHOOSE_KERNELS()
 
 }  // namespace fuseport::ssd_chunk_scan

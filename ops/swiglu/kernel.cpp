@@ -62,8 +62,6 @@ void backward_unit(const Problem& p, const Backward& b, int64_t unit) {
   });
 }
 
-}  // namespace
-
 void forward(const Problem& p, const MutableRows& out, int64_t unit) {
 #define FUSEPORT_CALL(F, Stored) forward_unit<F, Stored>(p, out, unit)
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
@@ -75,5 +73,9 @@ void backward(const Problem& p, const Backward& b, int64_t unit) {
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
+
+}  // namespace
+
+const Kernels table{forward, backward};
 
 }  // namespace fuseport::swiglu::FUSEPORT_ISA

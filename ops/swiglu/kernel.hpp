@@ -52,24 +52,7 @@ struct Kernels {
   void (*backward)(const Problem&, const Backward&, int64_t unit);
 };
 
-#define FUSEPORT_DECLARE(isa)                                          \
-  namespace isa {                                                      \
-  void forward(const Problem&, const MutableRows& out, int64_t unit);  \
-  void backward(const Problem&, const Backward&, int64_t unit);        \
-  }
-FUSEPORT_FOR_EACH_ISA(FUSEPORT_DECLARE)
-#undef FUSEPORT_DECLARE
-
-// The kernels for the best instruction set of this machine.
-inline const Kernels& kernels() {
-#define FUSEPORT_TABLE(isa)                                             \
-  static constexpr Kernels isa##_kernels{isa::forward, isa::backward};  \
-  if (chosen == Isa::isa) return isa##_kernels;
-  static const Isa chosen = chosen_isa();
-  FUSEPORT_FOR_EACH_ISA(FUSEPORT_TABLE)
-#undef FUSEPORT_TABLE
-  return baseline_kernels;
-}
+FUSEPORT_CHOOSE_KERNELS()
 
 // Calls run(unit) for all units on the host's threads.
 template <class Host, class Run>
