@@ -33,7 +33,8 @@ def deform_conv2d(
     times its mask. A sample takes zeros for pixels outside. The number of groups g is c over
     weight's second size, that of offset groups G is offset's second size over 2·kh·kw; channel k
     has the offsets of group k // (c/G). The gradient of an offset jumps where a sample is at the
-    centre of a row or column of pixels; there it is that of the pixels beyond.
+    centre of a row or column of pixels; there it is that of the pixels beyond. Sums are of float32
+    at least; on CUDA, samples of half types are rounded to these before they are multiplied.
 
     Args:
         input: (b, c, H, W), float16, bfloat16, float32 or float64.
@@ -50,7 +51,8 @@ def deform_conv2d(
         differentiable, once, in all tensors that are given.
 
     Raises:
-        ValueError: a shape, dtype, device or option does not fit; the message names the argument.
+        ValueError: a shape, dtype, device or option does not fit, or an image has 2^31 pixels or
+            more; the message names the argument.
     """
     registration.ensure(SPEC)
     if bias is None:

@@ -84,6 +84,11 @@ _SHAPES = {
     "far_outside": _Shape(reach=1e12),
     "no_batch": _Shape(b=0),
     "no_outputs": _Shape(o=0, modulated=False),
+    # Channels and outputs of the kernels' blocks, and some more; groups that end within a block.
+    "channels_70": _Shape(1, 70, 2, kernel=(1, 2), padding=(0, 1)),
+    "outputs_70": _Shape(1, 3, 70, kernel=(2, 1)),
+    "groups_within_blocks": _Shape(1, 72, 6, (3, 4), (1, 2), groups=3, modulated=False),
+    "many_units": _Shape(1, 132, 6, (35, 33), (2, 1), groups=2, offset_groups=2),
     "larger": _Shape(b=1, c=16, o=8, image=(19, 23), offset_groups=2),
     "layout_channels_last": _Shape(layouts=dict.fromkeys((*_IMAGES, "weight"), channels_last)),
     "layout_sliced": _Shape(layouts=dict.fromkeys((*_IMAGES, "weight", "bias"), sliced)),

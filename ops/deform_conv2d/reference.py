@@ -15,7 +15,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fuseport.ops.deform_conv2d.shapes import Geometry, Options, check, check_cotangent
+from fuseport.ops.deform_conv2d.shapes import (
+    Geometry,
+    Options,
+    check,
+    check_cotangent,
+    check_pixels,
+)
 from fuseport.ops.ms_deform_attn.bilinear import Corner, corners
 
 __all__ = [
@@ -30,6 +36,7 @@ def deform_conv2d(x: Tensor, offset: Tensor, weight: Tensor, bias: Tensor, *opti
     """out, (b, o, oh, ow), contiguous."""
     given = Options(*options)
     sizes = check("deform_conv2d", x, offset, None, weight, bias, given)
+    check_pixels("deform_conv2d", x)
     return _forward(x, offset, None, weight, bias, given, sizes)
 
 
@@ -39,6 +46,7 @@ def deform_conv2d_modulated(
     """The same, with each sample times its mask."""
     given = Options(*options)
     sizes = check("deform_conv2d_modulated", x, offset, mask, weight, bias, given)
+    check_pixels("deform_conv2d_modulated", x)
     return _forward(x, offset, mask, weight, bias, given, sizes)
 
 
@@ -48,6 +56,7 @@ def deform_conv2d_backward(
     """(dinput, doffset, dweight, dbias), each in its input's shape and dtype."""
     op, given = "deform_conv2d_backward", Options(*options)
     sizes = check(op, x, offset, None, weight, bias, given)
+    check_pixels(op, x)
     check_cotangent(op, dout, x, weight, sizes)
     dx, doffset, _, dweight, dbias = _backward(dout, x, offset, None, weight, given, sizes)
     return dx, doffset, dweight, dbias
@@ -65,6 +74,7 @@ def deform_conv2d_modulated_backward(
     """(dinput, doffset, dmask, dweight, dbias), each in its input's shape and dtype."""
     op, given = "deform_conv2d_modulated_backward", Options(*options)
     sizes = check(op, x, offset, mask, weight, bias, given)
+    check_pixels(op, x)
     check_cotangent(op, dout, x, weight, sizes)
     return _backward(dout, x, offset, mask, weight, given, sizes)
 

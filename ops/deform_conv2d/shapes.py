@@ -1,6 +1,7 @@
 """What the inputs of a deformable convolution must be, and the shapes and dtypes of its outputs.
 
-All outputs are contiguous.
+All outputs are contiguous. `geometry.hpp` has the same checks in the same order with the same
+messages, for hosts that have no Python.
 """
 
 from typing import NamedTuple
@@ -16,11 +17,15 @@ __all__ = [
     "Options",
     "check",
     "check_cotangent",
+    "check_pixels",
     "fake_modulated",
     "fake_modulated_backward",
     "fake_plain",
     "fake_plain_backward",
 ]
+
+
+_LIMIT = 2**31 - 1  # kernels count pixels in 32 bits
 
 
 class Options(NamedTuple):
@@ -59,6 +64,7 @@ def check(
     for name, value in options._asdict().items():
         least = 0 if name.startswith("padding") else 1
         require(value >= least, op, name, f"{least} or more", value)
+        require(value <= _LIMIT, op, name, "2^31 - 1 or less", value)
     b, c, height, width = x.shape
 
     require_like(op, "weight", weight, x.dtype, x, "input")
@@ -91,6 +97,12 @@ def check(
         shape = (b, offset_groups * taps, rows, columns)
         require_shape(op, "mask", mask, "(b, G*kh*kw, oh, ow)", shape)
     return Geometry(groups, offset_groups, rows, columns)
+
+
+def check_pixels(op: str, x: Tensor) -> None:
+    """Raises ValueError for an image too large; apart from `check`, where sizes may be symbols."""
+    height, width = x.shape[2:]
+    require(height * width <= _LIMIT, op, "input", "of at most 2^31 - 1 pixels", (height, width))
 
 
 def check_cotangent(op: str, dout: Tensor, x: Tensor, weight: Tensor, sizes: Geometry) -> None:

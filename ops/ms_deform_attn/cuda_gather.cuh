@@ -2,13 +2,8 @@
 #pragma once
 
 #include "ms_deform_attn/cuda_samples.cuh"
-#include "native/cuda_sort.cuh"
 
 namespace fuseport::ms_deform_attn::cuda {
-
-// The cell of samples that take no pixel: after all others, also of its lowest bits alone, as many
-// as Scratch::bits.
-constexpr int32_t OUTSIDE = 0x7fffffff;
 
 // Pairs of a batch entry and a head, whose samples are sorted at once.
 struct Slice {
@@ -57,22 +52,6 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// For each cell of a slice, how many samples are of cells before it.
-__global__ void __launch_bounds__(THREADS)
-    starts_kernel(Problem p, Slice slice, int64_t count, const int32_t* cells, int32_t* starts) {
-  const int64_t last = slice.pairs * cells_before(p, p.levels);
-  for (int64_t cell = blockIdx.x * (int64_t)THREADS + threadIdx.x; cell <= last;
-       cell += gridDim.x * (int64_t)THREADS) {
-    int64_t first = 0, end = count;
-    while (first < end) {
-      const int64_t middle = (first + end) / 2;
-      if (cells[middle] < cell) first = middle + 1;
-      else end = middle;
-    }
-    starts[cell] = (int32_t)first;
-  }
-}
-
 // A warp for each pixel of a head, and some of its channels: groups of lanes take samples in turn,
 // and their sums are added up in a fixed order.
 template <class Stored, int V>
@@ -104,7 +83,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
             const Place place(p, slice, (uint32_t)samples[i]);
             Sample<Real> sample;
             sample.template read<Stored>(p, level, place.at);
-            const Real share = sample.share(2 * below + (x - sample.left));
+            const Real share = sample.weighted_share(2 * below + (x - sample.left));
             Real g[V];
             load_channels<V>((const Stored*)b.dout + place.number * p.channels, true, c,
                              p.channels, g);
@@ -140,54 +119,21 @@ inline int64_t most_pairs(const Problem& p) {
   return pairs < p.pairs() ? pairs : p.pairs();
 }
 
-// The scratch memory of a slice, which that of fewer pairs has room in. A sort goes back and forth
-// between two arrays.
-class Scratch {
- public:
-  int bits = 0;            // that tell cells apart
-  int64_t sort_bytes = 0;  // of the sort's own
-  const char* error;       // null, or what CUDA says is wrong
-
-  Scratch(const Problem& p, int64_t pairs)
-      : numbers_(whole(pairs * p.queries * p.samples() * (int64_t)sizeof(int32_t))),
-        starts_(whole((pairs * most_cells(p) + 1) * (int64_t)sizeof(int32_t))) {
-    for (int64_t cells = pairs * most_cells(p); cells > 0; cells /= 2) ++bits;
-    error = sort_scratch(pairs * p.queries * p.samples(), bits, &sort_bytes);
-  }
-
-  int64_t bytes() const { return 4 * numbers_ + starts_ + sort_bytes; }
-
-  int32_t* numbers(void* scratch, int array) const {
-    return (int32_t*)((char*)scratch + array * numbers_);
-  }
-  int32_t* starts(void* scratch) const { return numbers(scratch, 4); }
-  void* sort(void* scratch) const { return (char*)starts(scratch) + starts_; }
-
- private:
-  // What comes after is aligned as the memory itself is: that of allocators of devices to 256.
-  static int64_t whole(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-  int64_t numbers_, starts_;
-};
+// Of a slice, which that of fewer pairs has room in.
+inline Cells cells_of(const Problem& p, int64_t pairs) {
+  return {pairs * p.queries * p.samples(), pairs * most_cells(p)};
+}
 
 inline const char* run_slice(const Problem& p, const Backward& b, const Slice& slice,
-                             const Scratch& layout, void* scratch, void* stream) {
+                             Cells& cells, void* scratch, void* stream) {
   const int64_t count = slice.pairs * p.queries * p.samples();
-  int32_t* cells[2] = {layout.numbers(scratch, 0), layout.numbers(scratch, 1)};
-  int32_t* samples[2] = {layout.numbers(scratch, 2), layout.numbers(scratch, 3)};
-  int32_t* const starts = layout.starts(scratch);
-  const char* error = with_dtype(p.dtype, [&](auto stored) {
-    return launch(cells_kernel<decltype(stored)>, (count + THREADS - 1) / THREADS, THREADS, 0,
-                  stream, p, slice, count, cells[0], samples[0]);
-  });
-  if (error) return error;
-  error = sort_pairs(cells, samples, count, layout.bits, layout.sort(scratch), layout.sort_bytes,
-                     stream);
-  if (error) return error;
-  const int64_t most = slice.pairs * most_cells(p) + 1;
-  error = launch(starts_kernel, (most + THREADS - 1) / THREADS, THREADS, 0, stream, p, slice, count,
-                 cells[0], starts);
-  if (error) return error;
+  const auto put = [&](int32_t* of_samples, int32_t* samples) {
+    return with_dtype(p.dtype, [&](auto stored) {
+      return launch(cells_kernel<decltype(stored)>, (count + THREADS - 1) / THREADS, THREADS, 0,
+                    stream, p, slice, count, of_samples, samples);
+    });
+  };
+  if (const char* error = cells.sort(count, scratch, stream, put)) return error;
   return with_channels(
       p,
       [&](auto stored, auto v) {
@@ -196,7 +142,7 @@ inline const char* run_slice(const Problem& p, const Backward& b, const Slice& s
         const int64_t parts = (p.channels + deal.lanes * V - 1) / (deal.lanes * V);
         const int64_t units = slice.pairs * p.positions * parts;
         return launch(gather_kernel<decltype(stored), V>, (units + WARPS - 1) / WARPS, THREADS, 0,
-                      stream, p, b, slice, deal, samples[0], starts);
+                      stream, p, b, slice, deal, cells.samples, cells.starts);
       },
       b.dout, (const void*)b.dvalue);
 }
@@ -210,12 +156,12 @@ inline const char* run_gather(const Problem& p, const Backward& b, int64_t at_on
       return set_to_zero(b.dvalue, numbers * (int64_t)sizeof(stored), stream);
     });
   }
-  const Scratch layout(p, at_once);
-  const char* error = layout.error;
+  Cells cells = cells_of(p, at_once);
+  const char* error = cells.error;
   for (int64_t first = 0; first < p.pairs() && !error; first += at_once) {
     const int64_t left = p.pairs() - first;
     const Slice slice{first, at_once < left ? at_once : left};
-    error = run_slice(p, b, slice, layout, scratch, stream);
+    error = run_slice(p, b, slice, cells, scratch, stream);
   }
   return error;
 }

@@ -1,11 +1,10 @@
-// A sample of deformable attention on CUDA: which pixels it takes, and how much of each; and how a
-// row of channels is dealt out to threads.
+// A sample of deformable attention on CUDA: which pixels it takes, and how much of each.
 #pragma once
 
 #include <type_traits>
 
 #include "ms_deform_attn/cuda.hpp"
-#include "native/cuda_vectors.cuh"
+#include "native/cuda_bilinear.cuh"
 
 namespace fuseport::ms_deform_attn::cuda {
 
@@ -37,9 +36,8 @@ struct Level {
 };
 
 template <class Real>
-struct Sample {
-  int left = -2, top = -2;  // of the upper left pixel; where no pixel of the four is within
-  Real share_x = 0, share_y = 0, weight = 0;  // shares of the right and the lower pixels
+struct Sample : Bilinear<Real> {
+  Real weight = 0;
 
   // Of a query and head, numbered together, and one of its levels.
   template <class Stored>
@@ -51,56 +49,20 @@ struct Sample {
     // would have another pixel beside.
     const Real x = rounded_product(across, (Real)level.width) - (Real)0.5;
     const Real y = rounded_product(down, (Real)level.height) - (Real)0.5;
-    const bool inside = x > -1 && y > -1 && x < (Real)level.width && y < (Real)level.height;
-    left = top = -2;
-    share_x = share_y = 0;
-    if (inside) {
-      share_x = part_of(x, &left);
-      share_y = part_of(y, &top);
-    }
-    if (!level.holds) share_x = share_y = weight = (Real)bits_to_float(0x7fffffffu);
+    this->set(x, y, level.width, level.height);
+    if (!level.holds)
+      this->share_x = this->share_y = weight = (Real)bits_to_float(0x7fffffffu);
   }
 
-  // Of corner 2·below + right.
-  FUSEPORT_DEVICE Real share(int corner) const {
-    const Real x = corner & 1 ? share_x : 1 - share_x, y = corner & 2 ? share_y : 1 - share_y;
-    return weight * (x * y);
-  }
+  // Of the weight that it has in the sum.
+  FUSEPORT_DEVICE Real weighted_share(int corner) const { return weight * this->share(corner); }
 
   // Its position in value, -1 if it is outside.
   FUSEPORT_DEVICE int64_t position(const Level& level, int corner) const {
-    const int column = left + (corner & 1), row = top + (corner >> 1);
-    const bool within = column >= 0 && column < level.width && row >= 0 && row < level.height;
-    return within ? level.start + (int64_t)row * level.width + column : -1;
-  }
-
- private:
-  static FUSEPORT_DEVICE Real part_of(Real x, int* whole) {
-    *whole = (int)x;  // towards 0: -1 < x
-    *whole -= x < (Real)*whole;
-    return x - (Real)*whole;
+    const int64_t pixel = this->pixel(corner, level.width, level.height);
+    return pixel < 0 ? -1 : level.start + pixel;
   }
 };
-
-// The channels of a head: V in a row are a thread's, and LANES threads side by side have a row, or
-// go through it.
-struct Deal {
-  int lanes = 1;
-
-  Deal(int64_t channels, int each) {
-    while (lanes < WARP && lanes * each < channels) lanes *= 2;
-  }
-};
-
-// V channels of a row in value's dtype from `c` on, as reals; zeros beyond its end, and where there
-// is no row.
-template <int V, class Stored>
-FUSEPORT_DEVICE void load_channels(const Stored* row, bool there, int64_t c, int64_t channels,
-                                   Real<Stored>* to) {
-  Pack<Stored, V> pack{};
-  if (there && c < channels) pack = *(const Pack<Stored, V>*)(row + c);
-  to_reals<V>(pack, to);
-}
 
 // Calls call(Stored{}, std::integral_constant<int, V>{}) for V channels that can be moved at once.
 template <class Call, class... Pointers>

@@ -10,9 +10,9 @@ int64_t pairs_at_once(const Problem& p) { return most_pairs(p); }
 const char* backward_scratch(const Problem& p, int64_t pairs_at_once, int64_t* bytes) {
   *bytes = 0;
   if (nothing_to_sort(p)) return nullptr;
-  const Scratch layout(p, pairs_at_once);
-  *bytes = layout.bytes();
-  return layout.error;
+  const Cells cells = cells_of(p, pairs_at_once);
+  *bytes = cells.bytes();
+  return cells.error;
 }
 
 const char* forward(const Problem& p, const Forward& f, void* stream) {

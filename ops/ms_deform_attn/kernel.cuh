@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) forward_kernel(Problem p, For
         }
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const Real<Stored> share = sample.share(k);
+          const Real<Stored> share = sample.weighted_share(k);
 #pragma unroll
           for (int i = 0; i < V; ++i) sums[i] += share * pixel[k][i];
         }
@@ -89,18 +89,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
           for (int k = 0; k < 4; ++k) dots[k] += shuffled(dots[k], mask);
         if (lane > 0 || unit >= units) continue;
-        const Real x = sample.share_x, y = sample.share_y;
-        const Real upper = (1 - x) * dots[0] + x * dots[1];
-        const Real lower = (1 - x) * dots[2] + x * dots[3];
-        const Real across = (1 - y) * (dots[1] - dots[0]) + y * (dots[3] - dots[2]);
-        const Real dx = sample.weight * (Real)level.width * across;
-        const Real dy = sample.weight * (Real)level.height * (lower - upper);
-        const Real dweight = (1 - y) * upper + y * lower;
+        const Real dx = sample.weight * (Real)level.width * sample.slope_x(dots);
+        const Real dy = sample.weight * (Real)level.height * sample.slope_y(dots);
         const auto put = [&](void* to, int64_t at, Real number) {
           if (p.wide_points) ((Real*)to)[at] = number;
           else from_real(number, (Stored*)to + at);
         };
-        put(b.dweights, first + j, dweight);
+        put(b.dweights, first + j, sample.sample(dots));
         put(b.dlocations, 2 * (first + j), dx);
         put(b.dlocations, 2 * (first + j) + 1, dy);
       }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ms_deform_attn/kernel.hpp"
+#include "native/bilinear.hpp"
 #include "native/storage.hpp"
 
 namespace fuseport::ms_deform_attn::FUSEPORT_ISA {
@@ -88,31 +89,20 @@ void Samples<F>::read(const Problem& p, int64_t number) const {
   asm volatile("" ::: "memory");
   for (int64_t j = 0; j < padded; j += LANES) {
     const Vector x = load<F>(xs + j) - (Real)0.5, y = load<F>(ys + j) - (Real)0.5;
-    const Integers inside = (x > (Real)-1) & (y > (Real)-1) & (x < load<F>(widths + j)) &
-                            (y < load<F>(heights + j));
-    const auto floor_of = [&](Vector v, Index* to) {
-      const Vector bounded = inside ? v : Vector{};
-      Integers i = __builtin_convertvector(bounded, Integers);  // towards 0: -1 < v
-      i += bounded < __builtin_convertvector(i, Vector);
-      const Vector part = bounded - __builtin_convertvector(i, Vector);
-      i = inside ? i : Integers{} - 2;  // where no pixel of the four is within
-      memcpy(to, &i, sizeof i);
-      return part;
-    };
-    store<F>(share_x + j, floor_of(x, lefts + j));
-    store<F>(share_y + j, floor_of(y, tops + j));
+    const auto sample = Bilinear<F>::at(x, y, load<F>(widths + j), load<F>(heights + j));
+    store<F>(share_x + j, sample.share_x);
+    store<F>(share_y + j, sample.share_y);
+    memcpy(lefts + j, &sample.left, sizeof sample.left);
+    memcpy(tops + j, &sample.top, sizeof sample.top);
   }
   for (int k = 0; k < 4; ++k) {
-    const int right = k & 1, below = k >> 1;
     for (int64_t j = 0; j < padded; j += LANES) {  // what is written beyond n, the next k or nobody wants
-      const Integers column = integers(lefts + j) + right, row = integers(tops + j) + below;
-      const Integers width = integers(columns + j), height = integers(rows + j);
-      const Integers within = (column >= 0) & (column < width) & (row >= 0) & (row < height);
-      const Integers position = within ? integers(begins + j) + row * width + column : Integers{} - 1;
+      const Bilinear<F> sample{load<F>(share_x + j), load<F>(share_y + j), integers(lefts + j),
+                               integers(tops + j)};
+      const Integers position = sample.position(k, integers(columns + j), integers(rows + j),
+                                                integers(begins + j), Integers{} - 1);
       memcpy(index + k * n + j, &position, sizeof position);
-      const Vector x = load<F>(share_x + j), y = load<F>(share_y + j);
-      const Vector across = right ? x : (Real)1 - x, down = below ? y : (Real)1 - y;
-      store<F>(share + k * n + j, load<F>(weights + j) * (across * down));
+      store<F>(share + k * n + j, load<F>(weights + j) * sample.share(k));
     }
   }
   for (int64_t m = 4 * n; m < pixels; ++m) {

@@ -11,8 +11,12 @@
 #define FUSEPORT_FOR_EACH_ISA(DO) DO(baseline)
 #endif
 
-// Inlined always: a copy that is compiled for one instruction set must not serve another.
+// Inlined always: a copy that is compiled for one instruction set must not serve another. On a GPU, too.
+#if defined(__CUDACC__)
+#define FUSEPORT_INLINED __host__ __device__ __forceinline__
+#else
 #define FUSEPORT_INLINED inline __attribute__((always_inline))
+#endif
 
 namespace fuseport {
 

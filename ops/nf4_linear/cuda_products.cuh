@@ -7,54 +7,10 @@
 // GPU; bits on nothing else.
 #pragma once
 
-#include <type_traits>
-
+#include "native/cuda_products.cuh"
 #include "nf4_linear/kernel.cuh"
 
 namespace fuseport::nf4_linear::cuda {
-
-// A block's tile of the result, SIDE × SIDE, and the step that it takes in the inner dimension.
-template <class Stored_, int SIDE_, int STEP_, int THREADS_>
-struct Tiling {
-  using Stored = Stored_;
-  static constexpr int SIDE = SIDE_, STEP = STEP_, THREADS = THREADS_;
-  static constexpr int BLOCKS = 512 / THREADS;  // of a multiprocessor, at least
-  static constexpr bool TENSOR_CORES = sizeof(Stored) == 2;
-  static_assert(STEP % RUN == 0 && SIDE % RUN == 0);
-};
-
-template <class Stored>
-struct Tilings {
-  using Large = Tiling<Stored, 128, 32, 256>;
-  using Small = Tiling<Stored, 64, 64, 128>;
-};
-template <>
-struct Tilings<float> {
-  using Large = Tiling<float, 128, 16, 256>;
-  using Small = Tiling<float, 64, 32, 256>;
-};
-template <>
-struct Tilings<double> {
-  using Large = Tiling<double, 64, 16, 256>;
-  using Small = Large;
-};
-
-// In shared memory, twice: one is read while the other is written. Of the weight, rows are of the
-// inner dimension, as PlainSums and its transpose have them; in TensorSums' product with x they are
-// of columns of the result. What is between rows spreads them over the banks.
-template <class Tiling, bool BACK>
-struct Tiles {
-  using Stored = typename Tiling::Stored;
-  static constexpr bool OF_COLUMNS = Tiling::TENSOR_CORES && !BACK;
-  static constexpr int SIDE = Tiling::SIDE, STEP = Tiling::STEP, PAD = VECTOR<Stored>;
-  static constexpr int X_ROW = STEP + PAD, W_ROW = (OF_COLUMNS ? STEP : SIDE) + PAD;
-  static constexpr int W_ROWS = OF_COLUMNS ? SIDE : STEP;
-  Stored x[2][SIDE * X_ROW], w[2][W_ROWS * W_ROW];
-
-  static FUSEPORT_DEVICE int place(int inner, int column) {
-    return OF_COLUMNS ? column * W_ROW + inner : inner * W_ROW + column;
-  }
-};
 
 // x·Wᵀ + bias, or dout·W. `x` stands for dout, too.
 struct Product {
@@ -67,32 +23,6 @@ struct Product {
   bool whole = false, runs = false;  // whether x is read in packs, and the weight in runs
 };
 
-// A tile's numbers of x, zeros beyond. They are there after wait_for_copies and a barrier.
-template <class Tiles>
-FUSEPORT_DEVICE void bring(const Problem& p, const Product& m, int64_t row, int64_t inner,
-                           typename Tiles::Stored* to) {
-  using Stored = typename Tiles::Stored;
-  constexpr int STEP = Tiles::STEP, V = VECTOR<Stored>, PACKS = STEP / V;
-  const Stored* const from =
-      (const Stored*)m.x.data + row * m.x.row_stride + inner * m.x.column_stride;
-  if (m.whole) {
-#pragma unroll 1  // what is unrolled keeps addresses in registers, of which none is left
-    for (int i = (int)threadIdx.x; i < Tiles::SIDE * PACKS; i += (int)blockDim.x) {
-      const int r = i / PACKS, k = i % PACKS * V;
-      const bool there = row + r < p.rows && inner + k < m.inner;
-      copy_later(to + r * Tiles::X_ROW + k, there ? from + r * m.x.row_stride + k : from, there);
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int i = (int)threadIdx.x; i < Tiles::SIDE * STEP; i += (int)blockDim.x) {
-    const int r = i / STEP, k = i % STEP;
-    const bool there = row + r < p.rows && inner + k < m.inner;
-    to[r * Tiles::X_ROW + k] =
-        there ? from[r * m.x.row_stride + k * m.x.column_stride] : Stored{};
-  }
-}
-
 // What a thread decodes of a tile of the weight: asked for before the product with the tile before,
 // decoded after it.
 template <class Tiling, bool BACK>
@@ -101,6 +31,7 @@ struct Decoder {
   using Real = cuda::Real<Stored>;
   using Tiles = cuda::Tiles<Tiling, BACK>;
   static constexpr int SIDE = Tiling::SIDE, STEP = Tiling::STEP;
+  static_assert(STEP % RUN == 0 && SIDE % RUN == 0);
   static constexpr int RUNS = SIDE * STEP / RUN;
   static constexpr int OWN = (RUNS + Tiling::THREADS - 1) / Tiling::THREADS;
 
@@ -170,115 +101,6 @@ struct Decoder {
   }
 };
 
-// What a thread has of a tile of the result, on tensor cores: a warp has 32 columns.
-template <class Tiling, bool BACK>
-struct TensorSums {
-  using Stored = typename Tiling::Stored;
-  using Tiles = cuda::Tiles<Tiling, BACK>;
-  static constexpr int TILE = 16, ACROSS = Tiling::SIDE / 32;
-  static constexpr int DOWN = Tiling::SIDE * ACROSS * WARP / Tiling::THREADS / TILE;
-  static constexpr int WIDTH = 2;  // numbers in a row
-
-  const int row = (int)threadIdx.x / WARP / ACROSS * DOWN * TILE;
-  const int column = (int)threadIdx.x / WARP % ACROSS * 32;
-  const bool needed;
-  float sums[DOWN][4][4] = {};
-
-  // So many rows and columns of the tile are there.
-  FUSEPORT_DEVICE TensorSums(int64_t rows, int64_t columns)
-      : needed(row < rows && column < columns) {}
-
-  FUSEPORT_DEVICE void add(const Stored* x, const Stored* w) {
-    if (!needed) return;
-#pragma unroll
-    for (int k = 0; k < Tiling::STEP; k += TILE) {
-      uint32_t of_w[2][4];
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        load_matrices<BACK>(of_w[j], row_of<!BACK>(w + Tiles::place(k, column + j * TILE),
-                                                   Tiles::W_ROW));
-#pragma unroll
-      for (int i = 0; i < DOWN; ++i) {
-        uint32_t of_x[4];
-        load_matrices<false>(of_x, row_of<false>(x + (row + i * TILE) * Tiles::X_ROW + k,
-                                                 Tiles::X_ROW));
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const uint32_t(&b)[4] = of_w[j / 2];
-          if constexpr (std::is_same_v<Stored, Half>)
-            add_half_product(sums[i][j], of_x, b[j % 2 * 2], b[j % 2 * 2 + 1]);
-          else
-            add_product(sums[i][j], of_x, b[j % 2 * 2], b[j % 2 * 2 + 1]);
-        }
-      }
-    }
-  }
-
-  // Calls put(row, column, numbers) for WIDTH numbers each time.
-  template <class Put>
-  FUSEPORT_DEVICE void each(const Put& put) const {
-    const int lane = (int)threadIdx.x % WARP;
-#pragma unroll
-    for (int i = 0; i < DOWN; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          put(row + i * TILE + half * 8 + lane / 4, column + j * 8 + lane % 4 * 2,
-              sums[i][j] + half * 2);
-  }
-};
-
-// The same by multiply-adds: threads are 16 × 16, and have every sixteenth row, and of columns
-// every sixteenth group of WIDTH.
-template <class Tiling, bool BACK>
-struct PlainSums {
-  using Stored = typename Tiling::Stored;  // which is what it is computed in
-  using Tiles = cuda::Tiles<Tiling, BACK>;
-  static constexpr int WIDTH = VECTOR<Stored>, DOWN = Tiling::SIDE / 16, GROUPS = DOWN / WIDTH;
-  static_assert(Tiling::THREADS == 256 && GROUPS * WIDTH == DOWN);
-  // Numbers of x's rows at once, and how often: as many as there are registers for.
-  static constexpr int DEEP = WIDTH / 2, UNROLLED = DOWN > 4 ? 1 : 4;
-
-  const int row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16 * WIDTH;
-  Stored sums[DOWN][DOWN] = {};
-
-  FUSEPORT_DEVICE PlainSums(int64_t, int64_t) {}
-
-  FUSEPORT_DEVICE void add(const Stored* x, const Stored* w) {
-#pragma unroll UNROLLED
-    for (int k = 0; k < Tiling::STEP; k += DEEP) {
-      Pack<Stored, DEEP> of_x[DOWN];
-#pragma unroll
-      for (int i = 0; i < DOWN; ++i)
-        of_x[i] = *(const Pack<Stored, DEEP>*)(x + (row + i * 16) * Tiles::X_ROW + k);
-#pragma unroll
-      for (int next = 0; next < DEEP; ++next)
-#pragma unroll
-        for (int group = 0; group < GROUPS; ++group) {
-          const auto of_w = *(const Pack<Stored, WIDTH>*)(w + Tiles::place(k + next, column +
-                                                                          group * 16 * WIDTH));
-#pragma unroll
-          for (int i = 0; i < DOWN; ++i)
-#pragma unroll
-            for (int j = 0; j < WIDTH; ++j) {
-              Stored& sum = sums[i][group * WIDTH + j];
-              sum = fma_of(of_x[i].at[next], of_w.at[j], sum);
-            }
-        }
-    }
-  }
-
-  template <class Put>
-  FUSEPORT_DEVICE void each(const Put& put) const {
-#pragma unroll
-    for (int i = 0; i < DOWN; ++i)
-#pragma unroll
-      for (int group = 0; group < GROUPS; ++group)
-        put(row + i * 16, column + group * 16 * WIDTH, sums[i] + group * WIDTH);
-  }
-};
-
 // COUNT numbers of the result's row, from `column` on, of which `count` are there.
 template <int COUNT, class Stored>
 FUSEPORT_DEVICE void finish(const Product& m, const Real<Stored>* sums, int64_t at, int64_t column,
@@ -299,13 +121,14 @@ __global__ void __launch_bounds__(Tiling::THREADS, Tiling::BLOCKS)
   using Stored = typename Tiling::Stored;
   using Real = cuda::Real<Stored>;
   using Tiles = cuda::Tiles<Tiling, BACK>;
-  using Sums = std::conditional_t<Tiling::TENSOR_CORES, TensorSums<Tiling, BACK>,
-                                  PlainSums<Tiling, BACK>>;
+  using Sums = SumsOf<Tiling, BACK>;
   constexpr int SIDE = Tiling::SIDE, STEP = Tiling::STEP, WIDTH = Sums::WIDTH;
   const auto turn_of = [](int64_t k) { return (int)(k / STEP % 2); };  // of two tiles
   FUSEPORT_SHARED(memory);
   const Code<Real> code(memory);
   Tiles& tiles = *(Tiles*)(memory + 16 * sizeof(Real));
+  const Matrix<Stored> x{(const Stored*)m.x.data, p.rows, m.inner, m.x.row_stride,
+                         m.x.column_stride, m.whole};
   const int64_t across = (m.columns + SIDE - 1) / SIDE, down = (p.rows + SIDE - 1) / SIDE;
   for (int64_t unit = blockIdx.x; unit < across * down * m.parts; unit += gridDim.x) {
     const int64_t line = unit / across, part = line / down;
@@ -317,7 +140,7 @@ __global__ void __launch_bounds__(Tiling::THREADS, Tiling::BLOCKS)
     __syncthreads();  // the unit before has read all
     if (first < last) {
       const int turn = turn_of(first);
-      bring<Tiles>(p, m, row, first, tiles.x[turn]);
+      bring<SIDE, STEP, Tiles::X_ROW>(x, row, first, tiles.x[turn]);
       decoder.ask(first);
       decoder.decode(first, tiles.w[turn]);
     }
@@ -327,7 +150,7 @@ __global__ void __launch_bounds__(Tiling::THREADS, Tiling::BLOCKS)
       __syncthreads();
       const int64_t next = k + STEP;
       if (next < last) {
-        bring<Tiles>(p, m, row, next, tiles.x[other]);
+        bring<SIDE, STEP, Tiles::X_ROW>(x, row, next, tiles.x[other]);
         decoder.ask(next);
       }
       sums.add(tiles.x[turn], tiles.w[turn]);
@@ -366,19 +189,6 @@ __global__ void __launch_bounds__(PART_THREADS) sum_rows_kernel(Problem p, Backw
         return to_real(dout[row * b.dout.row_stride + i * b.dout.column_stride]);
       },
       [&](int64_t i, double sum) { from_real((Real<Stored>)sum, (Stored*)b.dbias + i); });
-}
-
-template <class Tiling>
-int64_t tiles_of(int64_t rows, int64_t columns) {
-  return (rows + Tiling::SIDE - 1) / Tiling::SIDE * ((columns + Tiling::SIDE - 1) / Tiling::SIDE);
-}
-
-// Large tiles decode less, if they are enough for the GPU's multiprocessors, or nearly.
-template <class Stored>
-bool in_large_tiles(int64_t rows, int64_t columns) {
-  using Large = typename Tilings<Stored>::Large;
-  return rows > Tilings<Stored>::Small::SIDE &&
-         4 * tiles_of<Large>(rows, columns) >= 3 * multiprocessors();
 }
 
 // Sets parts and span: two blocks for a multiprocessor, of some steps each.

@@ -3,28 +3,19 @@
 #pragma once
 
 #include "native/blocks.hpp"
+#include "native/products.hpp"
+#include "native/scratch.hpp"
 #include "ssd_chunk_scan/kernel.hpp"
-#include "ssd_chunk_scan/products.hpp"
 
 namespace fuseport::ssd_chunk_scan::FUSEPORT_ISA {
+
+using namespace fuseport::FUSEPORT_ISA;
 
 // Numbers in a row of so many that are in use.
 template <class F>
 FUSEPORT_INLINE int64_t padded(int64_t count) {
   return (count + F::LANES - 1) / F::LANES * F::LANES;
 }
-
-// Hands out parts of a scratch buffer, each on a cache line of its own.
-struct Scratch {
-  char* base;
-  int64_t used = 0;
-
-  template <class... Number>
-  void take(int64_t count, Number**... parts) {
-    ((*parts = (Number*)(base + used),
-      used += (count * (int64_t)sizeof(Number) + 63) / 64 * 64), ...);
-  }
-};
 
 struct Steps {
   int64_t start;
@@ -33,7 +24,7 @@ struct Steps {
   Steps(const Problem& p, int64_t chunk) {
     start = chunk * CHUNK;
     count = (int)(p.length - start < CHUNK ? p.length - start : CHUNK);
-    rows = (count + ROWS - 1) / ROWS * ROWS;
+    rows = (count + PRODUCT_ROWS - 1) / PRODUCT_ROWS * PRODUCT_ROWS;
   }
 };
 

@@ -43,6 +43,7 @@ from fuseport.ops import OPS, registration
 from fuseport.ops.causal_conv1d.cases import _Shape as ConvShape
 from fuseport.ops.causal_conv1d_update.cases import _Shape as ConvStepShape
 from fuseport.ops.cross_scan.cases import ImageShape
+from fuseport.ops.deform_conv2d.cases import _Shape as DeformConvShape
 from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
 from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
 from fuseport.ops.rms_norm.cases import NormShape
@@ -199,6 +200,33 @@ def _deform(r: Source) -> tuple[str, Any]:
     return "ms_deform_attn", shape
 
 
+def _deform_conv(r: Source) -> tuple[str, Any]:
+    depthwise = r.random() < 0.2
+    groups = size(r, 60 if depthwise else 4)
+    c, o = (groups * (1 if depthwise else size(r, 40)) for _ in range(2))
+    kernel = size(r, 4), size(r, 4)
+    dilation = size(r, 3), size(r, 3)
+    padding = r.randrange(4), r.randrange(4)
+    # So large that the filter is within the padded image.
+    reached = zip(dilation, kernel, padding, strict=True)
+    least = [max(1, d * (k - 1) + 1 - 2 * p) for d, k, p in reached]
+    shape = DeformConvShape(
+        b=size(r, 3),
+        c=c,
+        o=o,
+        image=(least[0] + size(r, 24) - 1, least[1] + size(r, 24) - 1),
+        kernel=kernel,
+        groups=groups,
+        offset_groups=divisor(r, c),
+        stride=(size(r, 3), size(r, 3)),
+        padding=padding,
+        dilation=dilation,
+        reach=r.choice((0.5, 1.5, 10.0)),
+        modulated=flag(r),
+    )
+    return "deform_conv2d_modulated" if shape.modulated else "deform_conv2d", shape
+
+
 def _linear(r: Source) -> tuple[str, Any]:
     block = 2 ** r.randrange(4, 9)
     return "nf4_linear", LinearShape((size(r, 70),), size(r, 600), size(r, 200), block)
@@ -249,6 +277,7 @@ DRAWS: dict[str, Draw] = {
     "ssd_chunk_scan": _chunk,
     "rms_norm": lambda r: ("rms_norm", _norm(r, None)),
     "rms_norm_gated": lambda r: ("rms_norm_gated", _norm(r, flag(r))),
+    "deform_conv2d": _deform_conv,
     "ms_deform_attn": _deform,
     "nf4_linear": _linear,
     "cross_scan": lambda r: ("cross_scan", _image(r, walks=False)),

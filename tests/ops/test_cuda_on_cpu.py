@@ -100,6 +100,7 @@ def test_the_gradient_of_a_is_exact_where_states_hardly_matter(
 IN_ANY_ORDER = {
     "cross_scan": "height_17_width_33",
     "cross_merge": "height_17_width_33",
+    "deform_conv2d": "groups_across_offset_groups",
     "ms_deform_attn": "query_blocks",
     "nf4_linear": "outputs_130",
     "rotary_embedding": "many_units",
@@ -127,6 +128,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(device_of: Devices, name: st
     [
         ("cross_scan", "x"),
         ("cross_merge", "ys"),
+        *(("deform_conv2d", tensor) for tensor in ("input", "offset", "weight", "bias")),
         *(("ms_deform_attn", t) for t in ("value", "sampling_locations", "attention_weights")),
         *(("nf4_linear", tensor) for tensor in ("x", "bias")),
         *(("rotary_embedding", tensor) for tensor in ("x", "cos")),

@@ -3,9 +3,7 @@
 
 #include "native/vector.hpp"
 
-namespace fuseport::ssd_chunk_scan::FUSEPORT_ISA {
-
-using namespace fuseport::FUSEPORT_ISA;
+namespace fuseport::FUSEPORT_ISA {
 
 // A matrix with any two strides, whose numbers are read one by one.
 template <class Real>
@@ -32,39 +30,39 @@ struct Product {
   const Real* scale = nullptr;
 };
 
-constexpr int ROWS = 4;  // of a block of registers
-constexpr int DEPTH = 32;  // of a sum in registers: errors of longer ones would grow with the depth
+constexpr int PRODUCT_ROWS = 4;  // of a block of registers
+constexpr int PRODUCT_DEPTH = 32;  // of a sum in registers: errors of longer ones would grow with it
 #if defined(__AVX512F__)
-constexpr int VECTORS = 4;
+constexpr int PRODUCT_VECTORS = 4;
 #else
-constexpr int VECTORS = 2;
+constexpr int PRODUCT_VECTORS = 2;
 #endif
 
-template <class F, int ROWS_, int VECTORS_>
+template <class F, int ROWS, int VECTORS>
 FUSEPORT_INLINE void product_block(const Product<F>& p, int row, int column, int from, int to,
                                    typename F::Real keep) {
   using Real = typename F::Real;
   using Vector = typename F::Vector;
-  Vector sums[ROWS_][VECTORS_] = {};
+  Vector sums[ROWS][VECTORS] = {};
   const Real* a = p.a.data + row * p.a.row + from * p.a.depth;
   const Real* b = p.b + from * p.b_stride + column;
   for (int k = from; k < to; ++k, a += p.a.depth, b += p.b_stride) {
-    Vector right[VECTORS_];
+    Vector right[VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS_; ++v) right[v] = load<F>(b + v * F::LANES);
+    for (int v = 0; v < VECTORS; ++v) right[v] = load<F>(b + v * F::LANES);
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS_; ++r) {
+    for (int r = 0; r < ROWS; ++r) {
       const Vector left = splat<F>(a[r * p.a.row]);
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS_; ++v) sums[r][v] = left * right[v] + sums[r][v];
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] = left * right[v] + sums[r][v];
     }
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < ROWS_; ++r) {
+  for (int r = 0; r < ROWS; ++r) {
     Real* c = p.c + (row + r) * p.c_stride + column;
     const Vector scale = splat<F>(p.scale ? p.scale[row + r] : (Real)1);
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS_; ++v) {
+    for (int v = 0; v < VECTORS; ++v) {
       const Vector sum = sums[r][v] * scale;
       const Vector all = keep == 0 ? sum : load<F>(c + v * F::LANES) * keep + sum;
       store<F>(c + v * F::LANES, all);
@@ -72,19 +70,19 @@ FUSEPORT_INLINE void product_block(const Product<F>& p, int row, int column, int
   }
 }
 
-template <class F, int ROWS_>
+template <class F, int ROWS>
 FUSEPORT_INLINE void product_rows(const Product<F>& p, int row, Zeros zeros, int columns) {
-  const int past = row + ROWS_ < p.depth ? row + ROWS_ : p.depth;
+  const int past = row + ROWS < p.depth ? row + ROWS : p.depth;
   const int from = zeros == Zeros::below ? (row < p.depth ? row : p.depth) : 0;
   const int to = zeros == Zeros::above ? past : p.depth;
   int begin = from;
   do {  // once, too, where there is nothing to sum up
-    const int end = to - begin > DEPTH ? begin + DEPTH : to;
+    const int end = to - begin > PRODUCT_DEPTH ? begin + PRODUCT_DEPTH : to;
     const typename F::Real keep = begin == from ? p.keep : 1;
     int c = 0;
-    for (; c + VECTORS * F::LANES <= columns; c += VECTORS * F::LANES)
-      product_block<F, ROWS_, VECTORS>(p, row, c, begin, end, keep);
-    for (; c < columns; c += F::LANES) product_block<F, ROWS_, 1>(p, row, c, begin, end, keep);
+    for (; c + PRODUCT_VECTORS * F::LANES <= columns; c += PRODUCT_VECTORS * F::LANES)
+      product_block<F, ROWS, PRODUCT_VECTORS>(p, row, c, begin, end, keep);
+    for (; c < columns; c += F::LANES) product_block<F, ROWS, 1>(p, row, c, begin, end, keep);
     begin = end;
   } while (begin < to);
 }
@@ -97,8 +95,9 @@ static void multiply(const Product<F>& p, Zeros zeros = Zeros::none, bool lower 
     const int whole = (end + F::LANES - 1) / F::LANES * F::LANES;
     return lower && whole < p.columns ? whole : p.columns;
   };
-  for (; row + ROWS <= p.rows; row += ROWS) product_rows<F, ROWS>(p, row, zeros, columns(row + ROWS));
+  for (; row + PRODUCT_ROWS <= p.rows; row += PRODUCT_ROWS)
+    product_rows<F, PRODUCT_ROWS>(p, row, zeros, columns(row + PRODUCT_ROWS));
   for (; row < p.rows; ++row) product_rows<F, 1>(p, row, zeros, columns(row + 1));
 }
 
-}  // namespace fuseport::ssd_chunk_scan::FUSEPORT_ISA
+}  // namespace fuseport::FUSEPORT_ISA
