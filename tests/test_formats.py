@@ -395,8 +395,6 @@ def test_a_complex_number_has_a_conjugate_in_torchscript(tmp_path: Path) -> None
     (expected,) = torch.autograd.grad(Spiral()(x), x, dy)
     found = torch.jit.load(tmp_path / "g.pt")(x.detach(), dy)
     torch.testing.assert_close(found["grad/x"], expected)
-    with pytest.raises(ExportFailed, match=r"no form of aten\.\w+ of complex numbers"):
-        formats.get("onnx").write(gradient, tmp_path / "g.onnx", formats.Options(tmp_path / "w"))
 
 
 def test_torchscript_has_no_form_of_an_unknown_loop(tmp_path: Path) -> None:
@@ -434,7 +432,7 @@ def test_a_refusal_names_the_other_formats(tmp_path: Path) -> None:
     torch.save(nn.Linear(8, 8).state_dict(), tmp_path / "w.pth")
     given = {"model": f"{tmp_path}/net.py:svd", "inputs": SEQUENCE, "programs": ["forward"]}
     (tmp_path / "net.py").open("a").write("def svd():\n    return Net(8, 8)\n")
-    others = "without it: --format exported_program --format torchscript$"
+    others = "without it: --format exported_program,torchscript$"
     with pytest.raises(ExportFailed, match=f"no form of aten._linalg_svd; {others}"):
         api.export(tmp_path / "w.pth", tmp_path / "b", **given)
     with pytest.raises(ExportFailed, match=r"no form of aten._linalg_svd$"):

@@ -16,6 +16,7 @@ from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._lowering import Table
@@ -176,20 +177,25 @@ def _product_with_vector(x: Tensor, other: Tensor) -> Any:
 
 
 def _cuts(widths: Any) -> bool:
-    return any(isinstance(width, int) and width < 0 for width in widths)
+    sizes = (width.meta["val"] if isinstance(width, torch.fx.Node) else width for width in widths)
+    return any(statically_known_true(size < 0) for size in sizes)
 
 
 def _constant_pad(x: Tensor, widths: Sequence[int], value: float = 0) -> Tensor:
     # A gradient of padding pads by negative widths, which few runtimes know.
     for i, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
         dim = x.dim() - 1 - i
-        x = aten.slice.Tensor(x, dim, max(0, -before), x.shape[dim] - max(0, -after))
+        less, more = [[_positive(n) for n in pair] for pair in ((-before, -after), (before, after))]
+        x = aten.slice.Tensor(x, dim, less[0], x.shape[dim] - less[1])
         shape = list(x.shape)
-        ends = [
-            x.new_full((*shape[:dim], max(0, n), *shape[dim + 1 :]), value) for n in (before, after)
-        ]
-        x = torch.cat([ends[0], x, ends[1]], dim) if before > 0 or after > 0 else x
+        ends = [x.new_full((*shape[:dim], n, *shape[dim + 1 :]), value) for n in more]
+        if any(isinstance(n, torch.SymInt) or n for n in more):
+            x = torch.cat([ends[0], x, ends[1]], dim)
     return x
+
+
+def _positive(width: Any) -> Any:
+    return 0 if statically_known_true(width <= 0) else width
 
 
 def _pad(x: Tensor, widths: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
@@ -421,6 +427,7 @@ _OWN: Table = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.unbind.int: _unbind,
+    aten._neg_view.default: aten.neg.default,
     aten.einsum.default: _einsum,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program import mutates, rebuilt
 
-__all__ = ["VALUE_OF", "Lowering", "Table"]
+__all__ = ["VALUE_OF", "Lowering", "Rewriting", "Table", "rewritten"]
 
 aten = torch.ops.aten
 _SIZE = aten.sym_size.int
@@ -53,11 +53,13 @@ class Lowering(ExportedProgram):
         others = dict(decomp_table or {})
         if not self.graph.find_nodes(op="get_attr"):
             try:
-                return _lowered(self, {**others, **self._own})
+                return rewritten(self, Rewriting(self, {**others, **self._own}))
             except _Whole:
                 pass
         # Tracing the whole follows regions of the graph, and adds constants to a program.
-        whole: ExportedProgram = _lowered(self, self._own).run_decompositions(others)
+        whole: ExportedProgram = rewritten(self, Rewriting(self, self._own)).run_decompositions(
+            others
+        )
         return whole
 
 
@@ -75,8 +77,8 @@ class _Whole(Exception):
     """What an operator is replaced by has constants or regions of its own."""
 
 
-def _lowered(exported: ExportedProgram, table: Table) -> ExportedProgram:
-    rewriting = _Rewriting(exported, table)
+def rewritten(exported: ExportedProgram, rewriting: "Rewriting") -> ExportedProgram:
+    """The program after all its nodes were rewritten."""
     graph, values = rewriting.graph, rewriting.values
     for node in exported.graph.nodes:
         values[node] = rewriting.of(node)
@@ -119,15 +121,16 @@ def _part_outputs(graph: fx.Graph) -> None:
             output.replace_input_with(node, copy)
 
 
-class _Rewriting:
+class Rewriting:
     """A graph that is made of another one, node by node. ONNX has no form of `sym_numel`.
 
     Attributes:
         graph: the new one.
-        values: nodes of the old graph → nodes of the new, or tuples of them.
+        values: nodes of the old graph → nodes of the new, or trees of them.
     """
 
     def __init__(self, exported: ExportedProgram, table: Table) -> None:
+        """Begin with a graph that is empty."""
         self.graph = fx.Graph()
         self.values: dict[fx.Node, Any] = {}
         self._table = table
@@ -145,30 +148,40 @@ class _Rewriting:
         if node.target is aten.sym_numel.default:
             (x,) = node.all_input_nodes
             return self._count(self.values[x])
-        if node.target in self._table:
+        form = self.form(node)
+        if form is not None:
             try:
-                return self._inlined(node)
+                return self._inlined(node, form)
             except _Left:
                 pass
         return self.graph.node_copy(node, self.values.__getitem__)
 
-    def _inlined(self, node: fx.Node) -> Any:
+    def form(self, node: fx.Node) -> Callable[..., Any] | None:
+        """What computes the same as `node` does; None where that stays."""
+        return self._table.get(node.target)
+
+    def _inlined(self, node: fx.Node, form: Callable[..., Any]) -> Any:
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         positions = [i for i, value in enumerate(flat) if isinstance(value, fx.Node)]
-        given = [self.values[flat[i]] for i in positions]
+        given, trees = pytree.tree_flatten([self.values[flat[i]] for i in positions])
+        shapes: list[pytree.TreeSpec] = []
 
         def call(*examples: Any) -> Any:
             arguments = list(flat)
-            for i, value in zip(positions, examples, strict=True):
+            for i, value in zip(positions, pytree.tree_unflatten(examples, trees), strict=True):
                 arguments[i] = value
             args, kwargs = pytree.tree_unflatten(arguments, spec)
-            found = self._table[node.target](*args, **kwargs)
+            found = form(*args, **kwargs)
             if found is NotImplemented:
                 raise _Left
             if isinstance(found, (tuple, list)):
                 pairs = zip(found, node.meta["val"], strict=True)
-                return tuple(_typed(*pair) for pair in pairs)  # of no named type
-            return _typed(found, node.meta["val"])
+                found = tuple(_typed(*pair) for pair in pairs)  # of no named type
+            else:
+                found = _typed(found, node.meta["val"])
+            leaves, shape = pytree.tree_flatten(found)
+            shapes[:] = [shape]
+            return tuple(leaves)
 
         examples = [value.meta["val"] for value in given]
         with self._mode, enable_python_dispatcher():
@@ -185,7 +198,8 @@ class _Rewriting:
             if part in inner:
                 continue
             if part.op == "output":
-                return fx.node.map_arg(part.args[0], inner.__getitem__)
+                leaves = fx.node.map_arg(part.args[0], inner.__getitem__)
+                return pytree.tree_unflatten(leaves, shapes[0])
             if part.op == "get_attr":
                 raise _Whole
             if part.target is aten.sym_numel.default:

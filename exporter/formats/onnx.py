@@ -28,6 +28,7 @@ from torch.export import ExportedProgram
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._bfloat16 import in_float32
+from fuseport.exporter.formats._complex import in_parts
 from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
@@ -121,9 +122,10 @@ def _translate(
     program: Program, opset: int, instead: Decompositions
 ) -> tuple[ir.Model, dict[str, str]]:
     """The model, and which of its values each node of the program's graph is, by name."""
+    exported = in_parts(program.exported)
     with quiet("torch.onnx", "onnxscript"):
         onnx_program = torch.onnx.export(
-            Lowering(program.exported, _table(program.exported, instead)),
+            Lowering(exported, _table(exported, instead)),
             dynamo=True,
             opset_version=opset,
             input_names=[spec.name for spec in program.inputs],
@@ -134,7 +136,7 @@ def _translate(
     assert onnx_program is not None
     # Sizes that depend on values, which torch.onnx drew anew and dropped: the next trace over these
     # sizes, of another program of the capture, would miss them among its results.
-    shape_env(program.exported).pending_fresh_unbacked_symbols.clear()
+    shape_env(exported).pending_fresh_unbacked_symbols.clear()
     model = onnx_program.model
     model.graph.name = program.kind
     assert onnx_program.exported_program is not None
@@ -261,7 +263,7 @@ def _refer_to(weights: Path, model: ir.Model) -> None:
             offset=8 + length + begin,
             length=end - begin,
             dtype=value.const_value.dtype,
-            shape=ir.Shape(header[name]["shape"]),
+            shape=ir.Shape(value.const_value.shape.numpy()),  # a complex one's has its parts
             name=name,
             base_dir=str(weights.parent),
         )
@@ -271,11 +273,12 @@ def _reason(error: BaseException) -> str:
     """What is at the bottom of a chain of exporter errors."""
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, ExportFailed):
+        return str(error)
     lacking = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
     if lacking is None:
         return one_line(error)
-    numbers = " of complex numbers" if "complex-valued" in str(error) else ""
-    said = f"there is no form of {lacking[1]}{numbers}"
+    said = f"there is no form of {lacking[1]}"
     name = lacking[1].replace(".", "::", 1)
     if any(name == operator.qualified_name for op in OPS.values() for operator in op.operators):
         return f"{said}: give its OpSpec `onnx`, the bodies of its nodes (README)"

@@ -8,7 +8,6 @@ and `model`, which builds it; see `Architecture`.
 import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -169,7 +168,7 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
     for name in config.get("frozen", ()):
         model.module.get_parameter(name).requires_grad_(False)
     remember(model.module.eval())
-    return replace(model, differentiable=config.get("differentiable", model.differentiable))
+    return model
 
 
 def convert(model: Model, dtype: torch.dtype) -> tuple[str, ...]:

@@ -43,7 +43,8 @@ def read_given(path: Path) -> Given:
         CorruptInput: it is not in the format.
     """
     if not path.is_file():
-        raise UsageError(f"--inputs {path}: there is no such file")
+        hint = f"; shapes are --input-shapes '{path}'" if "[" in path.name else ""
+        raise UsageError(f"--inputs {path}: there is no such file{hint}")
     values = read_safetensors(path)
     if not values:
         raise UsageError(f"--inputs {path}: there is no tensor in it")

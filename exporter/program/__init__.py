@@ -38,6 +38,7 @@ __all__ = [
     "mutates",
     "named_outputs",
     "one_line",
+    "real",
     "rebuilt",
     "shape_env",
     "trainable",
@@ -295,6 +296,15 @@ def count_nodes(program: Program, operator: str) -> int:
         isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == operator
         for node in program.exported.graph.nodes
     )
+
+
+def real(gradient: Tensor) -> Tensor:
+    """A gradient as programs and runtimes give it.
+
+    That of a complex parameter is real, of shape (…, 2): its real and imaginary parts, as
+    `torch.view_as_real` has them. ONNX has no complex outputs.
+    """
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
 
 def one_line(error: BaseException) -> str:

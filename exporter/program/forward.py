@@ -33,6 +33,7 @@ from fuseport.exporter.program import (
     rebuilt,
     shape_env,
 )
+from fuseport.exporter.program.portable import DIFFERENTIABLE
 
 __all__ = [
     "FixedDimension",
@@ -95,7 +96,7 @@ def capture_forward(
         )
         _detach_regions(exported.graph_module)
         # In-place operators become functional ones; composite operators stay whole.
-        exported = exported.run_decompositions({aten.copy.default: _copy})
+        exported = exported.run_decompositions(DIFFERENTIABLE)
     for node in exported.graph.nodes:
         # Contiguous examples make a view of what callers may pass in another layout.
         if node.target is aten.view.default:
@@ -168,7 +169,20 @@ def any_sizes() -> Iterator[None]:
             patched.enter_context(mock.patch.object(torch._C, name, unguarded(ask)))
         layer = mock.patch.object(decompositions, "one_layer_lstm", _lstm_layer)
         patched.enter_context(layer)
+        patched.enter_context(mock.patch.object(torch._refs.fft, "_apply_norm", _normalised))
         yield
+
+
+_apply_norm = torch._refs.fft._apply_norm
+
+
+def _normalised(x: Tensor, norm: Any, signal_numel: Any, forward: bool) -> Tensor:
+    """What torch scales a Fourier transform by; it takes the root of a number, not of a size."""
+    if norm != "ortho" or isinstance(signal_numel, int):
+        scaled: Tensor = _apply_norm(x, norm, signal_numel, forward)
+        return scaled
+    dtype = x.dtype.to_real()
+    return x / torch.sqrt(torch.scalar_tensor(signal_numel, dtype=dtype, device=x.device))
 
 
 @contextmanager
@@ -316,11 +330,6 @@ def _detach_regions(module: torch.fx.GraphModule) -> None:
                 detached.meta["val"] = result.meta["val"]
                 result.replace_all_uses_with(detached, lambda user, own=detached: user is not own)
         part.recompile()
-
-
-def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """`x.copy_(source)` as a value: torch has no derivative of it."""
-    return source.to(x.dtype).expand(x.shape).clone()
 
 
 def _forget_ones(exported: ExportedProgram) -> None:

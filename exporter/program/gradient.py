@@ -22,6 +22,7 @@ from fuseport.exporter.program import (
     argument_names,
     mutates,
     one_line,
+    real,
     rebuilt,
     shape_env,
 )
@@ -144,7 +145,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
             if roots
             else [None for _ in leaves]
         )
-        found = {n: g for n, g in zip(leaves, gradients, strict=True) if g is not None}
+        found = {n: real(g) for n, g in zip(leaves, gradients, strict=True) if g is not None}
         connected[:] = found
         return (*(result.detach() for result in results), *found.values())
 

@@ -1,13 +1,14 @@
 """Operators in terms of others, whose derivatives are of any size, and run outside of torch too."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-__all__ = ["PORTABLE", "masked_select"]
+__all__ = ["DIFFERENTIABLE", "PORTABLE", "masked_select"]
 
 aten = torch.ops.aten
 
@@ -53,6 +54,26 @@ def _as_strided(
         where = where + steps.view([-1 if i == dim else 1 for i in range(len(size))])
     return aten.index.Tensor(x.reshape(-1), [where])
 
+
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """`x.copy_(source)` as a value."""
+    return source.to(x.dtype).expand(x.shape).clone()
+
+
+def _of_real(scatter: Callable[..., Any], x: Tensor, source: Tensor, dim: int = 0, *at: Any) -> Any:
+    if not x.is_complex():
+        return NotImplemented
+    real = (torch.view_as_real(tensor.resolve_conj()) for tensor in (x, source.to(x.dtype)))
+    return torch.view_as_complex(scatter(*real, dim % x.dim(), *at))
+
+
+DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
+    aten.copy.default: _copy,
+    aten.slice_scatter.default: partial(_of_real, aten.slice_scatter.default),
+    aten.select_scatter.default: partial(_of_real, aten.select_scatter.default),
+}
+"""What the forward program computes instead of an operator that torch has no derivative of, or none
+of complex numbers; NotImplemented leaves it where it is."""
 
 PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.view.default: aten.reshape.default,  # what stands before it may have other strides here

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuseport.ops import OPS
 
-__all__ = ["Float64", "References"]
+__all__ = ["Float64", "References", "widened"]
 
 
 class References(TorchFunctionMode):
@@ -81,6 +81,12 @@ class Float64(TorchFunctionMode):
             return args[0].to(_CASTS[func])
         args, kwargs = pytree.tree_map(_raised, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
+
+
+def widened(module: nn.Module) -> nn.Module:
+    """The module, its parameters and buffers in float64; complex ones in complex128."""
+    module._apply(_raised)
+    return module
 
 
 def _raised(value: Any) -> Any:

@@ -52,10 +52,7 @@ _EVALUATOR = "onnx_reference"
 _GATHER_END = "onnx's evaluator takes GatherElements along no dimension counted from the end"
 _GATHER_FEW = "onnx's evaluator takes GatherElements with as many columns as the data only"
 _GATHER_MANY = "onnx's evaluator takes GatherElements from at most 64 elements"
-_GROUPS = "onnx's evaluator has no ConvTranspose of several groups"
-_NONE = "onnx's evaluator has no ConvTranspose of an empty batch"
 _LOGARITHM = "onnx's evaluator takes LogSoftmax for the logarithm of Softmax, which may be 0"
-_CUT = "onnx's evaluator has no Pad of negative widths"
 
 EXCEPTIONS: tuple[Stated, ...] = (
     Stated("gather", _GATHER_END, "last dimension", _EVALUATOR),
@@ -68,9 +65,6 @@ EXCEPTIONS: tuple[Stated, ...] = (
     Stated("scatter", _GATHER_END, "last dimension", _EVALUATOR, "gradient"),
     Stated("scatter_add", _GATHER_END, "last dimension", _EVALUATOR, "gradient"),
     Stated("log_softmax", _LOGARITHM, "large values", _EVALUATOR),
-    Stated("pad", _CUT, "cut off", _EVALUATOR, "forward"),
-    Stated("conv_transpose?d", _GROUPS, "groups", _EVALUATOR),
-    Stated("conv?d", _NONE, "batch of 0", _EVALUATOR, "gradient"),
 )
 
 
