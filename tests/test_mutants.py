@@ -22,7 +22,7 @@ from fuseport.exporter.verify.mutants.report import Clean, Planted, Power
 from fuseport.exporter.verify.op_check import first_failure, wanted_checks
 from fuseport.exporter.verify.op_check.subject import Subject, sample
 from fuseport.ops import OPS, registration
-from fuseport.ops.spec import Inputs, OpSpec, Outputs, Run
+from fuseport.ops.spec import Inputs, OpSpec, Outputs, Run, as_tuple
 
 MY_OPS = Path(__file__).parent.parent / "fixtures" / "own_ops" / "my_ops.py"
 QUICK = wanted_checks((), quick=True)
@@ -171,7 +171,16 @@ def test_threads_that_change_torch_s_own_bits_are_no_mistake_and_those_of_an_op_
     spec = OPS["deform_conv2d"]
     registration.ensure(spec)
     larger = tuple(case for case in spec.cases if case.name == "larger")
-    assert first_failure(Subject(spec, larger, 0), ["threads"]) is None
+    operator = spec.operator(larger[0].operator)
+
+    def plainly(right: Run, given: Inputs) -> Outputs:
+        return dict(
+            zip(operator.outputs, as_tuple(operator.reference(*given.values())), strict=True)
+        )
+
+    kind = Kind("in plain torch", "", "forward", ("threads",))
+    with planted(spec, Mutant(spec.name, kind, operator.name, "out", plainly)):
+        assert first_failure(Subject(spec, larger, 0), ["threads"]) is None
     races = (m for m in mutants_of(spec) if m.kind.name == "race of threads")
     race = next(m for m in races if m.operator == larger[0].operator)
     assert attempt(replace(spec, cases=larger), race, ["threads"]).caught_by == "threads"

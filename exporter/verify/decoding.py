@@ -11,7 +11,7 @@ from fuseport.exporter.models.model import Model, example
 from fuseport.exporter.program import named_outputs
 from fuseport.exporter.verify.compare import Expected, Tolerance, judge
 from fuseport.exporter.verify.measure import Norms, norms
-from fuseport.exporter.verify.modes import Float64, References
+from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.report import FLOAT64, Row
 
 __all__ = ["decoded"]
@@ -43,8 +43,8 @@ def decoded(
     ids, *states = step.inputs
     generator = torch.Generator().manual_seed(seed)
     sequence = example(model.inputs[0], model.sizes, generator)
-    wide = fresh(model.module).double()
-    wide_step = fresh(step.module).double()
+    wide = widened(fresh(model.module))
+    wide_step = widened(fresh(step.module))
     carried = [
         torch.zeros([model.sizes[d] if isinstance(d, str) else d for d in s.dims]).double()
         for s in states

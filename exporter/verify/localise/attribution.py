@@ -10,7 +10,7 @@ from fuseport.exporter.program import one_line
 from fuseport.exporter.verify.diagnosis import Cause
 from fuseport.exporter.verify.localise.look import Alone
 from fuseport.exporter.verify.localise.scene import Failure, Scene
-from fuseport.exporter.verify.localise.trial import NotRunError
+from fuseport.exporter.verify.localise.trial import UnknownError
 from fuseport.exporter.verify.plan import Job
 from fuseport.ops import OPS
 
@@ -78,7 +78,7 @@ def attributed(
     if right_in_model and alone is not None and alone.wrong:
         return Fault("export", f"{what} of the model is right alone, that of the artifact not")
     why = "; ".join(silent) or f"nothing else here runs {failure.artifact}"
-    return Fault(None, f"it cannot be told who is at fault: {why}")
+    return Fault(None, why)
 
 
 def is_custom(op: str) -> bool:
@@ -110,7 +110,9 @@ def _peers(failure: Failure, scene: Scene) -> tuple[list[str], list[str], list[s
         try:
             results = scene.trials.job(again, scene.sample, optimised=peer.optimised)
             (wrong if scene.wrong(failure, results) else right).append(str(peer))
-        except (NotRunError, LookupError, FuseportError) as error:
+        except UnknownError as error:
+            silent.append(f"{peer}: {error}")
+        except FuseportError as error:
             silent.append(f"{peer}: {one_line(error)}")
     return right, wrong, silent
 
@@ -122,7 +124,7 @@ def _model_wrong(failure: Failure, scene: Scene) -> bool:
     eager = Job("eager", scene.bundle.weights, job.program, way, job.case)
     try:
         return bool(scene.wrong(failure, scene.trials.job(eager, scene.sample)))
-    except (NotRunError, LookupError):
+    except UnknownError:
         return False  # without the model's code there is nothing to ask
 
 

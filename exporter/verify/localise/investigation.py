@@ -13,7 +13,7 @@ from fuseport.exporter.verify.localise.look import Alone, Forward, Look
 from fuseport.exporter.verify.localise.look_back import Backward
 from fuseport.exporter.verify.localise.scene import Failure, Scene
 from fuseport.exporter.verify.localise.search import Found, first_wrong
-from fuseport.exporter.verify.localise.trial import NotRunError
+from fuseport.exporter.verify.localise.trial import UnknownError
 
 __all__ = ["Finding", "investigated"]
 
@@ -52,7 +52,7 @@ def investigated(
         located = _sentence(found, alone, divergence)
         if not is_onnx(job):  # whose ops are run by none of torch's kernels
             eager = look.by_torch().alone(replace(found, vanished=True))
-    except NotRunError as error:
+    except UnknownError as error:
         located = f"where it begins is not known: {error}"
     except (LookupError, FuseportError) as error:
         located = f"where it begins is not known: {one_line(error)}"
@@ -91,41 +91,52 @@ def _found(failure: Failure, scene: Scene) -> tuple[Look, Found, Alone]:
     for look, target in _looks(failure, scene):
         try:
             return look, *_searched(look, target, scene.budget)
-        except NotRunError as error:
+        except UnknownError as error:
             reasons.append(str(error))
-    raise NotRunError("; ".join(dict.fromkeys(reasons)))
+    raise UnknownError("; ".join(dict.fromkeys(reasons)))
 
 
 def _looks(failure: Failure, scene: Scene) -> Iterator[tuple[Look, str]]:
     """How to look into a failure, and the wrong value to begin with."""
     job = failure.job
     kind = job.program
-    outputs = [name for name in failure.tensors if not name.startswith("grad/")]
+    surplus = scene.surplus(failure)
+    wrong = [name for name in failure.tensors if name not in surplus]
+    if not wrong:
+        raise UnknownError(
+            f"it gives {', '.join(surplus)}, of which the model's program has no value"
+        )
+    outputs = [name for name in wrong if not name.startswith("grad/")]
     backwards = job.way == "autograd" and not outputs
     if job.way == "autograd":
         kind = "forward"
     if kind not in scene.programs:
-        raise LookupError(f"there is no {kind} program to look into")
+        raise UnknownError(f"there is no {kind} program to look into")
     program = scene.programs[kind]
     of = job.runtime, job.artifact, program, scene.facts(job.artifact), scene.bundle.weights
     inputs, cotangents = scene.tensors(kind)
     node_of = parts.node_of(program)
     place = {node.name: i for i, node in enumerate(program.exported.graph.nodes)}
     if backwards:
-        wanted = [name.removeprefix("grad/") for name in failure.tensors]
+        wanted = [name.removeprefix("grad/") for name in wrong]
         targets = [node_of[name] for name in wanted if name in node_of]
         if not targets:
-            raise LookupError(f"{wanted[0]} is no input and no parameter of the program")
+            raise UnknownError(f"{wanted[0]} is no input and no parameter of the program")
         for candidate in candidates.differentiable(*of):
             back = Backward(program, candidate, scene.trials, inputs, cotangents)
+            if candidate.method == "bisection" and not scene.wrong(failure, back.whole()):
+                raise UnknownError(
+                    f"the model's program, written anew over the weights of {failure.artifact}, is "
+                    "right, so that the fault is in the operators of the file"
+                )
             # The one whose last use comes last: autograd comes to that first.
             last = {n: max((place[u] for u in back.needs[n]), default=-1) for n in targets}
             yield back, max(targets, key=lambda name: last[name])
         return
-    named = outputs if job.way == "autograd" else list(failure.tensors)
+    named = outputs if job.way == "autograd" else wrong
     targets = [node_of[name] for name in named if name in node_of]
     if not targets:
-        raise LookupError(f"{named[0]} is no output of the program")
+        raise UnknownError(f"{named[0]} is no output of the program")
     for each in candidates.of(*of):
         forward = Forward(program, each, scene.trials, inputs)
         yield forward, min(targets, key=lambda name: place[name])
@@ -138,7 +149,7 @@ def _searched(look: Look, target: str, budget: int) -> tuple[Found, Alone]:
     for _ in range(_TRIES):
         found = first_wrong(look.needs, target, look.sizes, look.wrong, budget, frozenset(known))
         if found.value == target and target in look.sizes and not look.wrong([target]):
-            raise NotRunError(
+            raise UnknownError(
                 "all values inside are right, so that it is an output's shape or type, or what the "
                 "runtime makes of the file as it is"
             )

@@ -167,12 +167,16 @@ class Backward:
         found = measured(program, self._with_zeros(names), wanted, self.cotangents)
         return {name.removeprefix(f"grad/{parts.ENTRY}"): known for name, known in found.items()}
 
-    def _gradients(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def whole(self, names: Sequence[str] = ()) -> dict[str, Tensor]:
+        """What the candidate gives: outputs, gradients, and those of values under `parts.ENTRY`."""
         program = parts.with_entries(self.candidate.program, names)
         file = self.candidate.differentiable(program, self.trials.fresh())
-        found = self.trials.differentiated(
-            self.candidate.runtime, file, program, self._with_zeros(names), self.cotangents
-        )
+        inputs = self._with_zeros(names)
+        runtime = self.candidate.runtime
+        return self.trials.differentiated(runtime, file, program, inputs, self.cotangents)
+
+    def _gradients(self, names: Sequence[str]) -> dict[str, Tensor]:
+        found = self.whole(names)
         begin = f"grad/{parts.ENTRY}"
         return {n.removeprefix(begin): t for n, t in found.items() if n.startswith(begin)}
 

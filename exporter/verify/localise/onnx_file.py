@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fuseport.exporter import formats
 from fuseport.exporter.program import Program
+from fuseport.exporter.verify.localise.trial import UnknownError
 from fuseport.exporter.verify.localise.written import Written
 
 __all__ = ["OnnxFile"]
@@ -95,7 +96,7 @@ class OnnxFile:
         kept = {name: value for name, value in inputs.items() if value in outside}
         for value in [*graph.input]:
             if value.name in outside and value.name not in kept.values():
-                raise LookupError(
+                raise UnknownError(
                     f"{output} needs {value.name} of the file, whose value is unknown"
                 )
         nodes = [node for i, node in enumerate(graph.node) if i in taken]

@@ -65,7 +65,8 @@ def called(node: fx.Node) -> str:
 def shapes(program: Program, inputs: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor of the graph that a call computes from its inputs.
 
-    Those whose sizes depend on values, such as how many tokens go to an expert, are left out.
+    Those whose sizes depend on values, such as how many tokens go to an expert, are left out; and
+    complex ones, which no program gives.
 
     Args:
         program: any.
@@ -91,7 +92,7 @@ def shapes(program: Program, inputs: Mapping[str, Tensor]) -> dict[str, tuple[in
         value = node.meta.get("val")
         if node.op != "call_function" or node.name not in moving or called(node) in _UNSET:
             continue
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not value.is_complex():
             shape = [concrete(size) for size in value.shape]
             if None not in shape:
                 found[node.name] = tuple(size for size in shape if size is not None)

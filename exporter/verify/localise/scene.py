@@ -19,7 +19,7 @@ from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.runtimes._ops import register
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify.compare import Judgement, judge
-from fuseport.exporter.verify.localise.trial import Trials
+from fuseport.exporter.verify.localise.trial import Trials, UnknownError
 from fuseport.exporter.verify.plan import Job
 from fuseport.exporter.verify.sample import Sample, opened
 
@@ -90,11 +90,17 @@ class Scene:
         found = found or [e for e in entries if e["format"].startswith("onnx")]
         return found[0] if found else {}
 
+    def surplus(self, failure: Failure) -> tuple[str, ...]:
+        """Those of the tensors which failed that the model does not give: gradients of what does
+        not enter its outputs, for one."""
+        given = {spec.name for program in self.programs.values() for spec in program.inputs}
+        return tuple(n for n in failure.tensors if n not in {*self.sample.expected, *given})
+
     def wrong(self, failure: Failure, results: Mapping[str, Tensor]) -> dict[str, Judgement]:
         """Those of the tensors which failed that are wrong in these results, too.
 
         Raises:
-            LookupError: none of them can be compared.
+            UnknownError: none of them can be compared.
         """
         compared: dict[str, Judgement] = {}
         with opened(self.sample) as truth:
@@ -102,8 +108,11 @@ class Scene:
                 known = self.sample.expected.get(name)
                 if known is not None and name not in self.sample.omitted:
                     compared[name] = judge(name, results.get(name), truth(name), known, None)
+                elif name in self.surplus(failure):
+                    compared[name] = judge(name, results.get(name), None, None, None)
         if not compared:
-            raise LookupError("the truth of what failed is not here")
+            what = ", ".join(failure.tensors)
+            raise UnknownError(f"there is no truth of {what} to hold its results against")
         return {name: found for name, found in compared.items() if found.verdict == "fail"}
 
 

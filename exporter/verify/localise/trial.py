@@ -18,13 +18,14 @@ from fuseport.exporter.verify.plan import Case, Job
 from fuseport.exporter.verify.run import Limits, execute
 from fuseport.exporter.verify.sample import Sample
 
-__all__ = ["NotRunError", "Trials"]
+__all__ = ["Trials", "UnknownError"]
 
 Tensors = Mapping[str, Tensor]
 
 
-class NotRunError(Exception):
-    """A runtime gave no values; the message says why."""
+class UnknownError(Exception):
+    """What was asked for cannot be known, of a runtime that gave no values for example; the message
+    says why."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Trials:
             optimised: False for a runtime's own optimisations switched off.
 
         Raises:
-            NotRunError: the runtime cannot, or died.
+            UnknownError: the runtime cannot, or died.
         """
         told = {kind: {**p, "optimised": optimised} for kind, p in self.programs.items()}
         if signature is not None:
@@ -123,7 +124,7 @@ class Trials:
         with closing(answers):
             answer = next(answers)
             if answer.status != "done" or not answer.calls:
-                raise NotRunError(f"{job.runtime}: {answer.reason}")
+                raise UnknownError(f"{job.runtime}: {answer.reason}")
             call = self.call if self.call in answer.calls else 1
             found = {n: t for n, t in answer.tensors(call) if wanted is None or n in wanted}
         shutil.rmtree(folder)
@@ -141,5 +142,5 @@ class Trials:
 def _by_node(found: Tensors, written: Written) -> dict[str, Tensor]:
     lacking = [value for value in written.outputs.values() if value not in found]
     if lacking:
-        raise NotRunError(f"the runtime gave no {lacking[0]}")
+        raise UnknownError(f"the runtime gave no {lacking[0]}")
     return {node: found[value] for node, value in written.outputs.items()}

@@ -22,7 +22,7 @@ from fuseport.exporter.verify.mutants import files
 from fuseport.exporter.verify.mutants.ops import mutants
 from fuseport.exporter.verify.mutants.report import Clean, Planted, Power
 from fuseport.exporter.verify.op_check.isolated import told
-from fuseport.exporter.verify.plan import Job, differentiable, of_artifact
+from fuseport.exporter.verify.plan import Job, of_artifact
 from fuseport.exporter.verify.report import Row
 from fuseport.exporter.verify.rows import judged
 from fuseport.exporter.verify.run import Answer, execute
@@ -235,10 +235,9 @@ class SelfTest:
         for sample in self.subject.samples.values():
             cases.setdefault(sample.case.entry, []).append(sample.case.name)
         every: list[_Planted] = []
-        autograd = differentiable(self.subject.bundle.manifest)
         for job in left:
             kind = "forward" if job.program == "gradient" and job.way == "autograd" else job.program
-            for other in of_artifact(job.runtime, job.artifact, kind, cases, autograd=autograd):
+            for other in of_artifact(job.runtime, job.artifact, kind, cases):
                 every.append(replace(job, program=other.program, way=other.way, case=other.case))
         by_job: dict[tuple[str, ...], list[tuple[_Planted, list[Row], Bits]]] = {}
         for job, rows, bits in self._judged(every):
