@@ -53,6 +53,7 @@ DIED = Row(
 ABSENT = Row(
     "onnxruntime", None, "*", "*", "run", "*", "*", "unsupported", "onnxruntime is not installed"
 )
+FORM = Row("eager", None, "model", "gradient", "autograd forms", "export", "on one thread", "pass")
 SAMPLE = replace(PASSED, runtime=FLOAT64, provider=None, artifact="samples")
 
 
@@ -97,6 +98,9 @@ def shown(found: Report, width: int = 80) -> str:
         ((SAMPLE,), 6, 6),
         ((SAMPLE, ABSENT), 5, 1),
         ((SAMPLE, PASSED), 0, 0),
+        # Nor a runtime with itself.
+        ((SAMPLE, FORM), 6, 6),
+        ((FORM, replace(PASSED, verdict="unsupported")), 5, 1),
         ((replace(SAMPLE, verdict="fail"), PASSED), 1, 1),
     ],
 )

@@ -16,7 +16,7 @@ from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS
 from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
 from fuseport.exporter.verify.report import FLOAT64, Report, Row
 from fuseport.exporter.verify.report.markdown import LIMIT, to_markdown
-from fuseport.exporter.verify.report.parts import figure, rounded_up
+from fuseport.exporter.verify.report.parts import diagnosis_text, figure, rounded_up
 from fuseport.exporter.verify.report.terminal import lines
 
 PASSED = Row(
@@ -208,6 +208,19 @@ def test_what_fails_together_is_one_line_and_a_few_are_a_line_each() -> None:
     assert "all would" not in lines(report(*few, *far))[1]
 
 
+def test_a_diagnosis_is_of_what_was_beyond_its_bound() -> None:
+    found = DIAGNOSED.divergence
+    assert found is not None
+    within = replace(found, max_abs_error=3e-7, bound=9e-7)
+    for divergence, said in (
+        (replace(within, max_abs_error=1e-6), "off by 1e-06 where 9e-07 is allowed"),
+        (within, "beyond what is allowed in root mean square"),
+    ):
+        text = diagnosis_text(replace(DIAGNOSED, divergence=divergence))
+        assert said in text
+    assert "3e-07" not in text
+
+
 def test_the_terminal_says_what_was_not_compared() -> None:
     lacking = [
         replace(ABSENT, runtime="ort", artifact="g.onnx", tensor=f"t{i}", reason="no kernel")
@@ -218,7 +231,7 @@ def test_the_terminal_says_what_was_not_compared() -> None:
                            "unsupported: ort · g.onnx: no kernel (30 rows)"]  # fmt: skip
     assert said[-2] == "nothing was compared in aot, ort: --strict makes that a mismatch"
     assert said[-1] == "equal within bounds: 1 pass, 31 unsupported in 12 s"
-    assert lines(report(ABSENT))[-1] == "no runtime here can run it: 1 unsupported in 12 s"
+    assert lines(report(ABSENT))[-1] == "nothing could be compared: 1 unsupported in 12 s"
     died = replace(FAILED, verdict="error", runtime="libtorch", reason="killed by SIGSEGV")
     for others in ((), (died,)):  # which is no mismatch under --strict, but an error
         said = lines(report(PASSED, *others))
@@ -236,13 +249,13 @@ def test_forms_of_backward_that_are_not_possible_are_a_line_each_on_a_screen() -
         replace(of_autograd, runtime="eager", artifact="model", tensor=name)
         for name in FORMS if name != AT_ONCE
     ]  # fmt: skip
-    shown = report(*of_file, of_autograd, *all_but_one)
+    shown = report(PASSED, *of_file, of_autograd, *all_but_one)
     assert lines(shown) == [
         "note: n",
         "note: 10 of 11 forms of backward not possible in gradient programs: no autograd",
         "note: 10 of 11 forms of backward not possible in libtorch: autograd is one call",
         "note: 1 of 11 forms of backward not possible in eager: too much memory",
-        "equal within bounds: 14 pass in 12 s",
+        "equal within bounds: 15 pass in 12 s",
     ]
     told = json.loads(shown.to_json())["untried"]
     assert len(told) == 3

@@ -204,3 +204,32 @@ def test_onnx_reference_gathers_from_a_long_axis_with_few_indices(
     found = runtimes.get("onnx_reference").load(tmp_path / "m.onnx", {}).run({"x": x, "i": i})
     expected = torch.gather(x, axis, torch.where(i < 0, i + x.shape[axis], i))
     assert torch.equal(found["y"], expected)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolutions_of_onnx_s_evaluator_are_torch_s(
+    dims: int, groups: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    options = {"stride": 3, "padding": 1, "output_padding": 2, "dilation": 2, "groups": groups}
+    x, bias = torch.randn(2, 4, *(4 + i for i in range(dims))), torch.randn(3 * groups)
+    weight = torch.randn(4, 3, *(2 + i for i in range(dims)))
+    attributes = {
+        "strides": [3] * dims,
+        "pads": [1] * 2 * dims,
+        "output_padding": [2] * dims,
+        "dilations": [2] * dims,
+        "group": groups,
+    }
+    tensors = {"x": x, "weight": weight, "bias": bias}
+    given = [onnx.helper.make_tensor_value_info(n, 1, t.shape) for n, t in tensors.items()]
+    node = onnx.helper.make_node("ConvTranspose", list(tensors), ["y"], **attributes)
+    result = onnx.helper.make_tensor_value_info("y", 1, None)
+    graph = onnx.helper.make_graph([node], "g", given, [result])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "f.onnx")
+    found = runtimes.get("onnx_reference").load(tmp_path / "f.onnx", {}).run(tensors)["y"]
+    exact = getattr(torch.nn.functional, f"conv_transpose{dims}d")(
+        x.double(), weight.double(), bias.double(), **options
+    )
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from fuseport.exporter import api, runtimes
 from fuseport.exporter.bundle import open_bundle
 from fuseport.exporter.errors import CorruptInput, UsageError
+from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.runtimes import RUNTIMES
 from fuseport.exporter.verify.compare import Tolerance
 from fuseport.exporter.verify.plan import cases
@@ -243,3 +245,31 @@ def test_progress_is_told_and_nothing_is_left(
     assert any("onnxruntime: gradient.onnx: every dimension 1" in line for line in told)
     assert not list(tmp_path.iterdir())
     assert sorted(state_spaces_bundle.rglob("*")) == before
+
+
+def test_a_layout_that_the_model_s_own_code_does_not_take_is_no_crash(tmp_path: Path) -> None:
+    """Its programs take any: they copy what comes in so."""
+    code = (
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(6, 2)\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x.view(-1, 6)).view(-1, 3, 2)\n"
+    )
+    (tmp_path / "net.py").write_text(code)
+    torch.save(torch.nn.Linear(6, 2).state_dict(), tmp_path / "w.pth")
+    model = f"{tmp_path / 'net.py'}:Net"
+    bundle = api.export(
+        tmp_path / "w.pth",
+        tmp_path / "b",
+        inputs=parse_inputs(["x:[batch,3,6]"]),
+        format=("exported_program",),
+        model=model,
+    ).folder
+    report = api.verify(bundle, runtime=["eager", "exported_program"], model=model)
+    assert report.exit_code() == 0, report.failures()
+    rows = [row for row in compared(report) if row.verdict == "unsupported"]
+    assert {row.runtime for row in rows} == {"eager"}
+    assert {row.case for row in rows} == {"odd, transposed"}
+    assert all("no inputs of this memory layout" in str(row.reason) for row in rows)

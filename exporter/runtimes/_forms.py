@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fuseport.exporter.child.spent import Spent
-from fuseport.exporter.program import one_line, regions
+from fuseport.exporter.program import one_line, real, regions
 from fuseport.exporter.program.backward_forms import (
     AT_ONCE,
     FORMS,
@@ -57,7 +57,10 @@ def run_forms(
     if by_autograd and isinstance(session, ModuleSession):
         asked = session.asked(inputs, cotangents)
         with regions.called() as inside:
-            expected = plain(asked)
+            try:
+                expected = _real(plain(asked))
+            except RuntimeError as error:
+                raise session.explained(error) from error
         without = TRACED_AGAIN if inside else ()
         forms = {name: _of(form, asked) for name, form in FORMS.items() if name not in without}
         if sum(t.nbytes for t in expected.values() if t is not None) > _LARGE:
@@ -96,7 +99,11 @@ def run_forms(
 
 
 def _of(form: Any, asked: Any) -> Callable[[], Iterator[tuple[Gradients, float]]]:
-    return lambda: form(asked)
+    return lambda: ((_real(gradients), factor) for gradients, factor in form(asked))
+
+
+def _real(gradients: Gradients) -> Gradients:
+    return {name: None if g is None else real(g) for name, g in gradients.items()}
 
 
 def _call(session: Any, by_autograd: bool, inputs: Tensors) -> Callable[[Tensors], Gradients]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from fuseport.exporter.program import real
 from fuseport.exporter.program.backward_forms import Asked
 
 __all__ = ["ModuleSession"]
@@ -22,6 +23,7 @@ class ModuleSession:
         parameters: named, at each call the same ones.
         outputs: result → outputs by name.
         device: of the parameters, and of the inputs of each call.
+        explained: an error of autograd → the error to raise instead.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class ModuleSession:
         parameters: Iterable[tuple[str, Tensor]],
         outputs: Callable[[Any], dict[str, Tensor]],
         device: torch.device = _CPU,
+        explained: Callable[[RuntimeError], Exception] = lambda error: error,
     ) -> None:
         self.device = device
         self._call = call
         self._parameters = {name: p for name, p in parameters if p.requires_grad}
         self._outputs = outputs
+        self.explained = explained
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The program's outputs by name."""
@@ -77,11 +81,17 @@ class ModuleSession:
         if roots and wanted:
             # By edges, not tensors: a function mode, which truth is computed under, sets itself
             # aside for the time of a call that it is asked about, and would miss the backward.
-            gradients = torch.autograd.grad(
-                [get_gradient_edge(root) for root in roots.values()],
-                [get_gradient_edge(leaf) for leaf in wanted.values()],
-                [cotangents[name] for name in roots],
-                allow_unused=True,
-            )
-            results |= {f"grad/{n}": g for n, g in zip(wanted, gradients, strict=True)}
+            try:
+                gradients = torch.autograd.grad(
+                    [get_gradient_edge(root) for root in roots.values()],
+                    [get_gradient_edge(leaf) for leaf in wanted.values()],
+                    [cotangents[name] for name in roots],
+                    allow_unused=True,
+                )
+            except RuntimeError as error:
+                raise self.explained(error) from error
+            results |= {
+                f"grad/{n}": None if g is None else real(g)
+                for n, g in zip(wanted, gradients, strict=True)
+            }
         return results

@@ -1,18 +1,20 @@
 """The model itself, built again from the bundle, with the fused ops."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch._functorch import config as functorch
 
 from fuseport.exporter import models, shims
 from fuseport.exporter.models.fresh import repeatable
 from fuseport.exporter.models.model import at
-from fuseport.exporter.program import entry_of, named_outputs
+from fuseport.exporter.program import entry_of, named_outputs, one_line
+from fuseport.exporter.runtimes import Unsupported
 from fuseport.exporter.runtimes._device import OF_TORCH, device_of
 from fuseport.exporter.runtimes._ops import prepare
 from fuseport.exporter.runtimes._torch_module import ModuleSession
@@ -42,13 +44,18 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
 
     def call(*inputs: Tensor) -> Any:
         with model.fused():
-            return model.module(*inputs)
+            try:
+                return model.module(*inputs)
+            except RuntimeError as error:
+                _blame_layout(model.module, inputs, error)
+                raise
 
     session = ModuleSession(
         repeatable(model.module, call),
         model.module.named_parameters(),
         lambda result: named_outputs(result, model.outputs),
         device,
+        _explained,
     )
     # For the session's life: entering at each call would be timed, and not be of one thread alone.
     held = ExitStack()
@@ -57,3 +64,30 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
         held.enter_context(shims.installed(whole.stand_ins))
     weakref.finalize(session, held.close)
     return session
+
+
+def _blame_layout(module: nn.Module, inputs: Sequence[Tensor], error: RuntimeError) -> None:
+    """Raise Unsupported where it is the inputs' memory layout that the model's code does not take.
+
+    `x.view(-1, c, h, w)` is of contiguous inputs, for one. Programs copy what comes in so.
+    """
+    contiguous = [x.detach().contiguous() for x in inputs]
+    if all(a is b or a.stride() == b.stride() for a, b in zip(contiguous, inputs, strict=True)):
+        return
+    try:
+        with torch.no_grad():
+            module(*contiguous)
+    except RuntimeError:
+        return  # it is something else
+    raise Unsupported(
+        f"the model's own code takes no inputs of this memory layout: {one_line(error)}"
+    ) from error
+
+
+def _explained(error: RuntimeError) -> Exception:
+    if own_backward.in_place(error) is None:
+        return error
+    return Unsupported(
+        "the model's own code writes in place into what the gradient of an input needs, so that it "
+        "has none; its programs do not, and have it"
+    )

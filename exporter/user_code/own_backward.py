@@ -14,7 +14,9 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
-__all__ = ["inlined", "seen", "watched", "without_reentry"]
+from fuseport.exporter.program import one_line
+
+__all__ = ["in_place", "inlined", "saving_copies", "seen", "watched", "without_reentry"]
 
 # None: not at all; else what a forward is run in.
 _INLINE: ContextVar[Callable[[], AbstractContextManager[Any]] | None]
@@ -43,7 +45,7 @@ def inlined(*, in_place: bool = False) -> Iterator[None]:
         in_place: a forward may write into what its gradient needs, as one with a backward of its
             own may: what autograd saves is copied.
     """
-    token = _INLINE.set(_saving_copies if in_place else nullcontext)
+    token = _INLINE.set(saving_copies if in_place else nullcontext)
     try:
         with _patched(), without_reentry():
             yield
@@ -108,8 +110,15 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return _detached(result, context.non_differentiable)
 
 
-def _saving_copies() -> AbstractContextManager[Any]:
+def saving_copies() -> AbstractContextManager[Any]:
+    """What autograd saves for a backward is copied: what writes over it later does no harm."""
     return saved_tensors_hooks(Tensor.clone, lambda saved: saved)
+
+
+def in_place(error: BaseException) -> str | None:
+    """What autograd says of a write in place into what a gradient needs; None of other errors."""
+    said, _, _ = one_line(error).partition(" Hint:")
+    return said if "inplace operation" in said or "in-place operation" in said else None
 
 
 def _detached(result: Any, which: tuple[Tensor, ...]) -> Any:

@@ -167,6 +167,9 @@ def moved_cotangents(cotangents: Inputs, generator: torch.Generator) -> dict[str
 
 def neighbour(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Every element moved by at most one unit in the last place; in half types, every fourth."""
+    if tensor.is_complex():
+        parts = torch.view_as_real(tensor.detach().resolve_conj())
+        return torch.view_as_complex(neighbour(parts, generator))
     if not tensor.is_floating_point():
         return tensor
     moved = tensor.detach().clone(memory_format=torch.contiguous_format)

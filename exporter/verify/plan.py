@@ -17,7 +17,6 @@ __all__ = [
     "admitted",
     "cases",
     "conditional",
-    "differentiable",
     "jobs",
     "seeded",
 ]
@@ -175,11 +174,6 @@ def seeded(
     ]
 
 
-def differentiable(manifest: Mapping[str, Any]) -> bool:
-    """Whether gradients of the model that a bundle is of can be asked for."""
-    return bool(manifest["architecture"]["config"].get("differentiable", True))
-
-
 def jobs(
     folder: Path,
     manifest: Mapping[str, Any],
@@ -199,7 +193,6 @@ def jobs(
         rebuilt: whether the model itself can be run.
         forms: whether to ask for backward in all its forms, too, on one case.
     """
-    autograd = differentiable(manifest)
     for name in chosen:
         runtime = runtimes.get(name)
         found: list[tuple[Path, str]] = []
@@ -209,7 +202,7 @@ def jobs(
             if entry["format"] == runtime.FORMAT:
                 found.append((folder / entry["file"], entry["program"]))
         for file, program in found:
-            yield from of_artifact(name, file, program, names, forms=forms, autograd=autograd)
+            yield from of_artifact(name, file, program, names, forms=forms)
 
 
 def of_artifact(
@@ -219,12 +212,11 @@ def of_artifact(
     names: Mapping[Entry, Sequence[str]],
     *,
     forms: bool = False,
-    autograd: bool = True,
 ) -> Iterator[Job]:
     """One artifact in one runtime: by itself and, forward programs, through autograd too."""
     own = names.get(entry_of(program), ())
     yield from (Job(runtime, file, program, "run", case) for case in own)
-    if program == "forward" and autograd and runtimes.get(runtime).AUTOGRAD:
+    if program == "forward" and runtimes.get(runtime).AUTOGRAD:
         yield from (Job(runtime, file, "gradient", "autograd", case) for case in own)
         if forms and own:
             yield Job(runtime, file, "gradient", "autograd forms", _small(own))

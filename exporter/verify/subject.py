@@ -74,8 +74,7 @@ class Subject:
         else:
             format_name, kind = _recognised(artifact, program, self.bundle.manifest)
             runs = format_name == runtimes.get(runtime).FORMAT
-            autograd = plan.differentiable(self.bundle.manifest)
-            each = plan.of_artifact(runtime, artifact, kind, names, forms=True, autograd=autograd)
+            each = plan.of_artifact(runtime, artifact, kind, names, forms=True)
             found = list(each) if runs else []
         if named and names and not found:
             what = artifact or f"{self.bundle.folder}: nothing in it"
@@ -187,8 +186,6 @@ def prepare(
             rows += decoded(model, manifest["programs"], manifest["seed"], progress)
         del model
         _give_back()
-    if not plan.differentiable(manifest):
-        notes.append("outputs alone are compared: autograd cannot differentiate the model")
     for sample in samples:
         if sample.refused is not None:
             reason = f"the model itself refuses {sample.case.sizes}: {sample.refused}"

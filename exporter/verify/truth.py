@@ -19,19 +19,20 @@ from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
 from fuseport.exporter.models.fresh import fresh, repeatable
-from fuseport.exporter.models.model import at, example, examples
+from fuseport.exporter.models.model import at, example
 from fuseport.exporter.program import Entry, named_outputs, one_line
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
+from fuseport.exporter.user_code.own_backward import in_place
 from fuseport.exporter.verify import baseline
 from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
-from fuseport.exporter.verify.modes import Float64, References
+from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["compute", "differentiated", "refused_gradient", "session"]
+__all__ = ["compute", "differentiated", "session"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -70,7 +71,7 @@ def compute(
         if wide is None or wide[0] != case.entry:
             wide = None  # given back before the next is made
             with spent.on("truth"):
-                wide = case.entry, fresh(called.module).double()
+                wide = case.entry, widened(fresh(called.module))
         file = folder / f"case{number}.safetensors"
         with own_backward.inlined():
             known = (given or {}).get(case.name)
@@ -159,20 +160,6 @@ def _cotangent(output: Tensor, layout: str, generator: torch.Generator) -> Tenso
     return torch.randn(output.shape, generator=generator).to(output.dtype)
 
 
-def refused_gradient(model: Model, seed: int) -> str | None:
-    """What autograd says of a model that writes in place into what a gradient needs; else None."""
-    inputs = examples(model, torch.Generator().manual_seed(seed))
-    runs = session(model, model.module)
-    with References(), own_backward.inlined():
-        outputs = runs.run(inputs)
-        seeds = {n: torch.ones_like(y) for n, y in outputs.items() if y.is_floating_point()}
-        try:
-            differentiated(runs, inputs, seeds)
-        except RuntimeError as error:
-            return _in_place(error)
-    return None
-
-
 def session(model: Model, module: nn.Module) -> ModuleSession:
     """What runs and differentiates the model's module, or a copy of that in another dtype."""
     return ModuleSession(
@@ -197,17 +184,19 @@ def differentiated(
 ) -> dict[str, Tensor | None]:
     """Outputs and gradients, where autograd functions of the model's own are inlined.
 
+    A model that writes in place into what the gradient of an input needs, `x /= scale`, is trained
+    nevertheless, by its parameters alone. Its programs write nothing in place, and have both; so
+    has the truth, since what autograd saves is copied.
+
     Raises:
         RuntimeError: autograd cannot differentiate the model.
     """
     try:
         return runs.differentiate(inputs, cotangents)
     except RuntimeError as error:
-        if _in_place(error) is None:
+        if in_place(error) is None:
             raise
-    # Inside an autograd function a model may write in place, since its own backward knows of that:
-    # what is written over there is kept. Elsewhere autograd refuses it again.
-    with own_backward.inlined(in_place=True):
+    with own_backward.inlined(in_place=True), own_backward.saving_copies():
         return runs.differentiate(inputs, cotangents)
 
 
@@ -234,19 +223,7 @@ def _exact(
     return results
 
 
-def _in_place(error: BaseException) -> str | None:
-    """What autograd says of a write in place; None of other errors."""
-    said, _, _ = one_line(error).partition(" Hint:")
-    return said if "inplace operation" in said or "in-place operation" in said else None
-
-
 def _why_no_truth(error: BaseException) -> str:
-    if said := _in_place(error):
-        return (
-            "autograd cannot differentiate the model by its inputs and parameters, since it writes "
-            f"in place into what a gradient needs: {said} Write x = x / y instead of x /= y, or "
-            "export outputs alone: --program forward"
-        )
     return (
         "the model does not run in float64, in which truth is computed: "
         f"{one_line(error)}; make its code take any floating dtype"

@@ -109,7 +109,7 @@ Named run(const Artifact& artifact, const Named& inputs, const std::vector<std::
 }
 
 // Outputs, and the gradients of floating inputs and parameters by libtorch's autograd; a gradient
-// that does not exist is an undefined tensor.
+// that does not exist is an undefined tensor, and that of a complex parameter is of its parts.
 std::pair<Named, Named> differentiate(const Artifact& artifact, const Named& inputs,
                                       const Named& cotangents,
                                       const std::vector<std::string>& names) {
@@ -141,7 +141,12 @@ std::pair<Named, Named> differentiate(const Artifact& artifact, const Named& inp
     gradients = torch::autograd::grad(roots, wanted, seeds, /*retain_graph=*/std::nullopt,
                                       /*create_graph=*/false, /*allow_unused=*/true);
   }
-  for (size_t i = 0; i < leaves.size(); ++i) leaves[i].second = gradients[i];
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const auto& gradient = gradients[i];
+    leaves[i].second = gradient.defined() && gradient.is_complex()
+                           ? at::view_as_real(gradient.resolve_conj())
+                           : gradient;
+  }
   return {outputs, leaves};
 }
 

@@ -167,8 +167,13 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
     if found is None:
         return text
     within = f" in {found.module}" if found.module else ""
-    error = "" if found.max_abs_error is None else f", off by {found.max_abs_error:.3g}"
-    allowed = "" if found.bound is None else f" where {found.bound:.3g} is allowed"
+    error, allowed = "", ""
+    if found.max_abs_error is not None:
+        error = f", off by {found.max_abs_error:.3g}"
+        if found.bound is not None and found.max_abs_error <= found.bound:
+            error = ", beyond what is allowed in root mean square"
+        elif found.bound is not None:
+            allowed = f" where {found.bound:.3g} is allowed"
     alone = f" ({found.alone})" if found.alone else ""
     # What was looked into says the place in its reason, in words of its own.
     known = found.op in diagnosis.reason and found.module in diagnosis.reason

@@ -33,7 +33,7 @@ _STYLES: Mapping[Verdict, str] = {
 _VERDICTS = {
     "pass": "equal within bounds",
     "fail": "not equal",
-    "unsupported": "no runtime here can run it",
+    "unsupported": "nothing could be compared",
 }
 _OTHERS = 61  # columns of a table beside the names of tensors
 _SHORTEST = 12  # of these names
