@@ -4,7 +4,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,12 +150,6 @@ def export(
         notes += more
         built, more = tried(built, seed)
         notes += more
-        if "gradient" not in programs and (said := truth.refused_gradient(built, seed)):
-            built = replace(built, differentiable=False)
-            notes += (
-                "outputs alone: the model writes in place into what a gradient needs, and autograd "
-                f"cannot differentiate it: {said}",
-            )
         captured = list(capture(built, programs, seed, progress))
         notes += tuple(
             f"{program.kind}: not among the outputs, since no tensors: {', '.join(beside)}"
@@ -423,10 +416,10 @@ def _other_formats(name: str, wanted: Iterable[str]) -> Iterator[None]:
     try:
         yield
     except ExportFailed as error:
-        others = [f"--format {other}" for other in wanted if other != name]
+        others = ",".join(other for other in wanted if other != name)
         if not others:
             raise
-        raise ExportFailed(f"{error}; without it: {' '.join(others)}") from error
+        raise ExportFailed(f"{error}; without it: --format {others}") from error
 
 
 def _planned(
@@ -472,9 +465,10 @@ def _needed(
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:
-    """What the module's state dict holds, tied tensors once."""
+    """The tensors that the module's state dict holds, tied ones once."""
     kept: dict[int, str] = {}
     for name, tensor in model.module.state_dict(keep_vars=True).items():
-        kept.setdefault(id(tensor), name)
+        if isinstance(tensor, torch.Tensor):  # a model may put more into it
+            kept.setdefault(id(tensor), name)
     state = model.module.state_dict()
     return {name: state[name].contiguous() for name in kept.values()}

@@ -49,8 +49,6 @@ def describe(
     }
     operators = [operator for op in OPS.values() for operator in op.operators]
     config = {**model.config, "frozen": frozen(model.module)}
-    if not model.differentiable:
-        config["differentiable"] = False
     parameters = trainable(model.module)
     return {
         "checkpoint": {

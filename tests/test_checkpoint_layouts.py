@@ -27,8 +27,10 @@ from lightning.pytorch.callbacks import (
 from torch import Tensor, nn
 
 from fuseport.cli import main
+from fuseport.exporter import api
 from fuseport.exporter.checkpoint import load, registry
 from fuseport.exporter.errors import CorruptInput, FuseportError, UnsafeInput, UsageError
+from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.models.weights import fit
 
 
@@ -448,3 +450,29 @@ def test_what_a_layout_is_told_by_is_of_use(layouts: Mapping[str, Any]) -> None:
     signs = [layout.SIGNS for layout in layouts.values()]
     assert [len(s) for s in signs] == sorted((len(s) for s in signs), reverse=True)
     assert sum(not s for s in signs) <= 1, "one layout alone may take what no other recognises"
+
+
+def test_a_state_dict_with_more_than_tensors(tmp_path: Path) -> None:
+    """neuraloperator's models add `_metadata`, and drop it when they load."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(4, 4)\n"
+        "    def state_dict(self, *args, **kwargs):\n"
+        "        return {**super().state_dict(*args, **kwargs), '_metadata': {'width': 4}}\n"
+        "    def load_state_dict(self, state, *args, **kwargs):\n"
+        "        state.pop('_metadata', None)\n"
+        "        return super().load_state_dict(state, *args, **kwargs)\n"
+    )
+    plain = nn.Linear(4, 4).state_dict()
+    for number, state in enumerate((plain, {**plain, "_metadata": {"width": 4}})):
+        torch.save(state, tmp_path / "w.pth")
+        bundle = api.export(
+            tmp_path / "w.pth",
+            tmp_path / f"b{number}",
+            inputs=parse_inputs(["x:[batch,4]"]),
+            format=("exported_program",),
+            model=f"{tmp_path / 'net.py'}:Net",
+        )
+        assert safetensors.torch.load_file(bundle.weights).keys() == plain.keys()

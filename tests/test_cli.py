@@ -1,5 +1,6 @@
 """What the command prints, where, and the code that it ends with."""
 
+import json
 import logging
 import logging.handlers
 import os
@@ -138,6 +139,18 @@ def test_an_unknown_runtime_lists_those_there_are(lightning_bundle: Path) -> Non
     done = fuseport("verify", lightning_bundle, "--runtime", "tensorrt")
     assert done.returncode == 2
     assert "onnxruntime" in done.stderr
+
+
+def test_names_are_given_with_commas_or_several_times(lightning_bundle: Path) -> None:
+    wanted = ["onnx_reference", "torchscript"]
+    for words in (["--runtime", ",".join(wanted)], [f"--runtime={name}" for name in wanted]):
+        done = fuseport("verify", lightning_bundle, "--json=-", *words)
+        assert done.returncode == 0, done.stderr
+        found = {row["runtime"] for row in json.loads(done.stdout)["results"]}
+        assert found - {"float64"} == set(wanted)
+    done = fuseport("verify", lightning_bundle, "--runtime", "onnxruntime,")
+    assert done.returncode == 2
+    assert "a name is empty" in done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -111,6 +111,7 @@ def test_half_precision_keeps_what_the_scan_wants_in_float32(project: Path, tmp_
     ("words", "code", "message"),
     [
         (["--inputs", "no.safetensors"], 2, "there is no such file"),
+        (["--inputs", "x:[b,4,8]"], 2, "shapes are --input-shapes 'x:[b,4,8]'"),
         (["--inputs", "text.safetensors"], 4, "text.safetensors"),
         (["--inputs", "y.safetensors"], 2, "it has y, and the model's forward takes x, scale"),
         (["--inputs", "second.safetensors"], 2, "by position"),

@@ -176,7 +176,7 @@ def test_list_has_a_reason_for_every_empty_cell() -> None:
         assert all(cell["present"] or cell["reason"] for cell in cells.values())
     assert content["ops"]["selective_scan"]["CPU"]["present"]
     assert content["ops"]["selective_scan"]["CUDA"]["present"]
-    assert content["ops"]["deform_conv2d"]["CUDA"]["reason"] == "plain torch"
+    assert content["ops"]["rotary_embedding"]["fused library"]["reason"] == "portable"
 
 
 def test_list_prints_every_op() -> None:

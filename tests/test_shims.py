@@ -193,6 +193,34 @@ def test_a_triton_kernel_says_what_it_is_when_it_is_launched() -> None:
         tl.load(3)
 
 
+def test_classes_may_derive_from_triton_s() -> None:
+    """As flash-linear-attention's autotuner does, which it makes one of per kernel."""
+    with shims.installed("triton"):
+        import triton
+        from triton.compiler import CompiledKernel
+        from triton.runtime.autotuner import Autotuner
+
+    class Cached(Autotuner):  # type: ignore[misc]  # a stand-in has no types
+        def __init__(self, fn: Any, arg_names: Any, configs: Any, **options: Any) -> None:
+            super().__init__(fn, arg_names, configs, ["n"], None, ["x"], **options)
+            assert not self.user_defined_pre_hook
+            self.kernel_name = fn.fn.__name__
+
+    class Own(CompiledKernel):  # type: ignore[misc]  # a stand-in has no types
+        pass
+
+    @triton.jit
+    def scale_kernel(x, n):  # type: ignore[no-untyped-def]
+        pass
+
+    cached = Cached(scale_kernel, scale_kernel.arg_names, [triton.Config({})], warmup=25)
+    assert (cached.kernel_name, cached.arg_names) == ("scale_kernel", ["x", "n"])
+    assert (cached.keys, cached.restore_value, len(cached.configs)) == (["n"], ["x"], 1)
+    with pytest.raises(RuntimeError, match="Triton kernel scale_kernel"):
+        cached[(1,)](None, 3)
+    assert Own() is not None
+
+
 def test_a_guard_of_the_cpu_guards_nothing_while_stand_ins_are_there() -> None:
     """Launchers of Triton kernels say it, on whatever device their tensor is."""
     real, x = torch.cuda.device, torch.ones(2)

@@ -124,7 +124,7 @@ def _refuse_compiled(model: Model) -> None:
         raise ExportFailed(
             f"torch.jit compiled {', '.join(compiled)} in the model: that cannot be exported again;"
             " with PYTORCH_JIT=0 in the environment torch leaves their code as it is, and there is "
-            "no TorchScript: --format exported_program --format onnx"
+            "no TorchScript: --format exported_program,onnx"
         )
 
 

@@ -129,8 +129,9 @@ def _judge(path: Path, member: str, found: pickles.Scan) -> None:
         more = f" and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
         raise UnsafeInput(
             f"{show(path)}: {show(member)}: loading it would import and call"
-            f" {', '.join(show(name) for name in bad[:_LISTED])}{more}; nothing was run: save the"
-            " weights alone, torch.save(model.state_dict(), ...), where the file was made"
+            f" {', '.join(show(name) for name in bad[:_LISTED])}{more}; nothing was run: where"
+            " the file was made, save the tensors alone: torch.save({n: t for n, t in"
+            " model.state_dict().items() if torch.is_tensor(t)}, ...)"
         )
     if found.broken is not None:
         raise CorruptInput(

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
     from fuseport.exporter.api import Progress
 
-__all__ = ["JSON", "OPS", "device_option", "one_of", "progress", "show", "width", "write"]
+__all__ = [
+    "JSON",
+    "OPS",
+    "device_option",
+    "names_option",
+    "one_of",
+    "progress",
+    "show",
+    "width",
+    "write",
+]
 
 JSON = click.option(
     "--json", "json_", type=click.Path(path_type=Path), help="Write the result; - prints it."
@@ -34,6 +44,25 @@ OPS = click.option(
 def device_option(what: str) -> Callable[[Any], Any]:
     """`--device`, with what it is the device of."""
     return click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda", help=what)
+
+
+def names_option(option: str, *parameter: str, what: str) -> Callable[[Any], Any]:
+    """An option that takes names: given several times, or with commas between them."""
+    return click.option(
+        option,
+        *parameter,
+        multiple=True,
+        metavar="NAME,…",
+        help=what,
+        callback=_names,
+    )
+
+
+def _names(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(name.strip() for some in given for name in some.split(","))
+    if "" in names:
+        raise UsageError(f"{option.opts[0]} {','.join(given)}: a name is empty")
+    return names
 
 
 @contextmanager

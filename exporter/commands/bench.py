@@ -5,7 +5,15 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import JSON, OPS, device_option, one_of, progress, write
+from fuseport.exporter.commands._shared import (
+    JSON,
+    OPS,
+    device_option,
+    names_option,
+    one_of,
+    progress,
+    write,
+)
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["bench"]
@@ -14,14 +22,14 @@ _BENCH = """\b
 Examples:
   fuseport bench bundle/
   fuseport bench bundle/ --size length=1024,batch=1 --program forward --json bench.json
-  fuseport bench bundle/ --runtime onnxruntime --runtime onnxruntime+fused
+  fuseport bench bundle/ --runtime onnxruntime,onnxruntime+fused
   fuseport bench bundle/ --device cuda
 """
 
 
 @click.command(epilog=_BENCH)
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--runtime", multiple=True, metavar="NAME", help="Default: all that are installed.")
+@names_option("--runtime", what="Default: all that are installed.")
 @click.option("--program", metavar="NAME", help="forward or gradient; both if absent.")
 @click.option(
     "--size",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import JSON, OPS, progress
+from fuseport.exporter.commands._shared import JSON, OPS, names_option, progress
 
 __all__ = ["calibrate"]
 
@@ -23,7 +23,7 @@ not good, nothing is proposed.
 
 @click.command(epilog=_CALIBRATE)
 @click.argument("bundles", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--runtime", multiple=True, metavar="NAME", help="Default: all that are installed.")
+@names_option("--runtime", what="Default: all that are installed.")
 @click.option("--model", metavar="MODULE:CALLABLE", help="Your own code that builds the model.")
 @OPS
 @click.option(

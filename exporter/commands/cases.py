@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import JSON, progress, write
+from fuseport.exporter.commands._shared import JSON, names_option, progress, write
 
 __all__ = ["cases"]
 
@@ -26,7 +26,7 @@ def cases() -> None:
     """List plain operators' cases, run them in every runtime, and write them to files."""
 
 
-_ONLY = click.option("--only", multiple=True, metavar="NAME", help="An operator; default: all.")
+_ONLY = names_option("--only", what="An operator; default: all.")
 
 
 @cases.command("list")
@@ -63,7 +63,7 @@ def cases_dump(folder: Path, only: tuple[str, ...], dtype: str, seed: int, force
 
 @cases.command("check")
 @_ONLY
-@click.option("--runtime", multiple=True, metavar="NAME", help="Default: those that are quick.")
+@names_option("--runtime", what="Default: those that are quick.")
 @click.option("--seed", default=0, show_default=True, help="Of values.")
 @JSON
 def cases_check(

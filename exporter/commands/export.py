@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import OPS, device_option, one_of, progress
+from fuseport.exporter.commands._shared import OPS, device_option, names_option, one_of, progress
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["export"]
@@ -16,7 +16,7 @@ Examples:
   fuseport export hf_folder/ -o bundle/ --force
   fuseport export vim.pth -o bundle/ --weights model_ema
   fuseport export model.ckpt -o b/ --format onnx --program gradient --opset 18 --dtype bfloat16
-  fuseport export model.ckpt -o b/ --program forward --program step
+  fuseport export model.ckpt -o b/ --program forward,step
   fuseport export model.ckpt -o b/ --format aot_inductor --device cuda
   fuseport export model.ckpt -o b/ --model net.py:Net --input-shapes 'x:[batch,length,64]'
   fuseport export vim.pth -o b/ --model vim/models_mamba.py:VisionMamba --shim auto …
@@ -60,18 +60,14 @@ Examples:
     metavar="NAME:{I:DIM,…}",
     help="Dynamic dimensions of such inputs, once for each; if absent, they are found.",
 )
-@click.option(
+@names_option(
     "--format",
     "format_",
-    multiple=True,
-    metavar="NAME",
-    help="If absent, exported_program, onnx and torchscript; `all` for really all.",
+    what="If absent, exported_program, onnx and torchscript; `all` for really all.",
 )
-@click.option(
+@names_option(
     "--program",
-    multiple=True,
-    metavar="NAME",
-    help="forward, gradient, or step: a token of a language model; the first two if absent.",
+    what="forward, gradient, or step: a token of a language model; the first two if absent.",
 )
 @click.option(
     "--lowering",

@@ -6,7 +6,14 @@ from pathlib import Path
 import click
 
 from fuseport.exporter.commands._faces import FACES, TOLERANCES, Faces
-from fuseport.exporter.commands._shared import OPS, device_option, one_of, progress, write
+from fuseport.exporter.commands._shared import (
+    OPS,
+    device_option,
+    names_option,
+    one_of,
+    progress,
+    write,
+)
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["verify"]
@@ -31,7 +38,7 @@ Exit codes: 0 pass, 1 mismatch, 2 usage, 3 refused as unsafe, 4 unreadable or co
 
 @click.command(epilog=_VERIFY)
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--runtime", multiple=True, metavar="NAME", help="Default: all that are installed.")
+@names_option("--runtime", what="Default: all that are installed.")
 @click.option(
     "--artifact",
     type=click.Path(path_type=Path),

@@ -84,8 +84,40 @@ def heuristics(*args: Any, **options: Any) -> Any:
     return JITFunction
 
 
+class Autotuner(JITFunction):
+    """What classes derive from that keep the configs of kernels; it takes what Triton's takes."""
+
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str] = (),
+        configs: Sequence[Config] = (),
+        key: Sequence[str] = (),
+        reset_to_zero: Sequence[str] | None = None,
+        restore_value: Sequence[str] | None = None,
+        pre_hook: Any = None,
+        post_hook: Any = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(fn, configs)
+        self.arg_names = list(arg_names) or self.arg_names
+        self.keys = list(key)
+        self.reset_to_zero = list(reset_to_zero or ())
+        self.restore_value = list(restore_value or ())
+        self.pre_hook, self.post_hook = pre_hook, post_hook
+        self.user_defined_pre_hook = pre_hook is not None
+        self.user_defined_post_hook = post_hook is not None
+        self.cache: dict[Any, Config] = {}
+
+
+class _Base:
+    """What classes derive from where they derive from any other class of Triton's."""
+
+
 class Placeholder:
-    """Something of triton's that code may name, annotate with, decorate by and look into.
+    """Something of triton's that code may name, annotate with, decorate by, derive from and look
+    into.
 
     Args:
         name: in full, for messages.
@@ -101,6 +133,10 @@ class Placeholder:
 
     def __getitem__(self, item: Any) -> "Placeholder":
         return self
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        known = {"Autotuner": Autotuner, "JITFunction": JITFunction}
+        return (known.get(self._name.rpartition(".")[2], _Base),)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._name.endswith(".constexpr"):
