@@ -14,9 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuseport.exporter.program import trainable
 from fuseport.exporter.program.regions import called
 
-__all__ = ["moved_cotangents", "neighbour", "ways"]
+__all__ = ["FURTHER", "further", "moved_cotangents", "neighbour", "ways"]
 
 aten = torch.ops.aten
+
+FURTHER = 8
+"""How many ways `further` has."""
 
 _MOVES = 3
 _CHUNK = 2**15  # elements at a time, as in `measure`
@@ -30,8 +33,9 @@ def ways(module: nn.Module, inputs: Inputs) -> Iterator[AbstractContextManager[I
 
     The first two are one and the same way, in which sums have one order: what differs between them
     does not repeat itself. The others use any order, one thread that adds one value after another,
-    other kernels, and parameters and inputs that are moved within a unit in the last place; where
-    all these are wide, and the model computes in a half type inside, what it casts to that too.
+    other kernels and elementary functions, and parameters and inputs that are moved within a unit
+    in the last place; where all these are wide, and the model computes in a half type inside, what
+    it casts to that too.
     """
     in_order = _SumsInOrder()
     with called() as regions:  # which torch traces, and what traces takes no such modes
@@ -39,9 +43,37 @@ def ways(module: nn.Module, inputs: Inputs) -> Iterator[AbstractContextManager[I
     yield _repeatable(inputs)
     yield nullcontext(inputs)
     yield _one_thread(inputs, nullcontext() if regions else in_order)
-    yield _other_kernels(inputs)
+    yield _other_kernels(inputs, nullcontext() if regions else _ElementaryLargeInSize())
     for seed in range(_MOVES):
         yield _moved(module, inputs, seed, casts=in_order.cast_to_half)
+
+
+def further(
+    module: nn.Module, inputs: Inputs, begin: int
+) -> Iterator[AbstractContextManager[Inputs]]:
+    """`FURTHER` more ways, in all of which parameters and inputs are moved.
+
+    Args:
+        module: as for `ways`.
+        inputs: as for `ways`.
+        begin: the first of as many seeds, each from `_MOVES` on.
+    """
+    first, second, third, *others = range(begin, begin + FURTHER)
+    in_order = _SumsInOrder()
+    with called() as regions:
+        yield _moved(module, inputs, first, casts=False)
+    for seed, mode in ((second, in_order), (third, _ElementaryLargeInSize(third))):
+        yield _under(nullcontext() if regions else mode, _moved(module, inputs, seed, casts=False))
+    for seed in others:
+        yield _moved(module, inputs, seed, casts=in_order.cast_to_half)
+
+
+@contextmanager
+def _under(
+    mode: AbstractContextManager[Any], way: AbstractContextManager[Inputs]
+) -> Iterator[Inputs]:
+    with way as inputs, mode:
+        yield inputs
 
 
 @contextmanager
@@ -106,15 +138,53 @@ class _SumsInOrder(TorchDispatchMode):
         return torch.from_numpy(added).view(result.shape)
 
 
+_ELEMENTARY = {
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "celu", "cos", "cosh", "elu",
+    "erf", "erfc", "exp", "exp2", "expm1", "gelu", "gelu_backward", "lgamma", "log", "log10",
+    "log1p", "log2", "log_sigmoid_forward", "logit", "mish", "mish_backward",
+    "selu", "sigmoid", "silu", "silu_backward", "sin", "sinh", "softplus", "softplus_backward",
+    "tan", "tanh",
+}  # fmt: skip
+"""Names of operators that compute, element by element, a function by approximation."""
+
+
+class _ElementaryLargeInSize(TorchDispatchMode):
+    """What elementary functions give is too large in size, by a quarter of an ulp on average.
+
+    Torch's are off to both sides alike. ONNX Runtime's sigmoid and mish are too small, and its atan
+    is too large, by a quarter to a third of an ulp (200,000 values of a normal distribution): in a
+    sum over the pixels of a picture that does not cancel. In half types, functions are computed in
+    float32 and rounded.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__.removesuffix("_") not in _ELEMENTARY:
+            return result
+        found: Tensor = result[0] if isinstance(result, tuple) else result
+        if found.dtype in (torch.float32, torch.float64):
+            bits = found.view(_BITS[found.dtype.itemsize])
+            step = torch.rand(bits.shape, generator=self._generator) < 0.25
+            bits.add_(step & (found != 0) & found.isfinite())
+        return result
+
+
 @contextmanager
-def _other_kernels(inputs: Inputs) -> Iterator[Inputs]:
-    """Convolutions and products by other libraries, which sum in another order."""
+def _other_kernels(inputs: Inputs, functions: AbstractContextManager[Any]) -> Iterator[Inputs]:
+    """Convolutions, products and functions by other libraries, which sum and round otherwise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, at every use of these flags
         flags = torch.backends.mkldnn.flags(enabled=False)
         flags.__enter__()
     try:
-        yield inputs
+        with functions:
+            yield inputs
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

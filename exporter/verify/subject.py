@@ -21,8 +21,9 @@ from fuseport.exporter.verify.keeping import Kept
 from fuseport.exporter.verify.plan import Job
 from fuseport.exporter.verify.report import Row
 from fuseport.exporter.verify.rows import judged, repeated, whole
-from fuseport.exporter.verify.run import Limits, execute
+from fuseport.exporter.verify.run import Answer, Limits, execute
 from fuseport.exporter.verify.sample import Sample, read_all
+from fuseport.exporter.verify.second_look import SecondLook
 from fuseport.exporter.verify.tolerances import Tolerances
 
 __all__ = ["Subject", "prepare", "programs_of", "whole"]
@@ -36,17 +37,22 @@ class Subject:
         bundle: it.
         samples: by the case's name; those that the model can run.
         programs: by kind, what the manifest says, and what a runtime of the model itself needs.
-        rebuilt: whether the model itself can be run.
         rows: what preparing found.
         notes: what the reader should know, a sentence each.
+        again: what holds against more computations of the model; None where it cannot be run.
     """
 
     bundle: Bundle
     samples: Mapping[str, Sample]
     programs: Mapping[str, Mapping[str, Any]]
-    rebuilt: bool
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    again: SecondLook | None
+
+    @property
+    def rebuilt(self) -> bool:
+        """Whether the model itself can be run."""
+        return self.again is not None
 
     def jobs(
         self, runtime: str, artifact: Path | None, program: str | None, *, named: bool = False
@@ -124,10 +130,18 @@ class Subject:
                 spent.add(answer.spent)
                 with spent.on("comparing"):
                     kept.recorder.keep(answer, sample)
-                    program = self.programs[sample.case.entry]
-                    found = tuple(judged(answer, sample, program, tolerances))
+                    found = self.judged(answer, tolerances)
                     kept.record.add(job, found)
                 yield from found
+
+    def judged(self, answer: Answer, tolerances: Tolerances | None = None) -> tuple[Row, ...]:
+        """The rows of one job; see `rows.judged`."""
+        sample = self.samples[answer.job.case]
+        program = self.programs[sample.case.entry]
+        rows = tuple(judged(answer, sample, program, tolerances))
+        if self.again is not None:
+            rows = self.again.judged(answer, sample, program, tolerances, rows)
+        return rows
 
 
 def prepare(
@@ -160,18 +174,21 @@ def prepare(
     samples = stored
     notes: list[str] = []
     rows: list[Row] = []
-    rebuilt = True
+    again: SecondLook | None = None
     spent = spent or Spent()
+
+    def rebuilt() -> models.Model:
+        return models.rebuild(manifest["architecture"], bundle.weights, code=code)
+
     try:
         if note := needed(manifest, own):
             notes.append(note)
         progress("building the model again")
         with spent.on("opening"):
-            model = models.rebuild(manifest["architecture"], bundle.weights, code=code)
+            model = rebuilt()
     except Missing as error:
         if tuple(seeds) != (0,):
             raise Missing(f"other seeds need the model itself: {error}") from error
-        rebuilt = False
         notes.append(f"compared on the samples stored at the export: {error}")
     else:
         folder = work / "truth"
@@ -186,6 +203,7 @@ def prepare(
             rows += decoded(model, manifest["programs"], manifest["seed"], progress)
         del model
         _give_back()
+        again = SecondLook(rebuilt, progress, spent)
     for sample in samples:
         if sample.refused is not None:
             reason = f"the model itself refuses {sample.case.sizes}: {sample.refused}"
@@ -199,9 +217,9 @@ def prepare(
         bundle,
         {s.case.name: s for s in samples if s.refused is None},
         programs_of(manifest, code, own, device),
-        rebuilt,
         tuple(rows),
         tuple(notes),
+        again,
     )
 
 

@@ -8,6 +8,8 @@ functions of the model's own are inlined in both, as export does.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,7 +34,7 @@ from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["compute", "differentiated", "session"]
+__all__ = ["compute", "differentiated", "further", "session"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -238,30 +240,64 @@ def _baseline(
     unstable: set[str] = set()
     first: dict[str, bytes] = {}
     for number, way in enumerate(baseline.ways(model.module, inputs)):
-        with way as moved, References():
-            seeds = cotangents
-            if moved is not inputs:
-                generator = torch.Generator().manual_seed(number)
-                seeds = baseline.moved_cotangents(cotangents, generator)
-            results = _results(model, model.module, moved, seeds)
+        results = _another(model, inputs, cotangents, way, number)
         for name in names:
             value = results.pop(name, None)
             if value is None:
                 raise ExportFailed(f"{name} exists in float64 only: the model depends on its dtype")
             if number < 2 and first.setdefault(name, _digest(value)) != _digest(value):
                 unstable.add(name)
-            exact = truth(name)
-            found, vanished = errors(value, exact), is_zero(value)
-            if name not in expected:
-                dtype = str(value.dtype).removeprefix("torch.")
-                expected[name] = Expected(dtype, norms(exact), found, vanished)
-            else:
-                known = expected[name]
-                worst = Norms(
-                    max(found.max_abs, known.baseline.max_abs), max(found.rms, known.baseline.rms)
-                )
-                expected[name] = Expected(known.dtype, known.scale, worst, known.zero or vanished)
+            expected[name] = _expected(value, truth(name), expected.get(name))
     return expected, tuple(sorted(unstable))
+
+
+def further(model: Model, sample: Sample, number: int) -> Sample:
+    """The same with a baseline of `baseline.FURTHER` more computations.
+
+    Args:
+        model: as for `compute`.
+        sample: whose truth is whole.
+        number: of these calls for one sample, from 0: each computes in other ways.
+    """
+    called = at(model, sample.case.entry)
+    expected = dict(sample.expected)
+    with own_backward.inlined(), opened(sample) as truth:
+        inputs, cotangents = _given(called, sample.file)
+        begin = (number + 1) * baseline.FURTHER
+        ways = baseline.further(called.module, inputs, begin)
+        for seed, way in enumerate(ways, begin):
+            results = _another(called, inputs, cotangents, way, seed)
+            for name, known in expected.items():
+                value = results.pop(name, None)
+                if value is not None:
+                    expected[name] = _expected(value, truth(name), known)
+    return replace(sample, expected=expected)
+
+
+def _another(
+    model: Model,
+    inputs: Tensors,
+    cotangents: Tensors,
+    way: AbstractContextManager[Tensors],
+    seed: int,
+) -> dict[str, Tensor | None]:
+    """Results in one of the ways of the baseline."""
+    with way as moved, References():
+        if moved is not inputs:
+            generator = torch.Generator().manual_seed(seed)
+            cotangents = baseline.moved_cotangents(cotangents, generator)
+        return _results(model, model.module, moved, cotangents)
+
+
+def _expected(value: Tensor, exact: Tensor, known: Expected | None) -> Expected:
+    """What is expected after one more computation gave `value`."""
+    found, vanished = errors(value, exact), is_zero(value)
+    if known is None:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Expected(dtype, norms(exact), found, vanished)
+    before = known.baseline
+    worst = Norms(max(found.max_abs, before.max_abs), max(found.rms, before.rms))
+    return replace(known, baseline=worst, zero=known.zero or vanished)
 
 
 def unrepeated(samples: Iterable[Sample]) -> list[str]:

@@ -24,7 +24,6 @@ from fuseport.exporter.verify.mutants.report import Clean, Planted, Power
 from fuseport.exporter.verify.op_check.isolated import told
 from fuseport.exporter.verify.plan import Job, of_artifact
 from fuseport.exporter.verify.report import Row
-from fuseport.exporter.verify.rows import judged
 from fuseport.exporter.verify.run import Answer, execute
 from fuseport.exporter.verify.subject import Subject
 from fuseport.ops import OPS
@@ -297,10 +296,8 @@ class SelfTest:
         for answer in execute(
             jobs, samples, programs, folder, self.limits, started, worker=_RUNNER
         ):
-            sample = samples[answer.job.case]
-            program = self.subject.programs[sample.case.entry]
             bits = _digests(answer)
-            yield answer.job, list(judged(answer, sample, program, None)), bits
+            yield answer.job, list(self.subject.judged(answer)), bits
         self._met |= {file.stem for file in folder.glob("*.met")}
         shutil.rmtree(folder)
 
