@@ -102,9 +102,8 @@ def diagnosed(
                 job, failed = waiting[0]
                 row = failed[0]
                 if "at" in event:
-                    progress(
-                        f"looking into {job.runtime}: {row.artifact}: {job.program}: {job.case}"
-                    )
+                    what = f"{job.runtime}: {row.artifact}: {job.program}: {job.case}"
+                    progress(f"looking into {what}{event['at']}")
                     continue
                 waiting = waiting[1:]
                 if "lost" in event:

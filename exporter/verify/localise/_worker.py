@@ -6,6 +6,7 @@ TOLD for each failure that it begins with, and its diagnosis; children of its ow
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,15 @@ def main(asked: Path, heard: Path) -> None:
         def tell(event: dict[str, Any]) -> None:
             file.write(json.dumps(event).encode() + b"\n")
 
-        for number, request in enumerate(content["failures"]):
-            tell({"at": number})
-            tell(_answer(request, known))
+        for request in content["failures"]:
+            tell({"at": ""})
+            tell(_answer(request, known, lambda step: tell({"at": f": {step}"})))
         tell({"over": True})
 
 
-def _answer(request: dict[str, Any], known: Captured) -> dict[str, Any]:
+def _answer(
+    request: dict[str, Any], known: Captured, progress: Callable[[str], None]
+) -> dict[str, Any]:
     job = Job(**{**request["job"], "artifact": Path(request["job"]["artifact"])})
     failure = Failure(job, tuple(request["tensors"]), request["call"])
     folder = Path(request["bundle"])
@@ -58,14 +61,16 @@ def _answer(request: dict[str, Any], known: Captured) -> dict[str, Any]:
     samples = {sample.case.name: sample for sample in read_all(Path(request["samples"]))}
     sample = samples[job.case]
     if job.program not in known:  # which takes longer than the rest, of a small model
+        progress("capturing the model again")
         known[job.program] = captured(bundle, job.program, request["code"])
     programs = known[job.program]
     limits = Limits(request["seconds"], request["memory"])
     trials = Trials(Path(request["folder"]), request["programs"], sample, limits, call=failure.call)
     scene = Scene(bundle, programs, sample, trials, request["budget"])
-    finding = investigated(failure, scene)
+    finding = investigated(failure, scene, progress)
     note = None
     if request["repro"] is not None:
+        progress("writing a script that shows it")
         note = written(finding, failure, scene, Path(request["repro"]))
     return {"diagnosis": asdict(finding.diagnosis), "repro": note}
 

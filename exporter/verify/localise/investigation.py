@@ -150,8 +150,8 @@ def _searched(look: Look, target: str, budget: int) -> tuple[Found, Alone]:
         found = first_wrong(look.needs, target, look.sizes, look.wrong, budget, frozenset(known))
         if found.value == target and target in look.sizes and not look.wrong([target]):
             raise UnknownError(
-                "all values inside are right, so that it is an output's shape or type, or what the "
-                "runtime makes of the file as it is"
+                "all values inside are within their own bounds, so that small errors add up to it, "
+                "or it is an output's shape or type, or what the runtime makes of the file as it is"
             )
         alone = look.alone(found)
         first = first or (found, alone)
