@@ -74,6 +74,11 @@ SINGLE = """
         z[:, :, :4] = y[:, :, 4:]
         return y[0].unsqueeze(0) * z if x.shape[0] == 1 else y * z
 """
+# A norm takes channels last, which its kernel does not see in one sequence alone.
+GROUPS = """
+        y = self.up(torch.cat([x, x], 1)).mT.reshape(x.shape[0], 8, 2, length)
+        return F.group_norm(y, 4).sigmoid()
+"""
 # At lengths that are no multiple of 4 the model gives something else; the program fails at none.
 OTHERWISE = """
         y = self.up(x)
@@ -143,8 +148,9 @@ def exported(
     return bundle, f"{file}:Net"
 
 
-def test_what_torch_need_not_take_for_granted_is_compared(tmp_path: Path) -> None:
-    bundle, model = exported(SINGLE, tmp_path)
+@pytest.mark.parametrize("forward", [SINGLE, GROUPS], ids=["single", "groups"])
+def test_what_torch_need_not_take_for_granted_is_compared(forward: str, tmp_path: Path) -> None:
+    bundle, model = exported(forward, tmp_path)
     assert "conditions" not in bundle.manifest["programs"]["forward"]
     report = api.verify(bundle.folder, model=model, runtime=["onnxruntime", "exported_program"])
     assert report.exit_code(strict=True) == 0, report.failures()

@@ -37,6 +37,13 @@ def _adaptive_avg_pool2d(x: Tensor, output_size: Sequence[int]) -> Any:
     return aten.mean.dim(x, [-1, -2], True)
 
 
+def _group_norm(x: Tensor, *arguments: Any) -> Any:
+    # Its kernel takes channels last too, but does not see it where a dimension before is 1.
+    if not x.is_contiguous():
+        x = x.clone(memory_format=torch.contiguous_format)
+    return aten.group_norm.default(x, *arguments)
+
+
 def masked_select(x: Tensor, mask: Tensor) -> Any:
     """`torch.masked_select`: the values where a mask is true, which broadcasts with them."""
     x, mask = torch.broadcast_tensors(x, mask)
@@ -83,5 +90,6 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.grid_sampler.default: _grid_sampler,
     aten._weight_norm.default: _weight_norm,
     aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+    aten.group_norm.default: _group_norm,
 }
 """What the gradient program computes instead of an operator of the forward program."""
