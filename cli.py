@@ -3,11 +3,9 @@
 Results go to standard output, progress and errors to standard error.
 """
 
-import signal
 import sys
 import traceback
 import warnings
-from types import FrameType
 from typing import Any
 
 import click
@@ -15,7 +13,7 @@ import click
 from fuseport import __version__
 from fuseport.exporter.commands import COMMANDS
 from fuseport.exporter.errors import FuseportError, StorageError
-from fuseport.exporter.interrupts import Interrupted
+from fuseport.exporter.interrupts import Interrupted, raised
 
 __all__ = ["main"]
 
@@ -26,16 +24,8 @@ class _Commands(click.Group):
     """Turns errors into one line and the exit code that belongs to them."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-        for number, handler in before.items():
-            # What is ignored stays so, as in what a shell runs in the background.
-            if handler in (signal.SIG_DFL, signal.default_int_handler):
-                signal.signal(number, _interrupted)
-        try:
+        with raised():
             return super().main(*args, **kwargs)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Whoever has just seen an error adds it at the end.
@@ -61,10 +51,6 @@ class _Commands(click.Group):
         except Exception as error:  # a bug: said as such, not as a verdict
             text = f"a bug in fuseport: {type(error).__name__}: {error}; --debug shows where"
             _fail(error, _INTERNAL_ERROR, debug=debug, text=text)
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    raise Interrupted(128 + number)
 
 
 def _fail(error: BaseException, code: int, *, debug: bool, text: str | None = None) -> None:

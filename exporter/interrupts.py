@@ -1,19 +1,67 @@
-"""SIGINT and SIGTERM that wait for a moment when nothing is half done."""
+"""SIGINT and SIGTERM end a command: for certain, and at a moment when nothing is half done."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "deferred"]
+__all__ = ["Interrupted", "deferred", "raised"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_AGAIN = signal.SIGALRM
+_AGAIN_SECONDS = 1.0
 
 
 class Interrupted(SystemExit):
     """A signal that ends the command: what was begun is cleaned up on its way out."""
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Within, a first SIGINT or SIGTERM raises `Interrupted`, until that is through.
+
+    Code of others may lose it: Python ignores what is raised in a finalizer or in the callback of a
+    weak reference, and some libraries catch all there is. So it is raised again, each second, while
+    nothing is on its way out. What is ignored stays so, as in what a shell runs in the background.
+    """
+    before = {number: signal.getsignal(number) for number in (*_ENDING, _AGAIN)}
+    arrived: list[int] = []
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
+        raise Interrupted(128 + number)
+
+    def again(number: int, frame: FrameType | None) -> None:
+        if arrived and not _leaving(sys.exception()):
+            raise Interrupted(128 + arrived[0])
+
+    try:
+        signal.signal(_AGAIN, again)
+        for number in _ENDING:
+            if before[number] in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, interrupted)
+        yield
+    except SystemExit as end:
+        if arrived and not isinstance(end, Interrupted):  # it was lost, and the command went on
+            raise Interrupted(128 + arrived[0]) from None
+        raise
+    finally:
+        if arrived:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        _set(before)
+
+
+def _leaving(error: BaseException | None) -> bool:
+    """Whether what runs now cleans up, after an interrupt or where a generator is closed."""
+    while error is not None:
+        if isinstance(error, Interrupted | GeneratorExit):
+            return True
+        error = error.__context__
+    return False
 
 
 @contextmanager
@@ -30,7 +78,7 @@ def deferred() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     if threading.current_thread() is not threading.main_thread():
         yield _nothing
         return
-    handlers = {n: h for n in _SIGNALS if callable(h := signal.getsignal(n))}
+    handlers = {n: h for n in (*_ENDING, _AGAIN) if callable(h := signal.getsignal(n))}
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

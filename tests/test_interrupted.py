@@ -200,6 +200,85 @@ def test_a_signal_before_the_command_has_begun_is_no_verdict() -> None:
         assert run.returncode in (-number, 128 + number)
 
 
+LOSES = """
+import os, signal, time
+
+class Finalizer:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{number})
+
+def finalizer():
+    Finalizer()
+
+def handler():
+    try:
+        os.kill(os.getpid(), signal.{number})
+        time.sleep(1)
+    except:
+        return
+
+def command():
+    {where}()
+    {after}
+"""
+
+
+@pytest.mark.parametrize("after", ["time.sleep(30)", "return"])
+@pytest.mark.parametrize("where", ["finalizer", "handler"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_that_other_code_loses_ends_the_command_all_the_same(
+    number: signal.Signals, where: str, after: str
+) -> None:
+    """Python drops what a finalizer raises, and a bare `except` of a library all there is."""
+    code = (
+        LOSES.format(number=number.name, where=where, after=after)
+        + "import click; from fuseport.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "main.add_command(click.Command('x', callback=command))\n"
+        "main(['x'])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=False, timeout=25, stderr=subprocess.PIPE, text=True
+    )
+    assert run.returncode == 128 + number, run.stderr
+
+
+def test_a_lost_signal_does_not_disturb_what_cleans_up() -> None:
+    """While the first one is on its way out, it is not raised again."""
+    code = """
+import os, signal, time, click
+from fuseport.cli import main
+
+def generator():
+    try:
+        yield
+    finally:
+        time.sleep(1.5)
+        print("closed")
+
+def command():
+    begun = generator()
+    next(begun)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+    finally:
+        try:
+            int("")
+        except ValueError:
+            time.sleep(1.5)
+        print("cleaned")
+
+main.add_command(click.Command("x", callback=command))
+main(["x"])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=False, timeout=25, capture_output=True, text=True
+    )
+    assert run.returncode == 143, run.stderr
+    assert run.stdout.split() == ["cleaned", "closed"]
+
+
 def test_an_ignored_interrupt_stays_ignored() -> None:
     """As in what a shell without job control runs in the background."""
     code = (
