@@ -64,6 +64,35 @@ def test_sums_in_order_are_sums(dims: int | tuple[int, ...] | None, keepdim: boo
         assert torch.ones(()).sum() == 1
 
 
+def test_the_same_way_takes_means_and_backwards_of_norms_as_sums() -> None:
+    """Torch's kernels give a constant cotangent's gradient, nothing but rounding, other errors."""
+    torch.manual_seed(0)
+    values = torch.full((1000, 2), 0.1)
+    x, dy = torch.randn(6, 4, 9), torch.full((6, 4, 9), 0.1)
+    layer, group = nn.LayerNorm(9), nn.GroupNorm(2, 4)
+
+    def gradients(norm: nn.Module, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        wide = norm.to(dtype)
+        given = x.to(dtype).requires_grad_()
+        return torch.autograd.grad(wide(given), [given, *wide.parameters()], dy.to(dtype))
+
+    plain = gradients(layer, torch.float32)
+    *_, way = itertools.islice(baseline.ways(Net(), {}), 4)
+    with way:
+        assert not torch.equal(gradients(layer, torch.float32)[0], plain[0])
+        for norm in (layer, group):
+            for found, exact in zip(
+                gradients(norm, torch.float32), gradients(norm, torch.float64), strict=True
+            ):
+                torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-6)
+        mean = values.mean(0)
+        in_order = values.sum(0) / 1000
+        assert torch.equal(mean, in_order)
+        assert torch.equal(values.mean(0, keepdim=True), in_order[None])
+        torch.testing.assert_close(values.mean(), torch.tensor(0.1), rtol=1e-4, atol=0)
+    assert not torch.equal(values.mean(0), mean)
+
+
 @pytest.mark.parametrize("wide", [True, False])
 def test_what_a_wide_model_casts_to_half_is_moved_in_that(wide: bool) -> None:
     net = Net()

@@ -61,6 +61,8 @@ RESAMPLING = {
     "adaptive max": lambda x: F.adaptive_max_pool2d(x, (2, 3)),
     "adaptive mean": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
     "whole mean of channels last": lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1),
+    "whole mean of a sequence": lambda x: F.adaptive_avg_pool1d(x.flatten(2).mT, 1),
+    "whole mean of a volume": lambda x: F.adaptive_avg_pool3d(x[:, None].permute(0, 4, 1, 2, 3), 1),
     "mean past the end": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
     "mean without padding": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     "mean by another divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5),

@@ -162,6 +162,10 @@ class _Watch:
                 "no such operator is registered here: import what registers it, or give an op of "
                 "your own that computes the same, in the model's code and with --ops (README)"
             )
+        why = "the model's own code fails here, before any export; what comes after is not seen"
+        if "new Tensor subclass" in str(error):
+            why = "an export has tensors of a class of its own; what comes after is not seen"
+            what_to_do = "use the tensor itself, and functions in place of the subclass's methods"
         last = next(iter(reversed(self.found.values())), None)
         if last is not None and last.where.split(" ")[0] == where.split(" ")[0]:
             return  # it is what a call that is noted raised
@@ -169,7 +173,7 @@ class _Watch:
             "error",
             one_line(error),
             where,
-            "the model's own code fails here, before any export; what comes after is not seen",
+            why,
             what_to_do,
             missing,
         )

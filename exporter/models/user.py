@@ -23,6 +23,7 @@ from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models.given import Given, specs_of
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec, one_line
+from fuseport.exporter.user_code import plain_subclasses
 
 __all__ = ["NAME", "model", "parse_inputs", "rebuild", "with_inputs"]
 
@@ -104,6 +105,7 @@ def model(
     else:
         specs = tuple(inputs) if inputs else _from_example(code, module)
     call_under(module, shim)
+    plain_subclasses.allow()
     config = {
         "code": code,
         "hyper_parameters": {k: v for k, v in hyper_parameters.items() if _plain(v)},

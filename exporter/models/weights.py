@@ -35,7 +35,7 @@ class FitReport:
         prefix: what was stripped from the file's names, with its last dot; "" if nothing.
         restored: tied parameters that the file has under another of their names only.
         left_out: names in the file beside the model's prefix (losses, metrics); not loaded.
-        dtypes: how many of the loaded tensors are of each dtype, `float32` for example.
+        dtypes: how many of the loaded tensors are of each floating dtype, `float32` for example.
     """
 
     prefix: str
@@ -136,7 +136,8 @@ def fit(
     for group in groups:
         _tie(module, group)
     restored = tuple(name for group in groups for name in group if name not in given)
-    dtypes = Counter(_dtype(state[group[0]]) for group in groups)
+    loaded = (state[group[0]] for group in groups)
+    dtypes = Counter(_dtype(t) for t in loaded if t.is_floating_point())
     return FitReport(prefix, restored, tuple(left_out), dict(dtypes.most_common()))
 
 

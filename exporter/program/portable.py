@@ -30,11 +30,11 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
     return decomposition_table[aten._weight_norm_interface.default](v, g, dim)[0]
 
 
-def _adaptive_avg_pool2d(x: Tensor, output_size: Sequence[int]) -> Any:
-    if list(output_size) != [1, 1]:
-        return aten.adaptive_avg_pool2d.default(x, output_size)
+def _adaptive_avg_pool(pool: Callable[..., Any], x: Tensor, output_size: Sequence[int]) -> Any:
+    if any(size != 1 for size in output_size):
+        return pool(x, output_size)
     # As torch does, but for the strides that it gives the mean of a channels-last input in place.
-    return aten.mean.dim(x, [-1, -2], True)
+    return aten.mean.dim(x, [-1 - i for i in range(len(output_size))], True)
 
 
 def _group_norm(x: Tensor, *arguments: Any) -> Any:
@@ -74,6 +74,12 @@ def _of_real(scatter: Callable[..., Any], x: Tensor, source: Tensor, dim: int = 
     return torch.view_as_complex(scatter(*real, dim % x.dim(), *at))
 
 
+_ADAPTIVE_AVG_POOLS = (
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+)
+
 DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
     aten.copy.default: _copy,
     aten.slice_scatter.default: partial(_of_real, aten.slice_scatter.default),
@@ -89,7 +95,7 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.pad.default: _pad,
     aten.grid_sampler.default: _grid_sampler,
     aten._weight_norm.default: _weight_norm,
-    aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
     aten.group_norm.default: _group_norm,
+    **{pool: partial(_adaptive_avg_pool, pool) for pool in _ADAPTIVE_AVG_POOLS},
 }
 """What the gradient program computes instead of an operator of the forward program."""

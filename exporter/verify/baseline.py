@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._decomp import decomposition_table
 from torch.utils import deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -124,9 +125,12 @@ class _SumsInOrder(TorchDispatchMode):
         if func is aten.native_batch_norm_backward.default and _is_half(args[0]):
             dy, *others = args
             args = (dy.movedim(1, -1).contiguous().movedim(-1, 1), *others)
+        if func in _OF_SUMS:
+            with self:
+                return decomposition_table[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         self.cast_to_half |= func is aten._to_copy.default and _is_half(result)
-        if func not in (aten.sum.default, aten.sum.dim_IntList) or not args[0].numel():
+        if func not in _SUMS or not args[0].numel():
             return result
         values: Tensor = args[0]
         if values.dtype != result.dtype or values.dtype not in (torch.float32, torch.float64):
@@ -135,8 +139,13 @@ class _SumsInOrder(TorchDispatchMode):
         first = values.movedim(tuple(dims), tuple(range(len(dims))))
         rows = first.reshape(values.numel() // result.numel(), -1).numpy()
         added = np.add.accumulate(rows, 0)[-1] if rows.shape[1] == 1 else np.add.reduce(rows, 0)
-        return torch.from_numpy(added).view(result.shape)
+        total = torch.from_numpy(added).view(result.shape)
+        return total if func in _SUMS[:2] else total / len(rows)
 
+
+_SUMS = aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim
+_OF_SUMS = aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default
+"""What torch has kernels of, and other runtimes compute by sums."""
 
 _ELEMENTARY = {
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "celu", "cos", "cosh", "elu",
