@@ -78,6 +78,7 @@ def export(
     shim: str | Sequence[str] = (),
     given: Given | None = None,
     dynamic: Dynamic | None = None,
+    sizes: Mapping[str, int] | None = None,
     programs: Sequence[Kind] = PROGRAMS,
     format: Sequence[str] | None = None,
     opset: int = formats.DEFAULT_OPSET,
@@ -103,6 +104,7 @@ def export(
             user's own model they tell the inputs, instead of `inputs`.
         dynamic: dimensions of inputs that are to be dynamic; None for those that are found to be
             so in the user's own model, and for those of a built-in architecture.
+        sizes: of dynamic dimensions in the example that is captured, by name; the others are small.
         programs: `forward`, `gradient`, `step`, or several; `step` is one token of a language
             model, with its states as inputs and outputs.
         format: names of formats, see `formats.FORMATS`; None for all but `aot_inductor`, which
@@ -146,7 +148,7 @@ def export(
         built, notes = models.from_checkpoint(
             loaded, code=model, inputs=inputs, shim=stand_ins, given=given
         )
-        built, more = prepared(built, given, dynamic, dtype, seed, progress)
+        built, more = prepared(built, given, dynamic, sizes, dtype, seed, progress)
         notes += more
         built, more = tried(built, seed)
         notes += more

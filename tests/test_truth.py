@@ -1,5 +1,6 @@
 """Truth is float64 throughout, whatever the model's code casts to; the baseline is several ways."""
 
+import itertools
 import json
 import math
 import warnings
@@ -301,6 +302,19 @@ class TestSample:
         verdicts = {row.tensor: row.verdict for row in repeated([sample], again)}
         assert verdicts["noise"] == "unsupported"
         assert verdicts["y"] == "pass"
+
+    def test_another_order_of_a_sum_is_no_other_result(self, tmp_path: Path) -> None:
+        """Products on several threads take any; both orders are in the baseline."""
+        calls = itertools.count()
+
+        def rounds(net: Net, x: Tensor) -> dict[str, Tensor]:
+            ulp = torch.finfo(x.dtype).eps * next(calls)
+            off = x.detach() * ulp
+            return {"little": x + 3 * off, "more": x + 30 * off, "none": 0 * x + ulp}
+
+        (sample,) = truth.compute(model_of(rounds), [CASE], tmp_path)
+        assert sample.unstable == ("more", "none")
+        assert sample.expected["little"].baseline.max_abs > 0
 
     def test_what_is_run_twice_adds_in_one_order(self) -> None:
         """The gradient of `weight[indices]`, of experts for example, else adds in any order."""

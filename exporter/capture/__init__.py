@@ -1,12 +1,13 @@
 """A model becomes programs: what it is run and captured as, and what to say where it cannot be."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 
 from fuseport.exporter import models, shims
-from fuseport.exporter.capture import blockers
+from fuseport.exporter.capture import blockers, integers
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import forget, repeatable
 from fuseport.exporter.models.model import Model, at, examples
@@ -49,7 +50,8 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
             repeatable(model.module, model.module)(*inputs.values())
     except Exception as error:  # the user's code can raise anything
         at = ", ".join(f"{name} {tuple(t.shape)}" for name, t in inputs.items())
-        failed = ExportFailed(f"the model itself does not run, at {at}: {one_line(error)}")
+        other = "; other sizes: --size" if model.sizes and model.given is None else ""
+        failed = ExportFailed(f"the model itself does not run, at {at}: {one_line(error)}{other}")
         raise _explained(failed, model, inputs, runs=False) from error
     used = sorted({*model.config["shims"], *late})
     config = {**model.config, "functions": list(functions), "shims": used}
@@ -76,28 +78,57 @@ def capture(
     }
     for entry, called in entries.items():
         progress(f"capturing the {entry} program")
-        program = _captured(called, entry, seed, progress)
-        yield program
-        if entry == "forward" and "gradient" in wanted:
-            progress("capturing the gradient program")
-            yield capture_gradient(program)
+        differentiated = entry == "forward" and "gradient" in wanted
+        yield from _captured(called, entry, seed, progress, differentiated=differentiated)
 
 
-def _captured(model: Model, entry: Entry, seed: int, progress: Progress) -> Program:
+def _captured(
+    model: Model, entry: Entry, seed: int, progress: Progress, *, differentiated: bool
+) -> tuple[Program, ...]:
+    """The program of an entry and, if it is differentiated, the gradient program."""
+    *better, plain = _forwards(model, entry, seed, progress)
+    if not differentiated:
+        return (*better, plain)[:1]
+    progress("capturing the gradient program")
+    for program in better:
+        with suppress(ExportFailed):
+            return program, capture_gradient(program)
+    return plain, capture_gradient(plain)
+
+
+def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list[Program]:
+    """The program of an entry; before it, one whose sizes stay dynamic where the model's code makes
+    numbers of them by `int`, if it does and takes another `int`."""
     _refuse_compiled(model)
-    generator = torch.Generator().manual_seed(seed)
-    inputs = examples(model, generator)
-    with model.fused(), own_backward.inlined():
+    inputs = examples(model, torch.Generator().manual_seed(seed))
+    found: list[Program] = []
+    failure: ExportFailed | None = None
+    with integers.noticed() as code:
         try:
-            with blockers.fixed_sizes() as places:
-                program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
-        except FixedDimension as error:  # the capture went through: nothing blocks it
+            found.append(_forward(model, inputs, entry))
+        except ExportFailed as error:
+            failure = error
+    if code:
+        with integers.symbolic(code), suppress(ExportFailed):
+            found.insert(0, _forward(model, inputs, entry))
+    if found:
+        return found
+    assert failure is not None
+    if isinstance(failure, FixedDimension):  # the capture went through: nothing blocks it
+        raise failure
+    progress("looking for what blocks the export")
+    with model.fused(), own_backward.inlined():
+        raise _explained(failure, model, inputs) from failure
+
+
+def _forward(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> Program:
+    with model.fused(), own_backward.inlined(), blockers.fixed_sizes() as places:
+        try:
+            program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
+        except FixedDimension as error:
             if error.size not in places:
                 raise
             raise error.at(places[error.size]) from error
-        except ExportFailed as error:
-            progress("looking for what blocks the export")
-            raise _explained(error, model, inputs) from error
         finally:
             forget(model.module)  # tensors of the trace among it
     found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)

@@ -31,7 +31,7 @@ from fuseport.exporter.user_code import hint
 from fuseport.exporter.user_code.known_calls import advice
 from fuseport.ops import registration
 
-__all__ = ["Blocker", "find", "fixed_sizes"]
+__all__ = ["Blocker", "find", "fixed_sizes", "is_users"]
 
 Kind = Literal["extension", "memory", "value", "operator", "kernel", "error"]
 
@@ -144,7 +144,7 @@ class _Watch:
     def failed(self, error: Exception) -> None:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         lines = dict(traceback.walk_tb(error.__traceback__))
-        own = [frame for frame in frames if _is_users(frame)]
+        own = [frame for frame in frames if is_users(frame)]
         frame = own[-1] if own else None
         where, around = _place(frame, lines)
         missing = isinstance(error, ImportError)
@@ -292,7 +292,7 @@ _STDLIB = sysconfig.get_path("stdlib")
 _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
-def _is_users(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
     """Whether code is neither torch's or Triton's, nor Python's, nor ours."""
     file = frame.f_code.co_filename
     if str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "triton"):
@@ -309,7 +309,7 @@ def _place(
     """Where a call is, in words, and the names of the functions around it, innermost first."""
     chain: list[FrameType] = []
     while frame is not None:
-        if _is_users(frame):
+        if is_users(frame):
             chain.append(frame)
         frame = frame.f_back
     if not chain:

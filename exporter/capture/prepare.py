@@ -1,6 +1,6 @@
 """A model made ready for its capture: dtype, example inputs, dynamic dimensions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,7 @@ def prepared(
     model: Model,
     given: Given | None,
     dynamic: Dynamic | None,
+    sizes: Mapping[str, int] | None,
     dtype: str | None,
     seed: int,
     progress: Callable[[str], None],
@@ -32,6 +33,7 @@ def prepared(
         given: example inputs of the user's, or None.
         dynamic: the dynamic dimensions that the user wants; None to find them, where the inputs of
             the user's own model are told by examples, and else for the model's own.
+        sizes: of dynamic dimensions in the example, by name, instead of those that it has else.
         dtype: to convert to, or None.
         seed: of example inputs.
         progress: told of each step.
@@ -50,6 +52,8 @@ def prepared(
         model = user.with_inputs(model, named(model.inputs, dynamic))
     if given is not None:
         model = fitted(model, given)
+    if sizes is not None:
+        model = _sized(model, sizes)
     if dtype is not None:
         model, said = _converted(model, dtype, seed)
         notes += said
@@ -64,6 +68,16 @@ def prepared(
             model = _again(user.with_inputs(model, specs), given.place)
             notes += found
     return model, tuple(notes)
+
+
+def _sized(model: Model, sizes: Mapping[str, int]) -> Model:
+    """The model with other sizes in its example."""
+    if model.given is not None:
+        raise UsageError("--size: the sizes are those of --inputs")
+    if unknown := sizes.keys() - model.sizes.keys():
+        known = ", ".join(f"{name} ({size})" for name, size in model.sizes.items()) or "none"
+        raise UsageError(f"--size: no dynamic dimension {sorted(unknown)[0]}; there are: {known}")
+    return replace(model, sizes={**model.sizes, **sizes})
 
 
 def _converted(model: Model, dtype: str, seed: int) -> tuple[Model, list[str]]:

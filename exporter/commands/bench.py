@@ -12,9 +12,9 @@ from fuseport.exporter.commands._shared import (
     names_option,
     one_of,
     progress,
+    sizes_of,
     write,
 )
-from fuseport.exporter.errors import UsageError
 
 __all__ = ["bench"]
 
@@ -68,7 +68,7 @@ def bench(
             bundle,
             runtime=runtime or None,
             program=None if program is None else one_of(program, KINDS, "program"),
-            sizes=[_sizes(text) for text in size],
+            sizes=[sizes_of(text) for text in size],
             model=model,
             ops=own,
             rounds=rounds,
@@ -78,14 +78,3 @@ def bench(
         )
     write(result, json_, result.reasons())
     sys.exit(result.exit_code())
-
-
-def _sizes(text: str) -> dict[str, int]:
-    """`length=1024,batch=2` as numbers by dimension."""
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, number = part.partition("=")
-        if not name or not number.isdecimal() or int(number) < 1:
-            raise UsageError(f"--size {text}: write DIM=N,DIM=N with numbers from 1 up")
-        sizes[name.strip()] = int(number)
-    return sizes

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import OPS, device_option, names_option, one_of, progress
+from fuseport.exporter.commands._shared import (
+    OPS,
+    device_option,
+    names_option,
+    one_of,
+    progress,
+    sizes_of,
+)
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["export"]
@@ -19,6 +26,7 @@ Examples:
   fuseport export model.ckpt -o b/ --program forward,step
   fuseport export model.ckpt -o b/ --format aot_inductor --device cuda
   fuseport export model.ckpt -o b/ --model net.py:Net --input-shapes 'x:[batch,length,64]'
+  fuseport export unet.pth -o b/ --model net.py:Net --input-shapes 'x:[1,3,h,w]' --size h=64,w=96
   fuseport export vim.pth -o b/ --model vim/models_mamba.py:VisionMamba --shim auto …
   fuseport export model.ckpt -o b/ --model net.py:Net --inputs samples.safetensors
 """
@@ -60,6 +68,11 @@ Examples:
     metavar="NAME:{I:DIM,…}",
     help="Dynamic dimensions of such inputs, once for each; if absent, they are found.",
 )
+@click.option(
+    "--size",
+    metavar="DIM=N,…",
+    help="Of dynamic dimensions in the export's example; by default they are small.",
+)
 @names_option(
     "--format",
     "format_",
@@ -91,6 +104,7 @@ def export(
     input_shapes: tuple[str, ...],
     samples: Path | None,
     dynamic: tuple[str, ...],
+    size: str | None,
     format_: tuple[str, ...],
     program: tuple[str, ...],
     lowering: str,
@@ -123,6 +137,7 @@ def export(
             inputs=parse_inputs(input_shapes) or None,
             given=None if samples is None else read_given(samples),
             dynamic=parse_dynamic(dynamic) if dynamic else None,
+            sizes=None if size is None else sizes_of(size),
             format=wanted,
             programs=[one_of(name, KINDS, "program") for name in program] or api.PROGRAMS,
             opset=formats.DEFAULT_OPSET if opset is None else opset,

@@ -34,10 +34,10 @@ def allow() -> None:
     """
     for subclass in _subclasses(Tensor):
         if subclass.__module__.partition(".")[0] != "torch" and _only_sizes(subclass):
-            subclass.__new__ = _new  # type: ignore[method-assign,assignment]
+            subclass.__new__ = _new  # type: ignore[method-assign]
 
 
-def _subclasses(parent: type) -> Iterator[type]:
+def _subclasses(parent: type[Tensor]) -> Iterator[type[Tensor]]:
     for subclass in parent.__subclasses__():
         yield subclass
         yield from _subclasses(subclass)

@@ -127,7 +127,8 @@ def admitted(
     for case in planned:
         sizes = next((sizes for sizes in _nearby(case.sizes) if admits(sizes)), None)
         if sizes is None:
-            notes.append(f"not compared, {case.name}: the program holds for no sizes near it")
+            said = "the program holds for no sizes near it, as one of a larger example may: --size"
+            notes.append(f"not compared, {case.name}: {said}")
         elif sizes == case.sizes:
             kept.append(case)
         else:

@@ -23,7 +23,7 @@ __all__ = ["judged", "repeated", "whole"]
 _STORED_RTOL = 1e-8
 _STORED_BASELINE = 1e-6
 
-_UNSTABLE = Judgement("unsupported", "unstable: the model itself does not repeat it bit for bit")
+_UNSTABLE = Judgement("unsupported", "unstable: two runs of the model itself differ")
 
 
 def whole(runtime: str, judgement: Judgement, *, case: str = "*") -> Row:

@@ -1,0 +1,89 @@
+"""Model code that makes numbers of sizes by `int`, which a capture would take for good."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuseport.exporter import api
+from fuseport.exporter.errors import UsageError
+from fuseport.exporter.models.user import parse_inputs
+
+Saved = Callable[..., tuple[Path, str]]
+
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Conv2d(3, 4, 3, 2, 1)
+        self.b = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        H, W = x.shape[2:]
+        assert isinstance(H, int) or not isinstance(H, float)
+        H, W = int((H - 1) / 2) + 1, int((W - 1) / 2) + 1
+        x = self.a(x).flatten(2).mT
+        y = self.b(x) / int(W ** 0.5)
+        {more}
+        return y.mT.reshape(-1, 4, H, W)
+"""
+PLAIN = "assert int('7') == 7 and issubclass(bool, int) and isinstance(int(2.5), int)"
+# Of this an array of numbers cannot be made where `int` is another.
+TYPED = "y = y + torch.zeros(1, dtype=int)"
+
+
+def exported(
+    code: str, output: Path, saved_with: Saved, sizes: Mapping[str, int] | None
+) -> tuple[Any, str]:
+    torch.manual_seed(0)
+    modules = {"a": torch.nn.Conv2d(3, 4, 3, 2, 1), "b": torch.nn.Linear(4, 4)}
+    checkpoint, model = saved_with(code, **modules)
+    inputs = parse_inputs(["x:[batch,3,height,width]"])
+    return api.export(checkpoint, output, model=model, inputs=inputs, sizes=sizes), model
+
+
+def test_sizes_stay_dynamic(tmp_path: Path, saved_with: Saved) -> None:
+    code = NET.format(more=PLAIN)
+    bundle, model = exported(code, tmp_path / "b", saved_with, {"height": 33, "width": 20})
+    assert "conditions" not in bundle.manifest["programs"]["forward"]
+    report = api.verify(tmp_path / "b", model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+    found = {row.case for row in report.results if row.runtime == "onnxruntime"}
+    wanted = {"export", "every dimension 1", "odd, transposed", "past a chunk, sliced"}
+    assert found >= wanted
+
+
+def test_code_that_takes_no_other_int_has_the_sizes_of_the_example(
+    tmp_path: Path, saved_with: Saved
+) -> None:
+    code = NET.format(more=TYPED)
+    bundle, _ = exported(code, tmp_path / "b", saved_with, {"height": 32, "width": 48})
+    (height, *_) = bundle.manifest["programs"]["forward"]["conditions"]
+    assert height == "31 <= height <= 32"
+
+
+def test_an_unknown_dimension_is_a_usage_error(tmp_path: Path, saved_with: Saved) -> None:
+    code = NET.format(more="")
+    with pytest.raises(
+        UsageError, match=r"--size: no dynamic dimension depth; .*height \(16\), width \(24\)"
+    ):
+        exported(code, tmp_path / "b", saved_with, {"depth": 3})
+
+
+def test_the_int_of_a_model_is_python_s_again(tmp_path: Path, saved_with: Saved) -> None:
+    import sys
+
+    code = NET.format(more="")
+    exported(code, tmp_path / "b", saved_with, None)
+    made = [
+        m
+        for m in list(sys.modules.values())
+        if getattr(m, "__file__", None) == str(tmp_path / "net.py")
+    ]
+    assert made
+    assert all("int" not in vars(module) for module in made)
+    assert "quotient_of" not in torch.SymInt.__truediv__.__code__.co_names
