@@ -57,7 +57,11 @@ def describe(
             "weights": checkpoint.weights,
             "sha256": checkpoint.sha256,
         },
-        "architecture": {"name": model.architecture, "config": config},
+        "architecture": {
+            "name": model.architecture,
+            "config": config,
+            "sizes": dict(model.sizes),  # of the example that was captured
+        },
         "parameters": {
             "count": sum(parameter.numel() for parameter in parameters.values()),
             "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters.values()}),

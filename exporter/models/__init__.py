@@ -8,6 +8,7 @@ and `model`, which builds it; see `Architecture`.
 import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -145,7 +146,7 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
     """The model that a bundle was exported from, from what its manifest says.
 
     Args:
-        architecture: `name` and `config`, as `Model` has them.
+        architecture: `name`, `config` and `sizes`, as `Model` has them.
         path: of the bundle's weights.safetensors.
         code: the user's own code, where the model came from it; it never runs unasked.
 
@@ -168,7 +169,7 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
     for name in config.get("frozen", ()):
         model.module.get_parameter(name).requires_grad_(False)
     remember(model.module.eval())
-    return model
+    return replace(model, sizes={**model.sizes, **architecture.get("sizes", {})})
 
 
 def convert(model: Model, dtype: torch.dtype) -> tuple[str, ...]:

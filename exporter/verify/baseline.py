@@ -125,10 +125,14 @@ class _SumsInOrder(TorchDispatchMode):
         if func is aten.native_batch_norm_backward.default and _is_half(args[0]):
             dy, *others = args
             args = (dy.movedim(1, -1).contiguous().movedim(-1, 1), *others)
-        if func in _OF_SUMS:
+        elif func in _OF_SUMS:
             with self:
                 return decomposition_table[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        if func is aten.convolution_backward.default and result[2] is not None:
+            with self:  # its kernel sums the cotangent for the bias
+                others = [dim for dim in range(args[0].dim()) if dim != 1]
+                result = (*result[:2], args[0].sum(others))
         self.cast_to_half |= func is aten._to_copy.default and _is_half(result)
         if func not in _SUMS or not args[0].numel():
             return result
@@ -144,7 +148,11 @@ class _SumsInOrder(TorchDispatchMode):
 
 
 _SUMS = aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim
-_OF_SUMS = aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default
+_OF_SUMS = (
+    aten.native_batch_norm_backward.default,
+    aten.native_group_norm_backward.default,
+    aten.native_layer_norm_backward.default,
+)
 """What torch has kernels of, and other runtimes compute by sums."""
 
 _ELEMENTARY = {

@@ -11,13 +11,10 @@ from torch import Tensor
 
 from fuseport.exporter import models, runtimes
 from fuseport.exporter.bundle import Bundle, trust
+from fuseport.exporter.capture import capture
 from fuseport.exporter.errors import Missing
-from fuseport.exporter.models.model import at, examples
-from fuseport.exporter.program import Kind, Program, TensorSpec, entry_of
-from fuseport.exporter.program.forward import capture_forward
-from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter.program import Kind, Program, TensorSpec
 from fuseport.exporter.runtimes._ops import register
-from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify.compare import Judgement, judge
 from fuseport.exporter.verify.localise.trial import Trials, UnknownError
 from fuseport.exporter.verify.plan import Job
@@ -128,15 +125,7 @@ def captured(bundle: Bundle, kind: str, code: str | None) -> dict[str, Program]:
         model = models.rebuild(bundle.manifest["architecture"], bundle.weights, code=code)
     except Missing:
         return _stored(bundle, kind)
-    entry = entry_of(kind)
-    called = at(model, entry)
-    inputs = examples(called, torch.Generator().manual_seed(bundle.manifest["seed"]))
-    with called.fused(), own_backward.inlined():
-        program = capture_forward(called.module, inputs, called.inputs, called.outputs, entry)
-    found: dict[str, Program] = {program.kind: program}
-    if kind == "gradient":
-        found["gradient"] = capture_gradient(program)
-    return found
+    return {p.kind: p for p in capture(model, [kind], bundle.manifest["seed"])}
 
 
 def _stored(bundle: Bundle, kind: str) -> dict[str, Program]:
