@@ -44,7 +44,7 @@ from fuseport.exporter.program import (
     TensorSpec,
     entry_of,
 )
-from fuseport.exporter.program.conditions import admits, summarised, violated
+from fuseport.exporter.program.conditions import admits, places, summarised, violated
 from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement, Tolerance
@@ -295,7 +295,8 @@ def verify(
         settings = Settings(model, ops, limits, repro, localise and not loads)
         with spent.on("localising"):
             causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
-    notes = (*subject.notes, *([keep.saved.note] if keep.saved else []), *more)
+    looked = () if subject.again is None else subject.again.notes()
+    notes = (*subject.notes, *looked, *([keep.saved.note] if keep.saved else []), *more)
     seconds = time.monotonic() - begin
     where = str(bundle), opened.sha256, environment(keep.device)
     return Report(*where, seconds, tuple(rows), notes, causes, dict(spent.seconds))
@@ -442,7 +443,8 @@ def _planned(
             notes += dropped
             if found := summarised(c for p in planned for c in violated(program, p.sizes)):
                 conditions[program.kind] = found
-                notes.append(plan.conditional(program.kind, found))
+                where = dict.fromkeys(at for p in planned for at in places(program, p.sizes))
+                notes.append(plan.conditional(program.kind, found, tuple(where)))
     return cases, notes, conditions
 
 

@@ -5,16 +5,28 @@ one; and torch takes a size of 2 or more for granted in places where it need not
 """
 
 import math
+import os
+import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise, product
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
+import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseport.exporter.program import Program, shape_env
 
-__all__ = ["admits", "depends_on", "dimensions", "forget", "in_words", "summarised", "violated"]
+__all__ = [
+    "admits",
+    "depends_on",
+    "dimensions",
+    "forget",
+    "in_words",
+    "places",
+    "summarised",
+    "violated",
+]
 
 
 def admits(program: Program, sizes: Mapping[str, int]) -> bool:
@@ -30,6 +42,25 @@ def violated(program: Program, sizes: Mapping[str, int]) -> tuple[sympy.Basic, .
     }
     wrong = _wrong(program, named, sizes)
     return tuple(dict.fromkeys(expr.xreplace(called) for expr in wrong))
+
+
+def places(program: Program, sizes: Mapping[str, int]) -> list[str]:
+    """Where code other than torch's asks for what is not so at these sizes, as `file:line`."""
+    values = {symbol: sizes[name] for symbol, name in _named(program, sizes).items()}
+    asked = (
+        guard.sloc.framework_loc
+        for guard in shape_env(program.exported).guards
+        if guard.expr.xreplace(values) == sympy.false
+    )
+    own = (
+        f"{os.path.relpath(frame.filename)}:{frame.lineno}"
+        for frame in asked
+        if isinstance(frame, traceback.FrameSummary) and not frame.filename.startswith(_TORCH)
+    )
+    return list(dict.fromkeys(own))
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def dimensions(program: Program) -> dict[sympy.Symbol, str]:

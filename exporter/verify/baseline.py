@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuseport.exporter.program import trainable
 from fuseport.exporter.program.regions import called
 
-__all__ = ["FURTHER", "further", "moved_cotangents", "neighbour", "ways"]
+__all__ = ["FURTHER", "Inputs", "further", "moved", "moved_cotangents", "neighbour", "ways"]
 
 aten = torch.ops.aten
 
@@ -67,6 +67,11 @@ def further(
         yield _under(nullcontext() if regions else mode, _moved(module, inputs, seed, casts=False))
     for seed in others:
         yield _moved(module, inputs, seed, casts=in_order.cast_to_half)
+
+
+def moved(module: nn.Module, inputs: Inputs, seed: int) -> AbstractContextManager[Inputs]:
+    """One way in which parameters and inputs are moved, and nothing else is."""
+    return _moved(module, inputs, seed, casts=False)
 
 
 @contextmanager

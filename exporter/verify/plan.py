@@ -148,11 +148,12 @@ def _nearby(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
         yield {name: size + more for (name, size), more in zip(sizes.items(), up, strict=True)}
 
 
-def conditional(entry: str, conditions: Sequence[str]) -> str:
-    """A sentence on what a program does not hold for; see `conditions.summarised`."""
+def conditional(entry: str, conditions: Sequence[str], places: Sequence[str] = ()) -> str:
+    """A sentence on what a program does not hold for; see `program.conditions`."""
+    at = f" at {', '.join(places)}" if places else ""
     return (
-        f"{entry}: compared only where {' and '.join(conditions)}, which torch took for granted; "
-        "elsewhere its artifacts may fail, or give something else unnoticed"
+        f"{entry}: compared only where {' and '.join(conditions)}, which torch took for granted"
+        f"{at}; elsewhere its artifacts may fail, or give something else unnoticed"
     )
 
 

@@ -7,9 +7,10 @@ functions of the model's own are inlined in both, as export does.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,18 +27,19 @@ from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.user_code.own_backward import in_place
-from fuseport.exporter.verify import baseline
+from fuseport.exporter.verify import baseline, kinks
 from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
 from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["compute", "differentiated", "further", "session"]
+__all__ = ["compute", "differentiated", "further", "jumps", "session"]
 
 Tensors = Mapping[str, Tensor]
 
 _ROUNDINGS = 16.0  # of a tensor's scale
+_JUMPS = 2**30  # bytes
 
 
 def compute(
@@ -275,6 +277,41 @@ def further(model: Model, sample: Sample, number: int) -> Sample:
                 if value is not None:
                     expected[name] = _expected(value, truth(name), known)
     return replace(sample, expected=expected)
+
+
+def jumps(model: Model, sample: Sample) -> list[dict[str, Tensor]]:
+    """How gradients change with each value that rounding may put on either side of a kink.
+
+    Args:
+        model: as for `compute`.
+        sample: any of it.
+
+    Returns:
+        For each such value the differences by gradient, in float32 at least; of the nearest ones,
+        and none where they would take more than a gigabyte.
+    """
+    called = at(model, sample.case.entry)
+    inputs, cotangents = _given(called, sample.file)
+    names = [name for name in sample.expected if name.startswith("grad/")]
+
+    def gradients(mode: AbstractContextManager[Any], way: AbstractContextManager[Tensors]) -> Any:
+        with mode:
+            found = _another(called, inputs, cotangents, way, 0)
+        return {name: value for name in names if (value := found.get(name)) is not None}
+
+    with own_backward.inlined():
+        sampled = kinks.Sampled()
+        gradients(sampled, baseline.moved(called.module, inputs, 0))
+        near = kinks.Near(sampled.samples)
+        plain = gradients(near, nullcontext(inputs))
+        places = near.places()[: kinks.MOST]
+        if len(places) * sum(value.nbytes for value in plain.values()) > _JUMPS:
+            return []
+        found = []
+        for place in places:
+            other = gradients(kinks.Flipped(place), nullcontext(inputs))
+            found.append({name: other[name].float() - plain[name].float() for name in other})
+    return found
 
 
 def _another(

@@ -125,7 +125,7 @@ def captured(bundle: Bundle, kind: str, code: str | None) -> dict[str, Program]:
         model = models.rebuild(bundle.manifest["architecture"], bundle.weights, code=code)
     except Missing:
         return _stored(bundle, kind)
-    return {p.kind: p for p in capture(model, [kind], bundle.manifest["seed"])}
+    return {p.kind: p for p in capture(model, [cast(Kind, kind)], bundle.manifest["seed"])}
 
 
 def _stored(bundle: Bundle, kind: str) -> dict[str, Program]:

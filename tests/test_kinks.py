@@ -1,0 +1,168 @@
+"""Gradients jump where a value lies within a rounding of a kink: both sides of it are right."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fuseport.exporter.child.spent import Spent
+from fuseport.exporter.models.model import Model
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.verify import baseline, truth
+from fuseport.exporter.verify.kinks import Flipped, Near, Sampled
+from fuseport.exporter.verify.plan import Case, Job
+from fuseport.exporter.verify.rows import judged
+from fuseport.exporter.verify.run import Answer
+from fuseport.exporter.verify.sample import Sample
+from fuseport.exporter.verify.second_look import SecondLook
+
+SPEC = TensorSpec("x", "float32", ("batch", 40))
+ABOVE = 2.4e-7
+CASE = Case("export", {"batch": 3}, "contiguous", 0)
+PROGRAM = {
+    "inputs": [asdict(SPEC)],
+    "outputs": [asdict(TensorSpec("output", "float32", ("batch", 40)))],
+    "device": "cpu",
+    "none": [],
+}
+
+
+class Net(nn.Module):
+    """One value in 120 lies near zero, where `function` has its kink."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor] = F.relu) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w = nn.Parameter(torch.rand(40) + 1)
+        self.function = function
+        self.register_buffer("below", torch.zeros(40))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x * self.w - self.below) * 3
+
+
+@dataclass
+class Setting:
+    model: Model
+    sample: Sample
+    folder: Path
+    column: int
+
+    def looked(self, change: Callable[[dict[str, Tensor]], None]) -> tuple[list[str], SecondLook]:
+        """The tensors that are wrong at a second look, of the model's own results with a change."""
+        with torch.enable_grad():
+            net, x = self.model.module, self.inputs["input/x"].requires_grad_()
+            y = net(x)
+            grads = torch.autograd.grad(y, [x, net.w], self.inputs["cotangent/output"])
+        found = {"output": y.detach(), "grad/x": grads[0], "grad/w": grads[1]}
+        change(found)
+        file = self.folder / "answer.safetensors"
+        save_file(found, file)
+        job = Job("onnxruntime", Path("gradient.onnx"), "gradient", "run", "export")
+        answer = Answer(job, "done", calls={1: file})
+        rows = tuple(judged(answer, self.sample, PROGRAM, None))
+        again = SecondLook(lambda: self.model, lambda _: None, Spent())
+        rows = again.judged(answer, self.sample, PROGRAM, None, rows)
+        assert {row.tensor for row in rows} == set(found)
+        return [row.tensor for row in rows if row.verdict == "fail"], again
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        from safetensors.torch import load_file
+
+        return load_file(self.sample.file)
+
+
+def near_zero(net: Net, folder: Path) -> Setting:
+    """The smallest value of a row is above zero by a rounding of a large one, not of its own."""
+    model = Model(net.eval(), "user", {}, (SPEC,), CASE.sizes)
+    (folder / "first").mkdir()
+    (folder / "truth").mkdir()
+    (first,) = truth.compute(model, [CASE], folder / "first")
+    from safetensors.torch import load_file
+
+    values = (load_file(first.file)["input/x"] * net.w)[1].detach()
+    column = int(values.abs().argmin())
+    net.below[column] = values[column] - ABOVE
+    (sample,) = truth.compute(model, [CASE], folder / "truth", given={"export": first.file})
+    return Setting(model, sample, folder, column)
+
+
+def other_side(setting: Setting, found: dict[str, Tensor]) -> None:
+    """Results of a runtime that rounds the value down to just below zero."""
+    net, x, dy = setting.model.module, setting.inputs["input/x"], setting.inputs["cotangent/output"]
+    j = setting.column
+    found["grad/x"][1, j] -= 3 * dy[1, j] * net.w.detach()[j]
+    found["grad/w"][j] -= 3 * dy[1, j] * x[1, j]
+
+
+def test_the_other_side_of_a_kink_is_right_and_is_told(tmp_path: Path) -> None:
+    setting = near_zero(Net(), tmp_path)
+    wrong, again = setting.looked(lambda found: other_side(setting, found))
+    assert wrong == []
+    (note,) = again.notes()
+    assert note.startswith("export: 2 gradients are the model's but for values")
+
+
+@pytest.mark.parametrize("factor", [1.01, 1.5])
+def test_a_wrong_gradient_is_wrong_beside_a_kink(factor: float, tmp_path: Path) -> None:
+    setting = near_zero(Net(), tmp_path)
+    wrong, again = setting.looked(lambda found: found["grad/x"].mul_(factor))
+    assert wrong == ["grad/x"]
+    assert again.notes() == ()
+
+
+def test_without_a_value_at_a_kink_nothing_is_allowed(tmp_path: Path) -> None:
+    setting = near_zero(Net(torch.sigmoid), tmp_path)
+    wrong, again = setting.looked(lambda found: other_side(setting, found))
+    assert wrong == ["grad/x", "grad/w"]
+    assert again.notes() == ()
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "relu": F.relu,
+    "torch.relu": torch.relu,
+    "method": lambda x: x.relu(),
+    "abs": torch.abs,
+    "operator": abs,
+    "leaky": nn.LeakyReLU(0.1),
+    "in place": nn.LeakyReLU(0.1, inplace=True),
+    "method in place": lambda x: x.relu_(),
+    "returns nothing": lambda x: (F.relu(x, inplace=True), x)[1],
+    "prelu": nn.PReLU(),
+    "selu": nn.SELU(),
+    "relu6": F.relu6,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_value_nearest_to_zero_changes_sides(name: str) -> None:
+    net = Net(FUNCTIONS[name])
+    torch.manual_seed(1)
+    x = torch.randn(3, 40)
+    x[0, 3] = 0.0  # as a padding has it
+    value = (x * net.w)[1, 7].detach()
+    net.below[7] = torch.nextafter(value, torch.tensor(-torch.inf))
+    with Sampled() as sampled, baseline.moved(net, {"x": x}, 0) as inputs:
+        net(inputs["x"])
+    with Near(sampled.samples) as near:
+        plain, slopes = run(net, x)
+    assert near.places()[0] == (0, 47)
+    assert (0, 3) not in near.places()
+    with Flipped((0, 47)):
+        y, moved = run(net, x)
+    torch.testing.assert_close(y, plain, rtol=1e-5, atol=2e-6)
+    differs = (moved - slopes).abs() > 0.01
+    assert differs.nonzero().tolist() == [[1, 7]]
+
+
+def run(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = x.clone().requires_grad_()
+    y = net(leaf)
+    return y.detach(), torch.autograd.grad(y.sum(), leaf)[0]
