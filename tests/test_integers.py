@@ -64,6 +64,9 @@ def test_code_that_takes_no_other_int_has_the_sizes_of_the_example(
     bundle, _ = exported(code, tmp_path / "b", saved_with, {"height": 32, "width": 48})
     (height, *_) = bundle.manifest["programs"]["forward"]["conditions"]
     assert height == "31 <= height <= 32"
+    line = code[: code.index("H, W = int")].count("\n") + 1
+    (said,) = [note for note in bundle.manifest["notes"] if "took for granted" in note]
+    assert f"net.py:{line}" in said
 
 
 def test_an_unknown_dimension_is_a_usage_error(tmp_path: Path, saved_with: Saved) -> None:

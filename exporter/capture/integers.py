@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch import SymFloat, SymInt
+from torch.fx.experimental import symbolic_shapes
 
 from fuseport.exporter.capture.blockers import is_users
 
@@ -39,8 +40,20 @@ def noticed() -> Iterator[list[Globals]]:
 
         return mock.patch.object(kind, "__int__", to_number)
 
-    with noting(SymInt), noting(SymFloat):
+    with noting(SymInt), noting(SymFloat), _unseen():
         yield found
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Torch notes the code that asks for a size: it is not this file."""
+    files = {*symbolic_shapes.uninteresting_files(), __file__}
+
+    def uninteresting_files() -> set[str]:
+        return files
+
+    with mock.patch.object(symbolic_shapes, "uninteresting_files", uninteresting_files):
+        yield
 
 
 @contextmanager
@@ -55,6 +68,7 @@ def symbolic(code: Sequence[Globals]) -> Iterator[None]:
         return result
 
     with ExitStack() as stack:
+        stack.enter_context(_unseen())
         stack.enter_context(mock.patch.object(SymInt, "__truediv__", divided))
         for names in code:
             stack.enter_context(mock.patch.dict(names, {"int": _Int}))

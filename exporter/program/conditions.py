@@ -9,6 +9,7 @@ import os
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise, product
+from pathlib import Path
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
@@ -45,7 +46,7 @@ def violated(program: Program, sizes: Mapping[str, int]) -> tuple[sympy.Basic, .
 
 
 def places(program: Program, sizes: Mapping[str, int]) -> list[str]:
-    """Where code other than torch's asks for what is not so at these sizes, as `file:line`."""
+    """Where model code asks for what is not so at these sizes, as `file:line`."""
     values = {symbol: sizes[name] for symbol, name in _named(program, sizes).items()}
     asked = (
         guard.sloc.framework_loc
@@ -55,12 +56,13 @@ def places(program: Program, sizes: Mapping[str, int]) -> list[str]:
     own = (
         f"{os.path.relpath(frame.filename)}:{frame.lineno}"
         for frame in asked
-        if isinstance(frame, traceback.FrameSummary) and not frame.filename.startswith(_TORCH)
+        if isinstance(frame, traceback.FrameSummary) and not frame.filename.startswith(_OTHERS)
     )
     return list(dict.fromkeys(own))
 
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+# Torch's and our own.
+_OTHERS = os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[1]) + os.sep
 
 
 def dimensions(program: Program) -> dict[sympy.Symbol, str]:
