@@ -41,6 +41,7 @@ WRONG = {
     "an unknown dtype": ("@\ndtype = 'int8'", 'there is no "int8"; there are: float32'),
     "an opset of tomorrow": ("@\nopset = 99", "opset: 99 is not one of 18 to"),
     "a shim without code": ("@\nshim = 'auto'", "shim: shims are for model code"),
+    "sizes that cannot be read": ("@\nsize = 'x'", "write DIM=N,DIM=N"),
     "inputs that cannot be read": ("@\ninput-shapes = ['x=3']", "write NAME:[DIM,…]"),
     "no seed": ("seeds = 0\n@", "seeds: 0 is not 1 or more"),
     "a negative tolerance": ("@\n[checkpoint.tolerances]\natol = -1", "-1 is not a number of 0"),

@@ -61,7 +61,7 @@ def net(
 def converted(folder: tuple[Path, str], dtype: str = "bfloat16") -> tuple[Model, Sequence[str]]:
     weights, code = folder
     model, _ = models.from_checkpoint(checkpoint.load(weights), code=code, inputs=INPUTS)
-    return prepared(model, None, None, dtype, 0, lambda _: None)
+    return prepared(model, None, None, None, dtype, 0, lambda _: None)
 
 
 def in_float32(model: Model) -> set[str]:

@@ -142,7 +142,7 @@ def test_a_built_in_architecture_takes_given_inputs() -> None:
 
     def ready(ids: Tensor, dynamic: Dynamic | None = None) -> models.Model:
         given = Given("ids", {"input_ids": ids})
-        return prepared(model, given, dynamic, None, 0, lambda message: None)[0]
+        return prepared(model, given, dynamic, None, None, 0, lambda message: None)[0]
 
     with pytest.raises(UsageError, match="input_ids has values outside of 0 to"):
         ready(torch.full((1, 3), 10**6))

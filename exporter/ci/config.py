@@ -4,7 +4,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from fuseport.exporter import formats, runtimes, shims
 from fuseport.exporter.ci.schema import Source, filled
 from fuseport.exporter.errors import FuseportError, StorageError, UsageError
-from fuseport.exporter.models.given import parse_dynamic
+from fuseport.exporter.models.given import parse_dynamic, parse_sizes
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import KINDS
 from fuseport.exporter.runtimes._device import DEVICES
@@ -102,6 +102,7 @@ class Checkpoint:
     input_shapes: tuple[str, ...] = ()
     inputs: str | None = None
     dynamic: tuple[str, ...] = ()
+    size: str | None = None
     dtype: str | None = None
     opset: int = formats.DEFAULT_OPSET
     seed: int = 0
@@ -237,13 +238,16 @@ def _check_export(table: Checkpoint, source: Source, where: Sequence[str]) -> No
     if table.opset not in formats.OPSETS:
         among = f"{formats.OPSETS[0]} to {formats.OPSETS[-1]}"
         raise source.wrong((*where, "opset"), f"{table.opset} is not one of {among}")
-    for key, parse, value in (
+    given: tuple[tuple[str, Callable[[Any], Any], Any], ...] = (
         ("shim", shims.chosen, table.shim),
         ("input-shapes", parse_inputs, table.input_shapes),
         ("dynamic", parse_dynamic, table.dynamic),
-    ):
+        ("size", parse_sizes, table.size),
+    )
+    for key, parse, value in given:
         try:
-            parse(value)
+            if value is not None:
+                parse(value)
         except FuseportError as error:
             raise source.wrong((*where, key), str(error)) from error
     if table.shim and table.model is None:

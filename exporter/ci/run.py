@@ -16,7 +16,7 @@ from fuseport.exporter.ci.config import Checkpoint, Config
 from fuseport.exporter.ci.report import CiReport, Outcome
 from fuseport.exporter.describe import environment
 from fuseport.exporter.errors import FuseportError, StorageError, UsageError
-from fuseport.exporter.models.given import parse_dynamic, read_given
+from fuseport.exporter.models.given import parse_dynamic, parse_sizes, read_given
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import KINDS
 from fuseport.exporter.verify.run import Limits, quick_starts
@@ -143,6 +143,7 @@ def _exported(checkpoint: Checkpoint, folder: Path, progress: Progress) -> tuple
         shim=checkpoint.shim,
         given=None if checkpoint.inputs is None else read_given(Path(checkpoint.inputs)),
         dynamic=parse_dynamic(checkpoint.dynamic) if checkpoint.dynamic else None,
+        sizes=None if checkpoint.size is None else parse_sizes(checkpoint.size),
         programs=[kind for kind in KINDS if kind in (checkpoint.programs or api.PROGRAMS)],
         format=checkpoint.formats,
         opset=checkpoint.opset,

@@ -34,6 +34,7 @@ path = "model.ckpt"
 # model = "net.py:Net"                 # your own code; else the architecture is recognised
 # input-shapes = ["x:[batch,length,64]"]
 # inputs = "samples.safetensors"       # or examples, with dynamic = ["x:{0:batch,1:length}"]
+# size = "length=64"                   # of dynamic dimensions in the export's example
 # ops = "my_ops.py"
 # shim = "auto"
 # dtype = "bfloat16"

@@ -28,7 +28,6 @@ __all__ = [
     "one_of",
     "progress",
     "show",
-    "sizes_of",
     "width",
     "write",
 ]
@@ -64,17 +63,6 @@ def _names(_: click.Context, option: click.Parameter, given: tuple[str, ...]) ->
     if "" in names:
         raise UsageError(f"{option.opts[0]} {','.join(given)}: a name is empty")
     return names
-
-
-def sizes_of(text: str) -> dict[str, int]:
-    """`length=1024,batch=2` as numbers by dimension."""
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, number = part.partition("=")
-        if not name or not number.isdecimal() or int(number) < 1:
-            raise UsageError(f"--size {text}: write DIM=N,DIM=N with numbers from 1 up")
-        sizes[name.strip()] = int(number)
-    return sizes
 
 
 @contextmanager

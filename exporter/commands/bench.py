@@ -12,7 +12,6 @@ from fuseport.exporter.commands._shared import (
     names_option,
     one_of,
     progress,
-    sizes_of,
     write,
 )
 
@@ -62,13 +61,14 @@ def bench(
         tell("loading torch")
         from fuseport.exporter import api
         from fuseport.exporter.child import Limits
+        from fuseport.exporter.models.given import parse_sizes
         from fuseport.exporter.program import KINDS
 
         result = api.bench(
             bundle,
             runtime=runtime or None,
             program=None if program is None else one_of(program, KINDS, "program"),
-            sizes=[sizes_of(text) for text in size],
+            sizes=[parse_sizes(text) for text in size],
             model=model,
             ops=own,
             rounds=rounds,

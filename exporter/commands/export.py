@@ -5,14 +5,7 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import (
-    OPS,
-    device_option,
-    names_option,
-    one_of,
-    progress,
-    sizes_of,
-)
+from fuseport.exporter.commands._shared import OPS, device_option, names_option, one_of, progress
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["export"]
@@ -118,7 +111,7 @@ def export(
     with progress() as tell:
         tell("loading torch")
         from fuseport.exporter import api, formats
-        from fuseport.exporter.models.given import parse_dynamic, read_given
+        from fuseport.exporter.models.given import parse_dynamic, parse_sizes, read_given
         from fuseport.exporter.models.user import parse_inputs
         from fuseport.exporter.program import KINDS
 
@@ -137,7 +130,7 @@ def export(
             inputs=parse_inputs(input_shapes) or None,
             given=None if samples is None else read_given(samples),
             dynamic=parse_dynamic(dynamic) if dynamic else None,
-            sizes=None if size is None else sizes_of(size),
+            sizes=None if size is None else parse_sizes(size),
             format=wanted,
             programs=[one_of(name, KINDS, "program") for name in program] or api.PROGRAMS,
             opset=formats.DEFAULT_OPSET if opset is None else opset,

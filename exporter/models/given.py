@@ -14,7 +14,16 @@ from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 
-__all__ = ["Dynamic", "Given", "fitted", "named", "parse_dynamic", "read_given", "specs_of"]
+__all__ = [
+    "Dynamic",
+    "Given",
+    "fitted",
+    "named",
+    "parse_dynamic",
+    "parse_sizes",
+    "read_given",
+    "specs_of",
+]
 
 Dynamic = Mapping[str, Mapping[int, str]]
 """By input and position, the names of dynamic dimensions."""
@@ -76,6 +85,21 @@ def parse_dynamic(texts: Sequence[str]) -> Dynamic:
         pairs = [part.split(":") for part in match[2].split(",") if part]
         found[match[1]] = {int(position): name for position, name in pairs}
     return found
+
+
+def parse_sizes(text: str) -> dict[str, int]:
+    """Sizes of dynamic dimensions as users write them: `length=1024,batch=2`.
+
+    Raises:
+        UsageError: the text is not of that form.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if not name.strip() or not number.isdecimal() or int(number) < 1:
+            raise UsageError(f"--size {text}: write DIM=N,DIM=N with numbers from 1 up")
+        sizes[name.strip()] = int(number)
+    return sizes
 
 
 def specs_of(given: Given, module: nn.Module) -> tuple[TensorSpec, ...]:

@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fuseport.exporter.bundle.staging import work_folder
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.models import Model
 from fuseport.exporter.verify import truth
@@ -84,10 +84,8 @@ class SecondLook:
                     model = self.rebuild()
                     self._jumps[name] = truth.jumps(model, sample)
             if self._jumps[name]:
-                with TemporaryDirectory(prefix="fuseport-") as folder:
-                    other = _on_the_models_side(
-                        answer, sample, self._jumps[name], wrong, Path(folder)
-                    )
+                with work_folder() as folder:
+                    other = _on_the_models_side(answer, sample, self._jumps[name], wrong, folder)
                     again = tuple(judged(other, sample, program, tolerances))
                 if not _wrong(again, tolerances) or _doubtful(again, tolerances):
                     self._explained[name] = self._explained.get(name, 0) + len(wrong)
@@ -114,25 +112,26 @@ def _on_the_models_side(
     folder: Path,
 ) -> Answer:
     """The answer without the jumps that it differs from the truth by, in files of their own."""
-    bounds = {row.tensor: row.bound for row in wrong if row.bound}
+    bounds = {row.tensor: row.bound for row in wrong if row.bound and row.tensor in jumps[0]}
     calls: dict[int, Path] = {}
     with opened(sample) as exact:
         for call in answer.calls or {}:
             tensors = dict(answer.tensors(call))
-            names = [name for name in bounds if name in tensors and name in jumps[0]]
-
-            def flat(part: Callable[[str], Tensor], names: Sequence[str] = names) -> Tensor:
-                each = [(part(n).double() / (bounds[n] or 1.0)).reshape(-1) for n in names]
-                return torch.cat(each) if each else torch.zeros(0, dtype=torch.float64)
-
-            off = flat(lambda name, tensors=tensors: tensors[name].double() - exact(name))  # type: ignore[misc]
-            for number in chosen(off, [flat(jump.__getitem__) for jump in jumps]):
-                for name, jump in jumps[number].items():
-                    if name in tensors:
-                        tensors[name] = (tensors[name] - jump).to(tensors[name].dtype)
+            known = {name: bound for name, bound in bounds.items() if name in tensors}
+            off = _flat({name: tensors[name].double() - exact(name) for name in known}, known)
+            for number in chosen(off, [_flat(jump, known) for jump in jumps]):
+                for name in tensors.keys() & jumps[number].keys():
+                    found = tensors[name]
+                    tensors[name] = (found - jumps[number][name]).to(found.dtype)
             calls[call] = folder / f"{call}.safetensors"
-            save_file({n: t.contiguous() for n, t in tensors.items()}, calls[call])
+            save_file({name: t.contiguous() for name, t in tensors.items()}, calls[call])
     return replace(answer, calls=calls)
+
+
+def _flat(tensors: Mapping[str, Tensor], bounds: Mapping[str, float]) -> Tensor:
+    """Those that have bounds, in units of them, as one vector of float64."""
+    parts = [tensors[name].double().reshape(-1) / bound for name, bound in bounds.items()]
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
 
 
 def _wrong(rows: Sequence[Row], tolerances: Tolerances | None) -> list[Row]:

@@ -297,7 +297,11 @@ def jumps(model: Model, sample: Sample) -> list[dict[str, Tensor]]:
     def gradients(mode: AbstractContextManager[Any], way: AbstractContextManager[Tensors]) -> Any:
         with mode:
             found = _another(called, inputs, cotangents, way, 0)
-        return {name: value for name in names if (value := found.get(name)) is not None}
+        return {
+            name: value.to(torch.promote_types(value.dtype, torch.float32))
+            for name in names
+            if (value := found.get(name)) is not None
+        }
 
     with own_backward.inlined():
         sampled = kinks.Sampled()
@@ -310,7 +314,7 @@ def jumps(model: Model, sample: Sample) -> list[dict[str, Tensor]]:
         found = []
         for place in places:
             other = gradients(kinks.Flipped(place), nullcontext(inputs))
-            found.append({name: other[name].float() - plain[name].float() for name in other})
+            found.append({name: other[name] - plain[name] for name in other})
     return found
 
 
