@@ -1,4 +1,4 @@
-"""Model code that makes a subclass of `torch.Tensor` of its tensors, as VMamba's `tTensor`."""
+"""Model code that makes a subclass of `torch.Tensor` of its tensors, as VSSD's `tTensor`."""
 
 from collections.abc import Callable
 from pathlib import Path

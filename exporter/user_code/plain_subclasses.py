@@ -1,4 +1,4 @@
-"""Subclasses of `torch.Tensor` that model code makes of its tensors, as VMamba's `tTensor(x)`.
+"""Subclasses of `torch.Tensor` that model code makes of its tensors, as VSSD's `tTensor(x)`.
 
 Under a dispatch mode, as in a capture, torch makes no such object: a tensor has one there already,
 of a class of the mode's own. Where a subclass has nothing to it but how sizes are read, the tensor
