@@ -169,8 +169,10 @@ def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
     bundle, model = exported(PADDED, tmp_path)
     conditions = bundle.manifest["programs"]["forward"]["conditions"]
     assert any(condition.startswith("length is a multiple of 4") for condition in conditions)
+    branch = (NET + PADDED).split("\n").index("        return y[:, :length] if missing else y") + 1
+    placed = conditional("forward", conditions, [f"{tmp_path / 'net.py'}:{branch}"])
+    assert placed in bundle.manifest["notes"]
     note = conditional("forward", conditions)
-    assert note in bundle.manifest["notes"]
     report = api.verify(bundle.folder, model=model, runtime=["onnxruntime"])
     moved = "every dimension 1, moved up to batch 1, length "
     assert any(row.case.startswith(moved) for row in report.results)  # by as much as torch wants

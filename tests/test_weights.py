@@ -153,6 +153,7 @@ def test_the_dtype_of_the_file_is_kept(tensors: dict[str, Tensor], dtype: torch.
     name = str(dtype).removeprefix("torch.")
     assert report.dtypes == {"float32": 6, name: 1, "int64": 1}
     assert any(name in note for note in report.notes())
+    assert not any("int64" in note for note in report.notes())  # a counter of batches
 
 
 def test_eight_bit_floats_are_no_weights_to_compute_with(tensors: dict[str, Tensor]) -> None:

@@ -25,6 +25,7 @@ _WRAPPERS = frozenset(["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 # After another segment: a leading `module.` is a prefix like others.
 _PARALLEL = re.compile(r"(\.)module\.")
 _LISTED = 6
+_COUNTING = "int", "uint", "bool"  # dtypes of counters and masks, beside weights of any other
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class FitReport:
         prefix: what was stripped from the file's names, with its last dot; "" if nothing.
         restored: tied parameters that the file has under another of their names only.
         left_out: names in the file beside the model's prefix (losses, metrics); not loaded.
-        dtypes: how many of the loaded tensors are of each floating dtype, `float32` for example.
+        dtypes: how many of the loaded tensors are of each dtype, `float32` for example.
     """
 
     prefix: str
@@ -52,8 +53,9 @@ class FitReport:
             notes.append(f"restored from the parameter it is tied to: {some(self.restored)}")
         if self.left_out:
             notes.append(f"not part of the model, left out: {some(self.left_out)}")
-        if len(self.dtypes) > 1:
-            mixed = ", ".join(f"{count} {dtype}" for dtype, count in self.dtypes.items())
+        floating = {d: n for d, n in self.dtypes.items() if not d.startswith(_COUNTING)}
+        if len(floating) > 1:
+            mixed = ", ".join(f"{count} {dtype}" for dtype, count in floating.items())
             notes.append(f"weights of several dtypes: {mixed}")
         return tuple(notes)
 
@@ -136,8 +138,7 @@ def fit(
     for group in groups:
         _tie(module, group)
     restored = tuple(name for group in groups for name in group if name not in given)
-    loaded = (state[group[0]] for group in groups)
-    dtypes = Counter(_dtype(t) for t in loaded if t.is_floating_point())
+    dtypes = Counter(_dtype(state[group[0]]) for group in groups)
     return FitReport(prefix, restored, tuple(left_out), dict(dtypes.most_common()))
 
 

@@ -54,11 +54,17 @@ def places(program: Program, sizes: Mapping[str, int]) -> list[str]:
         if guard.expr.xreplace(values) == sympy.false
     )
     own = (
-        f"{os.path.relpath(frame.filename)}:{frame.lineno}"
+        frame
         for frame in asked
         if isinstance(frame, traceback.FrameSummary) and not frame.filename.startswith(_OTHERS)
     )
-    return list(dict.fromkeys(own))
+    return list(dict.fromkeys(f"{_near(frame.filename)}:{frame.lineno}" for frame in own))
+
+
+def _near(file: str) -> str:
+    """From the current folder, if it is in it."""
+    near = os.path.relpath(file)
+    return file if near.startswith("..") else near
 
 
 # Torch's and our own.
