@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuseport.exporter import api
+from fuseport.exporter import api, models
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models.user import parse_inputs
 
@@ -50,6 +50,8 @@ def test_sizes_stay_dynamic(tmp_path: Path, saved_with: Saved) -> None:
     code = NET.format(more=PLAIN)
     bundle, model = exported(code, tmp_path / "b", saved_with, {"height": 33, "width": 20})
     assert "conditions" not in bundle.manifest["programs"]["forward"]
+    again = models.rebuild(bundle.manifest["architecture"], bundle.weights, code=model)
+    assert again.sizes == {"batch": 2, "height": 33, "width": 20}  # a failure is looked into there
     report = api.verify(tmp_path / "b", model=model, runtime=["eager", "onnxruntime"])
     assert report.exit_code() == 0, report.failures()
     found = {row.case for row in report.results if row.runtime == "onnxruntime"}
