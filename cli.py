@@ -13,7 +13,7 @@ import click
 from fuseport import __version__
 from fuseport.exporter.commands import COMMANDS
 from fuseport.exporter.errors import FuseportError, StorageError
-from fuseport.exporter.interrupts import Interrupted, raised
+from fuseport.exporter.interrupts import Interrupted, raised, unwrapped
 
 __all__ = ["main"]
 
@@ -37,7 +37,8 @@ class _Commands(click.Group):
         if not debug:
             warnings.simplefilter("ignore")  # torch's own, about things its users cannot change
         try:
-            return super().invoke(ctx)
+            with unwrapped():
+                return super().invoke(ctx)
         except FuseportError as error:
             _fail(error, error.exit_code, debug=debug)
         except OSError as error:

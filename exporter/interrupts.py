@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "deferred", "raised"]
+__all__ = ["Interrupted", "deferred", "raised", "unwrapped"]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _AGAIN = signal.SIGALRM
@@ -53,6 +53,23 @@ def raised() -> Iterator[None]:
         if arrived:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         _set(before)
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Within, an error that an interrupt was made into is that interrupt again.
+
+    Python makes another of what is raised while a class is put together, as do libraries.
+    """
+    try:
+        yield
+    except Exception as error:
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, Interrupted):
+            found = found.__context__
+        if found is None:
+            raise
+        raise found from None
 
 
 def _leaving(error: BaseException | None) -> bool:

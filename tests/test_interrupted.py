@@ -217,6 +217,15 @@ def handler():
     except:
         return
 
+def wrapped():
+    class Named:
+        def __set_name__(self, owner, name):
+            os.kill(os.getpid(), signal.{number})
+            time.sleep(1)
+
+    class Owner:
+        named = Named()
+
 def command():
     {where}()
     {after}
@@ -224,7 +233,7 @@ def command():
 
 
 @pytest.mark.parametrize("after", ["time.sleep(30)", "return"])
-@pytest.mark.parametrize("where", ["finalizer", "handler"])
+@pytest.mark.parametrize("where", ["finalizer", "handler", "wrapped"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_that_other_code_loses_ends_the_command_all_the_same(
     number: signal.Signals, where: str, after: str
@@ -241,6 +250,7 @@ def test_a_signal_that_other_code_loses_ends_the_command_all_the_same(
         [sys.executable, "-c", code], check=False, timeout=25, stderr=subprocess.PIPE, text=True
     )
     assert run.returncode == 128 + number, run.stderr
+    assert "a bug in fuseport" not in run.stderr
 
 
 def test_a_lost_signal_does_not_disturb_what_cleans_up() -> None:
