@@ -64,21 +64,22 @@ def unwrapped() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found: BaseException | None = error
-        while found is not None and not isinstance(found, Interrupted):
-            found = found.__context__
-        if found is None:
-            raise
-        raise found from None
+        for found in _chain(error):
+            if isinstance(found, Interrupted):
+                raise found from None
+        raise
 
 
 def _leaving(error: BaseException | None) -> bool:
     """Whether what runs now cleans up, after an interrupt or where a generator is closed."""
+    return any(isinstance(e, Interrupted | GeneratorExit) for e in _chain(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those while which it was raised."""
     while error is not None:
-        if isinstance(error, Interrupted | GeneratorExit):
-            return True
+        yield error
         error = error.__context__
-    return False
 
 
 @contextmanager
