@@ -3,7 +3,8 @@
 // the chunk.
 //
 // A block has some heads of a group, in turn, of one chunk, and sums up their dB and dC, which each of
-// its warps has in registers: of each 64 states 16, and of the chunk half of the steps. Operands are
+// its warps has in registers: of each 64 states 16, and of the chunk half of the steps. It takes 64
+// columns of a head at a time: what belongs to its steps is a sum over all of them. Operands are
 // bfloat16; M and Q are cut into two parts, since the gradients that they make have no more bits, and h
 // and g into three, since those of A and of dt's bias, which are float32, are sums of theirs.
 #pragma once
@@ -35,15 +36,16 @@ struct GradientTiles {
 // More than 99 KiB no block of a GPU for desktops can have.
 static_assert(sizeof(GradientTiles<BFloat16, 128>) <= 99 * 1024);
 
-// Brings h or g of a head, 64 states from `first` on, as parts; calls see(i, numbers) with each four.
+// Brings h or g of `columns` of a head, 64 states from `first` on, as parts; calls see(i, numbers) with
+// each four.
 template <int SIDE, class See>
-FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t first,
+FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t columns, int64_t first,
                                  BFloat16* const (&to)[3], const See& see) {
   constexpr int COUNT = 4, PACKS = HALF / COUNT;
   const bool whole = p.states % COUNT == 0;
   for (int i = (int)threadIdx.x; i < COLUMNS * PACKS; i += THREADS) {
     const int q = i / PACKS, n = i % PACKS * COUNT;
-    const int64_t left = q < p.width ? p.states - first - n : 0, at = q * p.states + first + n;
+    const int64_t left = q < columns ? p.states - first - n : 0, at = q * p.states + first + n;
     const int count = left < 0 ? 0 : left < COUNT ? (int)left : COUNT;
     const Pack<float, COUNT> pack = load_pack<COUNT>(from + at, 1, count, whole && count == COUNT);
     see(at, count, pack);
@@ -83,30 +85,35 @@ __global__ void __launch_bounds__(THREADS, 2)
     bring<N>(p.B, batch, step, group, 0, p.length - step, p.states, tiles.B);
     bring<N>(p.C, batch, step, group, 0, p.length - step, p.states, tiles.C);
     float dB[HALVES][2][2][4] = {}, dC[HALVES][2][2][4] = {};
-    for (int64_t h = first; h < beyond; ++h) {
+    int left = 0, next = 0;  // columns of a head
+    for (int64_t h = first; h < beyond; h += next == 0, left = next) {
       const int64_t head = chunk * p.heads + h;
+      const int columns = (int)p.width - left;
+      next = columns > COLUMNS ? left + COLUMNS : 0;
+      // To a sum over the columns of a head.
+      const auto add = [&](auto& sum, auto value) { sum = left == 0 ? value : sum + value; };
       Asked asked;
       asked.ask(p, s, chunk, h);
-      __syncthreads();  // the head before has been read
-      bring<COLUMNS>(p.x, batch, step, h, 0, p.length - step, p.width, tiles.x);
-      bring<COLUMNS>(b.dout, batch, step, h, 0, p.length - step, p.width, tiles.dy);
+      __syncthreads();  // what was before has been read
+      bring<COLUMNS>(p.x, batch, step, h, left, p.length - step, columns, tiles.x);
+      bring<COLUMNS>(b.dout, batch, step, h, left, p.length - step, columns, tiles.dy);
       asked.put(tiles.factors);
       wait_for_copies();
       __syncthreads();
       const Factors& factors = tiles.factors;
       const Decays<float> d = factors.decays();
       if (threadIdx.x < T) tiles.factors.find((int)threadIdx.x);
-      if (const int q = (int)threadIdx.x - T; q >= 0 && q < COLUMNS && q < p.width) {
+      if (const int q = (int)threadIdx.x - T; q >= 0 && q < COLUMNS && q < columns) {
         double sum = 0;
 #pragma unroll 8
         for (int t = 0; t < T; ++t)
           sum += (double)to_real(tiles.dy[t * SIDE + q]) * (double)to_real(tiles.x[t * SIDE + q]);
-        b.dD[head * p.width + q] = sum;
+        b.dD[head * p.width + left + q] = sum;
       }
 
       // What goes through the states: w_s g B_s and exp(c_t) hᵀ dy_t, and their like for B.
-      const float* const of_g = (const float*)b.dstates + head * size;
-      const float* const of_h = (const float*)b.forward.states + head * size;
+      const float* const of_g = (const float*)b.dstates + head * size + left * p.states;
+      const float* const of_h = (const float*)b.forward.states + head * size + left * p.states;
       float dx[2][2][4] = {};
       double dot = 0;
       BFloat16* const of_state[3] = {tiles.state[0], tiles.state[1], tiles.Q[0]};
@@ -139,14 +146,15 @@ __global__ void __launch_bounds__(THREADS, 2)
           for (int j = 0; j < 2; ++j) {
             sum_over_lanes<4, 1, 1>(with_other + j);
             float& all = of_step[warp % 4][t + g + j * 8];
-            if (lane % 4 == 0) all = half == 0 ? with_other[j] : all + with_other[j];
+            if (lane % 4 == 0 && half == 0) add(all, with_other[j]);
+            if (lane % 4 == 0 && half > 0) all += with_other[j];
           }
         }
       };
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
         __syncthreads();
-        bring_state<SIDE>(p, of_g, half * HALF, of_state, [](auto...) {});
+        bring_state<SIDE>(p, of_g, columns, half * HALF, of_state, [](auto...) {});
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < HALF; k += TILE) {
@@ -166,7 +174,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
         __syncthreads();
-        bring_state<SIDE>(p, of_h, half * HALF, of_state,
+        bring_state<SIDE>(p, of_h, columns, half * HALF, of_state,
                           [&](int64_t at, int count, const Pack<float, 4>& pack) {
 #pragma unroll
                             for (int k = 0; k < 4; ++k)
@@ -176,7 +184,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         through(tiles.dy, tiles.C, factors.outer, half, dC[half], tiles.read);
       }
       dot = over_warp(dot);
-      if (lane == 0) tiles.dots[warp] = dot;
+      if (lane == 0) add(tiles.dots[warp], dot);
       __syncthreads();
 
       // M, Q and the sums of K, in tiles of eight columns on and below the diagonal.
@@ -217,7 +225,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             const float K = later ? 0.0f : of_dM * of_CB;
             M[k] = later ? 0.0f : of_CB * delta;
             Q[k] = later ? 0.0f : of_dM * L * delta;
-            if (from + k == t) tiles.diagonal[t] = K;
+            if (from + k == t) add(tiles.diagonal[t], K);
             const double past = from + k < t ? (double)K : 0;
             of_row[half] += past * (double)delta;
             of_column[k] += past;
@@ -236,8 +244,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int k = 0; k < 2; ++k) {
           sum_over_lanes<4, 1, 1>(of_row + k);
           sum_over_lanes<8, 4, 1>(of_column + k);
-          if (lane % 4 == 0) tiles.rows[j][i * TILE + g + k * 8] = of_row[k];
-          if (g == 0) tiles.columns[i][j * 8 + c + k] = of_column[k];
+          if (lane % 4 == 0) add(tiles.rows[j][i * TILE + g + k * 8], of_row[k]);
+          if (g == 0) add(tiles.columns[i][j * 8 + c + k], of_column[k]);
         }
       }
       __syncthreads();
@@ -259,15 +267,15 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const int t = own * TILE + g + j % 2 * 8, q = of_x + j / 2 * 8 + c;
-        if (step + t >= p.length || q >= p.width) continue;
-        const int count = q + 1 < p.width ? 2 : 1;
+        if (step + t >= p.length || q >= columns) continue;
+        const int count = q + 1 < columns ? 2 : 1;
         float both[2];
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          const float D = k < count ? ((const float*)p.D)[h * p.width + q + k] : 0.0f;
+          const float D = k < count ? ((const float*)p.D)[h * p.width + left + q + k] : 0.0f;
           both[k] = dx[j / 4][j / 2 % 2][j % 2 * 2 + k] + D * to_real(tiles.dy[t * SIDE + q + k]);
         }
-        const int64_t at = ((batch * p.length + step + t) * p.heads + h) * p.width + q;
+        const int64_t at = ((batch * p.length + step + t) * p.heads + h) * p.width + left + q;
         store_pack<2>(both, (Stored*)b.dx + at, 1, count, at % 2 == 0 && count == 2);
       }
 
@@ -294,6 +302,7 @@ __global__ void __launch_bounds__(THREADS, 2)
           if (k <= of_steps + i) within(std::false_type{}, i, k, tiles.B, dC);
         }
 
+      if (next > 0) continue;
       const int t = (int)threadIdx.x % T;
       double row = 0, column = 0;
       float dw = 0, read = 0;

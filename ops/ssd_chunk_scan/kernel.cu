@@ -89,7 +89,7 @@ const char* walk(const Problem& p, const Steps& s, const Segments& segments, con
   return run_walk<Walks::out, false>(p, s, segments, walk, stream);
 }
 
-bool has_gradients(const Problem& p) { return walks(p) && !p.z.data && p.width <= COLUMNS; }
+bool has_gradients(const Problem& p) { return walks(p) && !p.z.data; }
 
 int64_t sums_of_heads(const Problem& p) {
   return (p.heads_per_group() + heads_together(p) - 1) / heads_together(p);
