@@ -14,10 +14,15 @@ from fuseport.exporter.bundle import hash_file
 from fuseport.exporter.child import Limits
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.runtimes import RUNTIMES
+from fuseport.exporter.verify.compare import Expected
+from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.mutants import Power
 from fuseport.exporter.verify.mutants.files import FILES, Asked, formats, maker
 from fuseport.exporter.verify.mutants.self_test import _MAKER, preferred
+from fuseport.exporter.verify.mutants.unseen import unseen
 from fuseport.exporter.verify.op_check.isolated import told
+from fuseport.exporter.verify.plan import Case
+from fuseport.exporter.verify.sample import Sample
 
 MODEL = "net.py"
 CODE = """
@@ -129,6 +134,60 @@ def test_wrong_files_are_made_by_a_child_that_writes_to_its_folder_alone(
     events = list(told(_MAKER, job, tmp_path, Limits(120.0), [tmp_path]))
     assert not [event for event in events if "lost" in event]
     assert len([event for event in events if "made" in event]) > 12
+
+
+NORMED = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv1d(3, 4, 3, padding=1)
+        self.norm = torch.nn.InstanceNorm1d(4, affine=True)
+
+    def forward(self, x):
+        return torch.tanh(self.norm(self.conv(x)))
+"""
+
+
+def test_a_bias_before_a_norm_can_be_anything(tmp_path: Path) -> None:
+    (tmp_path / MODEL).write_text(NORMED, encoding="utf-8")
+    namespace: dict[str, type[torch.nn.Module]] = {}
+    exec(NORMED, namespace)
+    torch.manual_seed(0)
+    torch.save(namespace["Net"]().state_dict(), tmp_path / "weights.pth")
+    model = f"{tmp_path / MODEL}:Net"
+    inputs = parse_inputs(["x:[batch,3,length]"])
+    api.export(tmp_path / "weights.pth", tmp_path / "b", model=model, inputs=inputs)
+    found: dict[str, str | None] = {}
+    for seed in range(4):  # which weight, and which output, are drawn
+        power = api.self_test(tmp_path / "b", runtime=["onnxruntime"], model=model, seed=seed)
+        assert power.exit_code() == 0, power.lines()
+        found |= {p.place: p.equivalent for p in power.planted if p.equivalent}
+    assert "nothing depends on conv.bias" in str(found.get("conv.bias"))
+    assert set(found) <= {"conv.bias", "grad/conv.bias"}
+
+
+def sample(**scales_and_baselines: tuple[float, float]) -> Sample:
+    expected = {
+        f"grad/{name}": Expected("float32", Norms(scale, scale), Norms(error, error))
+        for name, (scale, error) in scales_and_baselines.items()
+    }
+    return Sample(Case("a", {}, "contiguous", 0), Path("a"), expected)
+
+
+def test_what_is_small_and_not_zero_is_a_miss() -> None:
+    of_one = [sample(w=(1e-9, 1e-7), v=(1e-15, 1e-7)), sample(w=(1e-15, 1e-7), v=(1e-15, 1e-7))]
+    other = "output's sign"
+    assert unseen(other, "grad/v", {"grad/v"}, of_one)
+    assert unseen("weight in half", "v", {"output"}, of_one)
+    assert unseen(other, "grad/w", {"grad/w"}, of_one) is None
+    assert unseen(other, "grad/v", {"grad/v", "grad/w"}, of_one) is None
+    assert unseen(other, "v", {"output"}, of_one) is None
+    assert unseen("weight in half", "w", {"output"}, of_one) is None
+    assert unseen("weight in half", "u", {"output"}, of_one) is None
+    assert unseen("weight in half", "u", (), of_one)
 
 
 def test_one_runtime_for_each_format_is_enough() -> None:

@@ -2,7 +2,8 @@
 
 The truth is computed once, for all of it. A wrong file is run on one case first, and on every case
 only if that did not show it; so is the model with a bug in one of its ops. What gives the right
-one's bits, all of them, in every case, has nothing to be seen: it is listed, and not counted.
+one's bits, all of them, in every case, has nothing to be seen, nor has what changes a weight or a
+gradient where there is rounding alone: they are listed, and not counted.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ from fuseport.exporter.program import Entry, entry_of
 from fuseport.exporter.verify.mutants import files
 from fuseport.exporter.verify.mutants.ops import mutants
 from fuseport.exporter.verify.mutants.report import Clean, Planted, Power
+from fuseport.exporter.verify.mutants.unseen import unseen
 from fuseport.exporter.verify.op_check.isolated import told
 from fuseport.exporter.verify.plan import Job, of_artifact
 from fuseport.exporter.verify.report import Row
@@ -32,7 +34,6 @@ __all__ = ["SelfTest", "preferred"]
 
 _MAKER = "fuseport.exporter.verify.mutants._maker"
 _RUNNER = "fuseport.exporter.verify.mutants._runner"
-_ALIKE = "it gives the right one's bits in every case: there is nothing to see"
 _BESIDE = ("race of threads", "race", "gradient's race", "input changed")
 """Kinds that `ops check` looks for and a verification of a whole model does not: last bits that
 vary are no mismatch there, and inputs of an op are no inputs of the model."""
@@ -251,8 +252,10 @@ class SelfTest:
             if all(row.verdict == "unsupported" for row in rows):
                 self.notes.append(f"{job.kind}: {job.place}: {rows[0].reason}")
                 continue
-            alike = all(bits == right[_key(j, names[j.artifact.name])] for j, _, bits in runs)
-            same = _ALIKE if alike else None
+            changed: set[str] = set()
+            for one, _, bits in runs:
+                changed |= _changed(bits, right[_key(one, names[one.artifact.name])])
+            same = unseen(job.kind, job.place, changed, self.subject.samples.values())
             if job.met and job.met not in self._met:
                 same = "the model never calls it so that it differs from the right one"
             self._note(job, None, same, _nearest(rows))
@@ -336,6 +339,12 @@ def _identity(job: _Planted) -> tuple[str, ...]:
 
 def _key(job: _Planted, name: str) -> Job:
     return Job(job.runtime, Path(name), job.program, job.way, job.case)
+
+
+def _changed(found: Bits, right: Bits) -> set[str]:
+    """The tensors that differ in some call, by name."""
+    keys = {k for k in (*found, *right) if found.get(k) != right.get(k)}
+    return {key.partition("/")[2] for key in keys}
 
 
 def _worst(rows: Sequence[Row]) -> Row | None:
