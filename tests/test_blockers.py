@@ -244,6 +244,34 @@ def test_a_dimension_that_comes_out_fixed_has_the_place_alone(
     said = rf"dimension 1 of input x comes out fixed at 16, at .*net\.py:{line}; give the number"
     assert re.search(said, str(raised.value))
     assert "__bool__" not in str(raised.value)
+    assert "or call" not in str(raised.value)
+
+
+def test_a_loop_of_a_known_name_has_the_op_that_takes_any_length(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    """mamba-minimal's scan is a method of that name."""
+    head = "def forward(self, x):"
+    scan = f"{head}\n        return self.selective_scan(x)\n\n    def selective_scan(self, x):"
+    code = LOOP.replace(head, scan)
+    checkpoint, model = saved_with(code, a=torch.nn.Linear(3, 3))
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    with pytest.raises(ExportFailed, match=r"or call fuseport\.ops\.selective_scan there"):
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+
+
+def test_an_error_of_torch_whose_blockers_are_not_found_keeps_its_cause(
+    tmp_path: Path,
+    saved_with: Callable[..., tuple[Path, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = LOOP.replace("for i in range(x.shape[1])", "for i in range(int(x.sum()))")
+    monkeypatch.setattr(blockers, "find", lambda run: ())
+    checkpoint, model = saved_with(code, a=torch.nn.Linear(3, 3))
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    with pytest.raises(ExportFailed) as raised:
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+    assert type(raised.value.__cause__).__module__.startswith("torch")
 
 
 COMPILED = """

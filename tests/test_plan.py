@@ -124,6 +124,13 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
     few = [sympy.Eq(half, 1), batch < 4, sympy.Ne(half + batch, 7)]
     assert summarised(few) == ["9 <= height <= 16", "1 <= batch <= 3"]
     assert summarised([sympy.Eq(height, 7)]) == ["height == 7"]
+    follows = 256 * batch * FloorDiv(width, 8) > 1
+    of_eight = sympy.Eq(Mod(width, 8), 0)
+    assert summarised([of_eight, follows]) == ["width is a multiple of 8"]
+    assert summarised([of_eight, follows, batch * width < 2000])[1:] == ["batch*width < 2000"]
+    assert summarised([sympy.Eq(Mod(width, 3), 0), batch * width <= 1023])[1:]  # 1026 is one, too
+    assert summarised([sympy.Eq(height, 7), batch * height > 6]) == ["height == 7"]
+    assert summarised([sympy.Eq(height, 7), batch * height > 7])[1:] == ["batch*height >= 8"]
     odd = sympy.Eq(Mod(height, 2), 1)
     assert summarised([odd]) == [in_words(odd)]
     assert summarised([]) == []

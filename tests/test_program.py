@@ -278,6 +278,39 @@ def test_a_program_knows_the_sizes_it_holds_for() -> None:
     assert admitted == [2, 4, 6, 8]
 
 
+class Stem(nn.Module):
+    """As U-nets behind a stem of 7 with stride 2: sizes that sympy has no solution of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv1d(8, 4, 7, 2, 3)
+        self.down = nn.ModuleList(nn.Conv1d(4, 4, 2, 2) for _ in range(3))
+        self.up = nn.ModuleList(nn.ConvTranspose1d(4, 4, 2, 2) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = self.stem(x.mT), [x.mT[:, :4]]
+        for layer in self.down:
+            skips.append(x)
+            x = layer(x)
+        for layer in self.up:
+            x = torch.cat([layer(x), skips.pop()], 1)[:, :4]
+        return x
+
+
+def test_sizes_without_a_solution_fix_none() -> None:
+    torch.manual_seed(0)
+    module, sizes = Stem().eval(), {"batch": 2, "length": 32}
+    forward = capture_forward(module, inputs_of(SEQUENCE, sizes), SEQUENCE)
+    admitted = [n for n in range(1, 100) if not violated(forward, {"batch": 1, "length": n})]
+    assert admitted == [16, 32, 48, 64, 80, 96]
+    gradient = capture_gradient(forward)
+    for length in (16, 80):
+        inputs = inputs_of(SEQUENCE, {"batch": 3, "length": length})
+        cotangents = cotangents_of(module, inputs)
+        expected = eager(module, inputs, cotangents)
+        assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
+
+
 class ChannelsLast(nn.Module):
     """As VMamba's layers: a norm over the channels makes images whose channels lie together."""
 

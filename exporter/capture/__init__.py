@@ -118,7 +118,8 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
         raise failure
     progress("looking for what blocks the export")
     with model.fused(), own_backward.inlined():
-        raise _explained(failure, model, inputs) from failure
+        explained = _explained(failure, model, inputs)
+    raise explained from (failure.__cause__ if explained is failure else failure)
 
 
 def _forward(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> Program:
@@ -128,7 +129,7 @@ def _forward(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> 
         except FixedDimension as error:
             if error.size not in places:
                 raise
-            raise error.at(places[error.size]) from error
+            raise error.at(*places[error.size]) from error
         finally:
             forget(model.module)  # tensors of the trace among it
     found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)

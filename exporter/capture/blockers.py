@@ -26,9 +26,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuseport.exporter.program import one_line
+from fuseport.exporter.program import near, one_line
 from fuseport.exporter.user_code import hint
-from fuseport.exporter.user_code.known_calls import advice
+from fuseport.exporter.user_code.known_calls import advice, stand_in
 from fuseport.ops import registration
 
 __all__ = ["Blocker", "find", "fixed_sizes", "is_users"]
@@ -86,14 +86,18 @@ def find(run: Callable[[], Any]) -> tuple[Blocker, ...]:
 
 
 @contextmanager
-def fixed_sizes() -> Iterator[dict[int, str]]:
-    """Where code makes dynamic sizes of a capture into numbers meanwhile, by the number."""
-    found: dict[int, str] = {}
+def fixed_sizes() -> Iterator[dict[int, tuple[str, str | None]]]:
+    """Where code makes dynamic sizes of a capture into numbers meanwhile, by the number.
+
+    Beside the place: the function that computes what that there seems to, for any size.
+    """
+    found: dict[int, tuple[str, str | None]] = {}
     replace = ShapeEnv._set_replacement
 
     def noted(self: ShapeEnv, symbol: Any, becomes: Any, why: str) -> None:
         if becomes.is_Integer:
-            found.setdefault(int(becomes), _place(sys._getframe(1))[0])
+            where, around = _place(sys._getframe(1))
+            found.setdefault(int(becomes), (where, stand_in(around[0]) if around else None))
         replace(self, symbol, becomes, why)
 
     with mock.patch.object(ShapeEnv, "_set_replacement", noted):
@@ -316,10 +320,7 @@ def _place(
         return "the model", ()
 
     def at(one: FrameType) -> str:
-        file = one.f_code.co_filename
-        near = os.path.relpath(file)
-        line = (lines or {}).get(one, one.f_lineno)
-        return f"{near if not near.startswith('..') else file}:{line}"
+        return f"{near(one.f_code.co_filename)}:{(lines or {}).get(one, one.f_lineno)}"
 
     where = at(chain[0])
     if chain[0].f_code.co_filename.startswith(_SITE):

@@ -4,6 +4,7 @@
 the gradient program from the first, and `formats` write any, so that all formats mean the same.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -305,6 +306,12 @@ def real(gradient: Tensor) -> Tensor:
     `torch.view_as_real` has them. ONNX has no complex outputs.
     """
     return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+
+
+def near(file: str) -> str:
+    """A file's path from the current folder, if it is in it."""
+    found = os.path.relpath(file)
+    return file if found.startswith("..") else found
 
 
 def one_line(error: BaseException) -> str:

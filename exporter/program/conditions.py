@@ -14,9 +14,10 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from fuseport.exporter.program import Program, shape_env
+from fuseport.exporter.program import Program, near, shape_env
 
 __all__ = [
     "admits",
@@ -58,13 +59,7 @@ def places(program: Program, sizes: Mapping[str, int]) -> list[str]:
         for frame in asked
         if isinstance(frame, traceback.FrameSummary) and not frame.filename.startswith(_OTHERS)
     )
-    return list(dict.fromkeys(f"{_near(frame.filename)}:{frame.lineno}" for frame in own))
-
-
-def _near(file: str) -> str:
-    """From the current folder, if it is in it."""
-    near = os.path.relpath(file)
-    return file if near.startswith("..") else near
+    return list(dict.fromkeys(f"{near(frame.filename)}:{frame.lineno}" for frame in own))
 
 
 # Torch's and our own.
@@ -165,9 +160,12 @@ def _sizes(name: str, admitted: Sequence[int]) -> str | None:
 
 
 def _follows(condition: sympy.Basic, admitted: Mapping[sympy.Symbol, Sequence[int]]) -> bool:
-    """Whether a condition holds at all of few sizes that its dimensions may have."""
+    """Whether a condition holds by the bounds of its dimensions, or at all of few sizes of them."""
     condition = _reduced(condition)
     dims = list(condition.free_symbols)
+    known = bound_sympy(condition, {dim: _range(admitted.get(dim) or [1, _TRIED]) for dim in dims})
+    if known.is_singleton() and known.lower == sympy.true:
+        return True
     if not all(admitted.get(dim) for dim in dims):
         return False
     if math.prod(len(admitted[dim]) for dim in dims) > _TRIED_TOGETHER:
@@ -176,6 +174,12 @@ def _follows(condition: sympy.Basic, admitted: Mapping[sympy.Symbol, Sequence[in
         condition.xreplace(dict(zip(dims, map(sympy.Integer, sizes), strict=True))) == sympy.true
         for sizes in product(*(admitted[dim] for dim in dims))
     )
+
+
+def _range(admitted: Sequence[int]) -> ValueRanges[Any]:
+    """The bounds of a dimension: none above where larger sizes than those tried may do."""
+    gap = max((after - before for before, after in pairwise(admitted)), default=1)
+    return ValueRanges(admitted[0], admitted[-1] if admitted[-1] + gap <= _TRIED else int_oo)
 
 
 def _reduced(condition: sympy.Basic) -> sympy.Basic:

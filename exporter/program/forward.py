@@ -18,6 +18,7 @@ from torch._subclasses import fake_tensor
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import DimConstraints
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -170,7 +171,34 @@ def any_sizes() -> Iterator[None]:
         layer = mock.patch.object(decompositions, "one_layer_lstm", _lstm_layer)
         patched.enter_context(layer)
         patched.enter_context(mock.patch.object(torch._refs.fft, "_apply_norm", _normalised))
+        patched.enter_context(mock.patch.object(DimConstraints, "solve", _solve))
         yield
+
+
+_solve_all: Callable[[Any], None] = DimConstraints.solve
+
+
+def _solve(constraints: Any) -> None:
+    """Which sizes torch would have to fix, without the equations that sympy cannot solve.
+
+    A height that is 16 times its half divided by 8 is such a one: true of every 16th, it fixes
+    none. It is among the guards of the program as others are.
+    """
+    known = constraints._univariate_inequalities
+    for size in list(constraints._symbols_with_equalities):
+        solved = {expr for expr in known[size] if _soluble(expr, size)}
+        known[size] = solved
+        if not any(isinstance(expr, sympy.Eq) for expr in solved):
+            constraints._symbols_with_equalities.discard(size)
+    _solve_all(constraints)
+
+
+def _soluble(expr: sympy.Basic, size: sympy.Symbol) -> bool:
+    try:
+        sympy.reduce_inequalities([expr], size)
+    except NotImplementedError:
+        return False
+    return True
 
 
 _apply_norm = torch._refs.fft._apply_norm
@@ -216,20 +244,30 @@ class FixedDimension(ExportFailed):
         dim: of it.
         size: the only one.
         where: the place in the model's code that fixes it, if known.
+        instead: a function that computes the same for any size, if known.
     """
 
-    def __init__(self, kind: Kind, name: str, dim: int, size: int, where: str = "") -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        name: str,
+        dim: int,
+        size: int,
+        where: str = "",
+        instead: str | None = None,
+    ) -> None:
         self.size = size
         self._about = kind, name, dim, size
         by = f"at {where}" if where else "by a loop over it, or a parameter of that size"
         super().__init__(
             f"the {kind} program cannot be captured: dimension {dim} of input {name} comes out "
             f"fixed at {size}, {by}; give the number instead of a name for it"
+            + (f", or call {instead} there, which takes any" if instead else "")
         )
 
-    def at(self, where: str) -> "FixedDimension":
-        """The same error with the place."""
-        return FixedDimension(*self._about, where)
+    def at(self, where: str, instead: str | None) -> "FixedDimension":
+        """The same error with the place, and what could be called there."""
+        return FixedDimension(*self._about, where, instead)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from fuseport.ops import OPS
 
-__all__ = ["advice"]
+__all__ = ["advice", "stand_in"]
 
 # What torch has itself, by parts of the names of what computes the same elsewhere.
 _IN_TORCH = {
@@ -42,6 +42,12 @@ def advice(
             shim = " (--shim auto, or call it yourself)" if _is_shimmed(name) and ours else ""
             return f"{what} computes it{shim}"
     return otherwise
+
+
+def stand_in(name: str) -> str | None:
+    """The function that computes what one of that name seems to; None if there is none."""
+    found = _known(name)
+    return None if found is None else found[0]
 
 
 def _known(name: str) -> tuple[str, bool] | None:

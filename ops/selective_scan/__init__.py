@@ -178,8 +178,7 @@ SPEC = OpSpec(
         "dt_projs_bias",
     ),
     stands_for=(
-        "selective_scan_cuda",
-        "selective_scan_fn",
+        "selective_scan",
         "mamba_inner",
         "SelectiveScan",
     ),
