@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,75 @@ def test_an_installed_package_is_replaced_only_when_it_is_named(
         assert sys.modules["causal_conv1d"] is module
         assert "causal_conv1d.part" in sys.modules
     assert importlib.import_module("causal_conv1d").REAL
+
+
+KERNELS = """
+import torch
+import triton
+
+
+@triton.jit
+def kernel(x):
+    pass
+
+
+def layer_norm_fn(x, weight, bias, residual=None, eps=1e-6):
+    with torch.cuda.device(x.device.index):
+        kernel[(1,)](x)
+
+
+layer_norm_fn.theirs = True
+"""
+COPY = """
+from theirs.mamba_ssm.ops.triton.layernorm import layer_norm_fn
+from theirs.mamba_ssm.ops.triton import own_kernels
+import selective_scan_cuda
+"""
+
+
+@pytest.fixture
+def copy_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A repository with a copy of mamba_ssm, as ZigMa's."""
+    folder = tmp_path / "theirs" / "mamba_ssm" / "ops" / "triton"
+    folder.mkdir(parents=True)
+    for file in ("layernorm.py", "own_kernels.py"):
+        (folder / file).write_text(KERNELS)
+    (tmp_path / "theirs" / "model.py").write_text(COPY)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "theirs"]:
+        del sys.modules[name]
+
+
+@pytest.mark.skipif(find_spec("triton") is not None, reason="auto leaves a triton that is there")
+def test_the_kernels_of_a_copy_of_mamba_ssm_have_the_stand_ins(copy_inside: Path) -> None:
+    for which in ("auto", "mamba_ssm,selective_scan_cuda,triton"):
+        with shims.installed(which) as used:
+            model = importlib.import_module("theirs.model")
+            assert model.own_kernels.layer_norm_fn.theirs  # there is none for these
+            x, weight = torch.randn(2, 3, 8), torch.randn(8)
+            expected = torch.nn.functional.layer_norm(x, (8,), weight, eps=1e-6)
+            assert torch.equal(model.layer_norm_fn(x, weight, None), expected)
+        assert set(used) == {"mamba_ssm", "selective_scan_cuda", "triton"}
+        assert "theirs.mamba_ssm.ops.triton.layernorm" not in present()
+        for name in [name for name in sys.modules if name.partition(".")[0] == "theirs"]:
+            del sys.modules[name]
+
+
+def test_the_kernels_of_a_copy_are_left_where_triton_is_installed(
+    copy_inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy_inside / "triton.py").write_text("def jit(kernel): return kernel\n")
+    with shims.installed("auto") as used:
+        found = importlib.import_module("theirs.mamba_ssm.ops.triton.layernorm")
+        assert found.layer_norm_fn.theirs
+    assert used == []
+    del sys.modules["triton"]
+    del sys.modules["theirs.mamba_ssm.ops.triton.layernorm"]
+    with shims.installed("mamba_ssm"):
+        found = importlib.import_module("theirs.mamba_ssm.ops.triton.layernorm")
+        assert not hasattr(found.layer_norm_fn, "theirs")
 
 
 def test_a_folder_that_happens_to_have_the_name_is_no_package(

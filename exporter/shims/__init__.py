@@ -6,6 +6,10 @@
 One file or folder here is one stand-in, laid out like the package that it is called after; their
 functions call the registered ops of `fuseport.ops`. `_any.py` in a folder serves the submodules
 that have no file of their own. Stand-ins import each other relatively, and so keep one identity.
+
+Many a repository has a copy of mamba_ssm inside, `theirs/mamba_ssm/…`. Its modules call the CUDA
+extensions, which have stand-ins, and Triton kernels, which have none: the files of these are served
+as those of mamba_ssm itself are.
 """
 
 import importlib.util
@@ -34,6 +38,8 @@ SHIMS: tuple[str, ...] = tuple(
 """The packages that there are stand-ins for."""
 
 _FOLDER = Path(__file__).parent
+
+_KERNELS = "mamba_ssm.ops.triton"
 
 # Each stand-in is executed once in a process, so that `isinstance` of its classes holds from one
 # use to the next: user modules that stay imported keep the classes of the first.
@@ -116,6 +122,8 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         root = _root(fullname)
+        if (own := _kernels_of(fullname)) and self._replaces_kernels():
+            return importlib.util.spec_from_loader(fullname, _Lender(importlib.import_module(own)))
         if root not in SHIMS or root in _aside:
             return None
         if root == "triton" and _torch_imports():
@@ -141,6 +149,11 @@ class _Finder(MetaPathFinder):
         return importlib.util.spec_from_file_location(
             fullname, file, loader=_Loader(file, self._used), submodule_search_locations=folder
         )
+
+    def _replaces_kernels(self) -> bool:
+        """Whether the kernels of a copy of mamba_ssm are to be replaced."""
+        missing = not self.is_there("mamba_ssm") and not self.is_there("triton")
+        return "mamba_ssm" in self._names or (AUTO in self._names and missing)
 
     def is_there(self, name: str) -> bool:
         """Whether another finder has the package; an empty folder of that name does not count."""
@@ -187,7 +200,7 @@ def _private(module: str, name: str) -> Any:
 
 
 class _Lender(Loader):
-    """Gives torch a module that has been imported, instead of the stand-in in its place."""
+    """Gives a module that has been imported: torch a real one, a copy's file the stand-in."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
@@ -206,6 +219,13 @@ def _root(name: str) -> str:
 
 def _is_ours(module: ModuleType | None) -> bool:
     return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
+
+
+def _kernels_of(fullname: str) -> str | None:
+    """The stand-in for a file of Triton kernels in a copy of mamba_ssm; None if it is no such."""
+    before, _, name = fullname.rpartition(f".{_KERNELS}.")
+    own = f"{_KERNELS}.{name}"
+    return own if before and _file(own) is not None else None
 
 
 def _file(fullname: str) -> Path | None:
