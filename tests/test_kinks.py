@@ -138,7 +138,30 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "prelu": nn.PReLU(),
     "selu": nn.SELU(),
     "relu6": F.relu6,
+    "clamp": lambda x: x.clamp(0, 9),
+    "clamp by name": lambda x: torch.clamp(x, max=0),
+    "clamp by tensors": lambda x: torch.clamp(x, torch.zeros_like(x), torch.full((), 9.0)),
+    "clamp_min": lambda x: x.clamp_min(0),
+    "clamp_max": lambda x: torch.clamp_max(x, 0),
+    "clip in place": lambda x: x.clip_(min=0),
+    "hardtanh": nn.Hardtanh(0.0, 9.0),
+    "maximum": lambda x: torch.maximum(x, torch.zeros_like(x)),
+    "minimum": lambda x: torch.minimum(x, torch.zeros_like(x)),
+    "max of two": lambda x: torch.max(x, torch.zeros_like(x)),
+    "amax": lambda x: beside_zeros(x).amax(-1),
+    "amin of dimensions": lambda x: beside_zeros(x).unsqueeze(1).amin((1, -1)),
+    "max": lambda x: beside_zeros(x).max(dim=-1).values,
+    "max that keeps its dimension": lambda x: beside_zeros(x).max(-1, True)[0].squeeze(-1),
+    "min": lambda x: beside_zeros(x).min(-1)[0],
+    "max_pool1d": lambda x: F.max_pool1d(beside_zeros(x), 2).squeeze(-1),
+    "max_pool2d": lambda x: nn.MaxPool2d((1, 2))(beside_zeros(x)).squeeze(-1),
+    "max_pool3d": lambda x: F.max_pool3d(beside_zeros(x)[None], (1, 1, 2))[0].squeeze(-1),
+    "with indices": lambda x: F.max_pool1d(beside_zeros(x), 2, return_indices=True)[0].squeeze(-1),
 }
+
+
+def beside_zeros(x: Tensor) -> Tensor:
+    return torch.stack([x, torch.zeros_like(x)], -1)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -153,13 +176,59 @@ def test_the_value_nearest_to_zero_changes_sides(name: str) -> None:
         net(inputs["x"])
     with Near(sampled.samples) as near:
         plain, slopes = run(net, x)
-    assert near.places()[0] == (0, 47)
-    assert (0, 3) not in near.places()
-    with Flipped((0, 47)):
+    assert near.places()[0] == (0, 0, 47)
+    assert (0, 0, 3) not in near.places()
+    with Flipped((0, 0, 47)):
         y, moved = run(net, x)
     torch.testing.assert_close(y, plain, rtol=1e-5, atol=2e-6)
     differs = (moved - slopes).abs() > 0.01
     assert differs.nonzero().tolist() == [[1, 7]]
+
+
+def test_maxima_of_windows_that_overlap_have_the_value_of_each() -> None:
+    """Three windows, of steps 2, with a padding: the third is of 6.0 and of what is next to it."""
+    values = [1.0, 2.0, 3.0, 4.0, 6.0, 5.9999995]
+    pool = nn.MaxPool1d(3, 2, 1)
+    x = torch.tensor(values, requires_grad=True)
+    with Sampled() as sampled:
+        pool((x * 1.0000002)[None])
+    with Near(sampled.samples) as near:
+        pool(x[None]).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.0, 1.0, 0.0, 1.0, 1.0, 0.0]
+    assert near.places() == [(0, 0, 2)]
+    x.grad = None
+    with Flipped((0, 0, 2)):
+        pool(x[None]).sum().backward()
+    assert x.grad.tolist() == [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "bounds"),
+    [(F.relu6, (0.0, 6.0)), (F.hardswish, (-3.0, 3.0)), (F.hardsigmoid, (-3.0, 3.0))],
+)
+def test_functions_of_two_kinks_have_both(
+    function: Callable[[Tensor], Tensor], bounds: tuple[float, float]
+) -> None:
+    for number, bound in enumerate(bounds):
+        above = torch.nextafter(torch.tensor([bound]), torch.tensor([9.0])).requires_grad_()
+        with Sampled() as sampled:
+            function(above + 1e-6)
+        with Near(sampled.samples) as near:
+            function(above).sum().backward()
+        (place,) = near.places()
+        assert place == (0, number, 0)
+        slope, above.grad = above.grad, None
+        with Flipped(place):
+            function(above).sum().backward()
+        assert abs(float(above.grad) - float(slope)) > 0.1
+
+
+def test_a_maximum_of_one_value_has_no_kink() -> None:
+    x = torch.ones(3, 1)
+    with Sampled() as sampled:
+        x.amax(1), x.max(), torch.ones(()).max(), F.max_pool1d(x, 1)
+    assert [len(kinks) for kinks in sampled.samples] == [0, 1, 0, 0]
 
 
 def run(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
