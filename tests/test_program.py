@@ -278,6 +278,28 @@ def test_a_program_knows_the_sizes_it_holds_for() -> None:
     assert admitted == [2, 4, 6, 8]
 
 
+class Tokens(nn.Module):
+    """As U-Mamba's and SegMamba's layers: what lies behind the channels are so many tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]
+        tokens, dims = x.shape[2:].numel(), x.shape[2:]
+        assert x.size() == x.shape
+        assert isinstance(dims, tuple)
+        mixed = x.reshape(x.shape[0], 1, tokens).mT.cumsum(1)
+        return mixed.mT.reshape(x.shape[0], 1, *dims)[:, 0] / tokens + x.new_ones(x.shape[1:])
+
+
+def test_tokens_are_counted_by_sizes() -> None:
+    forward, gradient = captured(Tokens())
+    for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):
+        assert not violated(forward, sizes)
+        inputs = inputs_of(SEQUENCE, sizes)
+        cotangents = cotangents_of(Tokens(), inputs)
+        expected = eager(Tokens(), inputs, cotangents)
+        assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
+
+
 class Stem(nn.Module):
     """As U-nets behind a stem of 7 with stride 2: sizes that sympy has no solution of."""
 

@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ def capture_forward(
     beside: list[str] = []
 
     def call(*tensors: Tensor) -> Any:
-        with _SymbolicPooling():
+        with _Symbolic():
             result = module.forward(*tensors)
         outputs = named_outputs(result, output_names)
         names[:] = outputs
@@ -321,13 +322,29 @@ def entry(module: nn.Module, specs: Sequence[TensorSpec], call: Callable[..., An
     return entry
 
 
-class _SymbolicPooling(TorchFunctionMode):
-    """Pools in one dimension as in two, one of them of size 1: torch fixes the size in one."""
+class _Symbolic(TorchFunctionMode):
+    """Keeps sizes dynamic where torch fixes them: in `x.shape[2:].numel()`, and in pooling."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.max_pool1d:
             return _max_pool1d(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Size) and any(
+            isinstance(size, torch.SymInt) for size in result
+        ):
+            return _Sizes(result)
+        return result
+
+
+class _Sizes(tuple[Any, ...]):
+    """A `torch.Size` whose `numel` is no number where the sizes are none."""
+
+    def numel(self) -> Any:
+        return math.prod(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return _Sizes(found) if isinstance(index, slice) else found
 
 
 def _max_pool1d(
@@ -339,6 +356,7 @@ def _max_pool1d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
+    # In one dimension as in two, one of them of size 1.
     def single(value: Any) -> int:
         return int(value[0] if isinstance(value, Sequence) else value)
 
