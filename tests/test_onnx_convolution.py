@@ -112,3 +112,29 @@ def test_gradients_of_groups_are_right_in_onnxs_evaluator(tmp_path: Path) -> Non
         names = ["x", *(name for name, _ in module.named_parameters())]
         for name, value in zip(names, wanted, strict=True):
             torch.testing.assert_close(found[f"grad/{name}"], value)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_pointwise_filters_are_torchs(rank: int, transposed: bool) -> None:
+    one, none = [1] * rank, [0] * rank
+    for groups in (1, 4):
+        got, wanted = backward(rank, one, one, none, groups, transposed)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_pointwise_filters_over_large_volumes_are_as_exact_as_torchs(tmp_path: Path) -> None:
+    """ONNX Runtime adds up a volume's convolution of one output position one by one."""
+    torch.manual_seed(0)
+    module = torch.nn.Conv3d(12, 2, 1).eval()
+    x, dy = torch.rand(2, 12, 40, 40, 40), torch.ones(2, 2, 40, 40, 40)
+    spec = TensorSpec("x", "float32", tuple(x.shape))
+    gradient = capture_gradient(capture_forward(module, {"x": x}, [spec]))
+    file = tmp_path / "gradient.onnx"
+    formats.get("onnx").write(gradient, file, formats.Options(tmp_path / "w"))
+    session = get("onnxruntime").load(file, {})
+    found = session.run({"x": x, f"cotangent_{gradient.outputs[0].name}": dy})["grad/weight"]
+    (own,) = torch.autograd.grad(module(x), module.weight, dy)
+    (exact,) = torch.autograd.grad(module.double()(x.double()), module.weight, dy.double())
+    assert found is not None
+    assert (found - exact).abs().max() < 4 * (own - exact).abs().max()

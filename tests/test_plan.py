@@ -38,6 +38,29 @@ def test_cases_move_up_to_sizes_that_the_program_holds_for() -> None:
     )
 
 
+def test_cases_of_a_large_example_have_its_sizes_but_for_one() -> None:
+    """As of a network that halves a picture five times."""
+    usual = {"batch": 2, "height": 64, "width": 96}
+
+    def halved(sizes: Mapping[str, int]) -> bool:
+        return all(sizes[name] >= 64 and sizes[name] % 32 == 0 for name in ("height", "width"))
+
+    kept, notes = admitted(cases(usual, seed=0), halved)
+    assert not notes
+    assert {case.name: dict(case.sizes) for case in kept[2:]} == {
+        "every dimension 1, moved to batch 1, height 64, width 96": {**usual, "batch": 1},
+        "odd, transposed, moved to batch 3, height 64, width 128": {
+            **usual, "batch": 3, "width": 128
+        },
+        "past a chunk, sliced, moved to batch 1, height 96, width 96": {
+            **usual, "batch": 1, "height": 96
+        },
+    }  # fmt: skip
+    kept, notes = admitted(cases(usual, seed=0), lambda s: halved(s) and s["batch"] == 2)
+    assert [note.partition(": ")[0] for note in notes] == ["not compared, every dimension 1"]
+    assert len(kept) == 4
+
+
 def test_a_case_that_cannot_be_kept_is_said() -> None:
     def exact(sizes: Mapping[str, int]) -> bool:
         return dict(sizes) == SIZES
@@ -124,6 +147,12 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
     few = [sympy.Eq(half, 1), batch < 4, sympy.Ne(half + batch, 7)]
     assert summarised(few) == ["9 <= height <= 16", "1 <= batch <= 3"]
     assert summarised([sympy.Eq(height, 7)]) == ["height == 7"]
+    tokens = height * width // 4
+    even = [sympy.Eq(Mod(height, 8), 0), sympy.Eq(Mod(width, 8), 0)]
+    said = ["height is a multiple of 8", "width is a multiple of 8"]
+    assert summarised([*even, sympy.Eq(Mod(tokens, 16), 0)]) == said
+    assert len(summarised([*even, sympy.Eq(Mod(tokens, 32), 0)])) == 3
+    assert len(summarised([*even, height * width < 10**6])) == 3
     follows = 256 * batch * FloorDiv(width, 8) > 1
     of_eight = sympy.Eq(Mod(width, 8), 0)
     assert summarised([of_eight, follows]) == ["width is a multiple of 8"]

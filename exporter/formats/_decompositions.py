@@ -361,7 +361,10 @@ def _convolution_dweight(
     batch = x.shape[0]
     if isinstance(batch, int) and batch == 0:
         return torch.zeros_like(weight)  # ONNX knows of no convolution of no channels
-    if max(stride) > 2 and max(dilation) == 1:
+    pointwise = max(weight.shape[2:]) == max(stride) == 1 and max(padding) == 0
+    if pointwise or (max(stride) > 2 and max(dilation) == 1):
+        # Where a convolution has one output position, ONNX Runtime adds up one product after
+        # another: a product of matrices is off by a tenth of that in a volume, and faster.
         # Evaluators that know of no dilation fill the filter up with zeros: stride² times the work.
         return _strided_dweight(cotangent, x, weight, stride, padding, groups)
     seen, filters = x.transpose(0, 1), cotangent.transpose(0, 1)

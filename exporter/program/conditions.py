@@ -6,6 +6,7 @@ one; and torch takes a size of 2 or more for granted in places where it need not
 
 import math
 import os
+import random
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise, product
@@ -160,19 +161,25 @@ def _sizes(name: str, admitted: Sequence[int]) -> str | None:
 
 
 def _follows(condition: sympy.Basic, admitted: Mapping[sympy.Symbol, Sequence[int]]) -> bool:
-    """Whether a condition holds by the bounds of its dimensions, or at all of few sizes of them."""
+    """Whether a condition holds by the bounds of its dimensions, or at all sizes that are tried.
+
+    Those are all of few, and of many the smallest, the largest, and some drawn among them.
+    """
     condition = _reduced(condition)
     dims = list(condition.free_symbols)
-    known = bound_sympy(condition, {dim: _range(admitted.get(dim) or [1, _TRIED]) for dim in dims})
+    sizes_of = [admitted.get(dim) or range(1, _TRIED + 1) for dim in dims]
+    known = bound_sympy(condition, dict(zip(dims, map(_range, sizes_of), strict=True)))
     if known.is_singleton() and known.lower == sympy.true:
         return True
-    if not all(admitted.get(dim) for dim in dims):
-        return False
-    if math.prod(len(admitted[dim]) for dim in dims) > _TRIED_TOGETHER:
-        return False
+    tried: Iterable[tuple[int, ...]] = product(*sizes_of)
+    if math.prod(map(len, sizes_of)) > _TRIED_TOGETHER:
+        draw = random.Random(0)
+        ends = product(*((*sizes[:2], sizes[-1]) for sizes in sizes_of))
+        drawn = (tuple(map(draw.choice, sizes_of)) for _ in range(_TRIED_TOGETHER))
+        tried = chain(ends, drawn)
     return all(
         condition.xreplace(dict(zip(dims, map(sympy.Integer, sizes), strict=True))) == sympy.true
-        for sizes in product(*(admitted[dim] for dim in dims))
+        for sizes in tried
     )
 
 

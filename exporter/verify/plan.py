@@ -30,6 +30,7 @@ REPEATS = 3
 _ODD = (3, 7, 11, 13, 17)
 _MOVED_UP = 16
 _TOGETHER = 3  # dimensions that are moved up each by itself
+_LARGER = 64  # than the export's
 _APART = 1_000_003  # cases of one bundle have seeds that count up
 _EDGE = 65  # one step past the chunk of 64 after which scans save their state
 
@@ -115,8 +116,11 @@ def admitted(
 ) -> tuple[tuple[Case, ...], tuple[str, ...]]:
     """The cases at sizes for which a program holds, moved up to the next such sizes if need be.
 
+    A program of a larger example, such as a network's that halves its input many times, holds for
+    none of these: its cases have the sizes of the export, but for one that is larger.
+
     Args:
-        planned: from `cases`.
+        planned: from `cases`, the first one at the sizes of the export.
         admits: whether the program holds for these sizes; see `conditions.admits`.
 
     Returns:
@@ -124,8 +128,13 @@ def admitted(
     """
     kept: list[Case] = []
     notes: list[str] = []
-    for case in planned:
-        sizes = next((sizes for sizes in _nearby(case.sizes) if admits(sizes)), None)
+    for turn, case in enumerate(planned):
+        sizes, moved = (
+            next((sizes for sizes in _nearby(case.sizes) if admits(sizes)), None),
+            "up to",
+        )
+        if sizes is None:
+            sizes, moved = _beside(planned[0].sizes, case.sizes, turn, admits), "to"
         if sizes is None:
             said = "the program holds for no sizes near it, as one of a larger example may: --size"
             notes.append(f"not compared, {case.name}: {said}")
@@ -133,8 +142,39 @@ def admitted(
             kept.append(case)
         else:
             at = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            kept.append(replace(case, name=f"{case.name}, moved up to {at}", sizes=sizes))
+            kept.append(replace(case, name=f"{case.name}, moved {moved} {at}", sizes=sizes))
     return tuple(kept), tuple(notes)
+
+
+def _beside(
+    usual: Mapping[str, int],
+    wanted: Mapping[str, int],
+    turn: int,
+    admits: Callable[[Mapping[str, int]], bool],
+) -> dict[str, int] | None:
+    """The sizes of the export, but for those that are wanted and admitted, and one larger one.
+
+    Args:
+        usual: the sizes of the export.
+        wanted: those of the case.
+        turn: cases that come in turn have another one larger.
+        admits: whether the program holds for these sizes.
+
+    Returns:
+        None where there are no others than the export's.
+    """
+    sizes = dict(usual)
+    for name, size in wanted.items():
+        if admits({**sizes, name: size}):
+            sizes[name] = size
+    others = [name for name in sizes if sizes[name] != wanted[name]]
+    if any(size > 1 for size in wanted.values()):
+        for number in range(len(others)):
+            name = others[(turn + number) % len(others)]
+            for size in range(usual[name] + 1, usual[name] + _LARGER + 1):
+                if admits({**sizes, name: size}):
+                    return {**sizes, name: size}
+    return sizes if sizes != usual else None
 
 
 def _nearby(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
