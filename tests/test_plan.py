@@ -165,6 +165,14 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
     assert summarised([]) == []
 
 
+def test_conditions_that_nobody_reads_are_counted() -> None:
+    short, long = "length >= 2", " + ".join(["length"] * 20)
+    assert f"only where {short}, which" in conditional("forward", [short])
+    one = conditional("forward", [long, short])
+    assert f"only where {short} and 1 longer condition of the manifest holds, which" in one
+    assert "where 2 longer conditions of the manifest hold, which" in conditional("f", [long, long])
+
+
 def exported(
     forward: str, folder: Path, programs: Sequence[Kind] = api.PROGRAMS
 ) -> tuple[Bundle, str]:

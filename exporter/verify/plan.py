@@ -31,6 +31,7 @@ _ODD = (3, 7, 11, 13, 17)
 _MOVED_UP = 16
 _TOGETHER = 3  # dimensions that are moved up each by itself
 _LARGER = 64  # than the export's
+_READABLE = 100  # characters of a condition
 _APART = 1_000_003  # cases of one bundle have seeds that count up
 _EDGE = 65  # one step past the chunk of 64 after which scans save their state
 
@@ -191,8 +192,14 @@ def _nearby(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
 def conditional(entry: str, conditions: Sequence[str], places: Sequence[str] = ()) -> str:
     """A sentence on what a program does not hold for; see `program.conditions`."""
     at = f" at {', '.join(places)}" if places else ""
+    said = [condition for condition in conditions if len(condition) <= _READABLE]
+    if longer := len(conditions) - len(said):
+        hold = (
+            "condition of the manifest holds" if longer == 1 else "conditions of the manifest hold"
+        )
+        said.append(f"{longer} longer {hold}")
     return (
-        f"{entry}: compared only where {' and '.join(conditions)}, which torch took for granted"
+        f"{entry}: compared only where {' and '.join(said)}, which torch took for granted"
         f"{at}; elsewhere its artifacts may fail, or give something else unnoticed"
     )
 
