@@ -147,6 +147,13 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
     few = [sympy.Eq(half, 1), batch < 4, sympy.Ne(half + batch, 7)]
     assert summarised(few) == ["9 <= height <= 16", "1 <= batch <= 3"]
     assert summarised([sympy.Eq(height, 7)]) == ["height == 7"]
+    down = [height >= 64, FloorDiv(height, 8) > 1, 8 * FloorDiv(height, 16) > 9]
+    halves = [sympy.Eq(n * FloorDiv(height, 32), FloorDiv(height, 32 // n)) for n in (2, 4, 8)]
+    only = ["height >= 64", "8*((height//32)) == (height//4)"]
+    assert summarised([*down, *halves]) == only
+    assert summarised([sympy.Eq(Mod(height, 4), 1), sympy.Ne(height, 4), height > 0]) == [
+        "Mod(height, 4) == 1"
+    ]
     tokens = height * width // 4
     even = [sympy.Eq(Mod(height, 8), 0), sympy.Eq(Mod(width, 8), 0)]
     said = ["height is a multiple of 8", "width is a multiple of 8"]

@@ -122,7 +122,7 @@ def summarised(conditions: Iterable[sympy.Basic]) -> list[str]:
     words: list[str] = []
     for dim, found in alone.items():
         said = _sizes(str(dim), admitted[dim])
-        words += [in_words(condition) for condition in found] if said is None else [said]
+        words += map(in_words, _needed(dim, found)) if said is None else [said]
     for condition in distinct:
         if len(condition.free_symbols) > 1 and not _follows(condition, admitted):
             words.append(in_words(condition))
@@ -140,6 +140,18 @@ def _admitted(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> list[int]
         for size in range(1, _TRIED + 1)
         if all(c.xreplace({dim: sympy.Integer(size)}) == sympy.true for c in conditions)
     ]
+
+
+def _needed(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> list[sympy.Basic]:
+    """Those that do not follow from the others, at the sizes tried; of like ones the shortest."""
+    holds = {condition: set(_admitted(dim, [condition])) for condition in conditions}
+    kept = list(holds)
+    everywhere = set(range(1, _TRIED + 1))
+    for condition in sorted(holds, key=lambda c: len(in_words(c)), reverse=True):
+        others = [holds[c] for c in kept if c != condition]
+        if everywhere.intersection(*others) <= holds[condition]:
+            kept.remove(condition)
+    return kept
 
 
 def _sizes(name: str, admitted: Sequence[int]) -> str | None:
