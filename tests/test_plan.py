@@ -149,8 +149,17 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
     assert summarised([sympy.Eq(height, 7)]) == ["height == 7"]
     down = [height >= 64, FloorDiv(height, 8) > 1, 8 * FloorDiv(height, 16) > 9]
     halves = [sympy.Eq(n * FloorDiv(height, 32), FloorDiv(height, 32 // n)) for n in (2, 4, 8)]
-    only = ["height >= 64", "8*((height//32)) == (height//4)"]
-    assert summarised([*down, *halves]) == only
+    assert summarised([*down, *halves]) == ["height is 64 to 67, 96 to 99 and so on"]
+    uneven = [sympy.Ne(height, 70), sympy.Ne(height, 71)]
+    assert summarised([*down, *halves, sympy.Ne(height, 97)]) == [
+        "height >= 64",
+        "8*((height//32)) == (height//4)",
+        "height != 97",
+    ]
+    assert summarised([*uneven]) == ["height != 70", "height != 71"]
+    assert summarised([sympy.Eq(FloorDiv(height, 8) * 16, FloorDiv(height, 4) * 8)]) == [
+        "height is 1 to 3, 8 to 11 and so on"
+    ]
     assert summarised([sympy.Eq(Mod(height, 4), 1), sympy.Ne(height, 4), height > 0]) == [
         "Mod(height, 4) == 1"
     ]

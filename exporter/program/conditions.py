@@ -155,7 +155,7 @@ def _needed(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> list[sympy.
 
 
 def _sizes(name: str, admitted: Sequence[int]) -> str | None:
-    """Sizes that are one, a range, or multiples of one number, in words."""
+    """Sizes that are one, a range, multiples of one number, or ranges a period apart, in words."""
     if not admitted:
         return None
     first, last = admitted[0], admitted[-1]
@@ -163,13 +163,26 @@ def _sizes(name: str, admitted: Sequence[int]) -> str | None:
         return f"{name} == {first}"
     step = admitted[1] - first
     if any(after - before != step for before, after in pairwise(admitted)):
-        return None
+        return _runs(name, admitted)
     if step == 1:
         return f"{name} >= {first}" if last == _TRIED else f"{first} <= {name} <= {last}"
     if first % step or last + step <= _TRIED:
         return None
     more = "" if first == step else f" and >= {first}"
     return f"{name} is a multiple of {step}{more}"
+
+
+def _runs(name: str, admitted: Sequence[int]) -> str | None:
+    """Ranges of one length, a period apart, in words; the first and the last may be cut off."""
+    firsts = [size for size in admitted if size - 1 not in admitted]
+    lasts = [size for size in admitted if size + 1 not in admitted]
+    whole = slice(firsts[0] == 1, -1)
+    lengths = {last - first for first, last in zip(firsts[whole], lasts[whole], strict=True)}
+    periods = {after - before for before, after in pairwise(firsts[whole.start :])}
+    if len(periods) != 1 or len(lengths) != 1 or firsts[-1] + min(periods) <= _TRIED:
+        return None
+    ranges = [f"{first} to {last}" for first, last in zip(firsts[:2], lasts[:2], strict=True)]
+    return f"{name} is {', '.join(ranges)} and so on"
 
 
 def _follows(condition: sympy.Basic, admitted: Mapping[sympy.Symbol, Sequence[int]]) -> bool:
