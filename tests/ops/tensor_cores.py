@@ -13,7 +13,7 @@ _SHAPES = {
     "parts_of_tiles": _Shape(l=70, H=2, P=70, N=65, G=2, gated=True),
     "segments": _Shape(b=1, l=705, H=2, P=17, N=8),
     "packed_segments": _Shape(b=1, l=600, P=8, N=72, packed=((0, 0), (1, 3), (2, 192), (3, 590))),
-    "wide_heads": _Shape(l=70, H=4, P=128, N=72, G=2),
+    "wide_heads": _Shape(b=1, l=66, H=2, P=128, N=72),
     "parts_of_wide_heads": _Shape(b=1, l=66, H=2, P=133, N=8, packed=((0, 0), (0, 40))),
     "offset": _Shape(
         b=1, l=66, P=18, N=20, gated=True, layouts=dict.fromkeys(("x", "B", "C", "z"), offset)

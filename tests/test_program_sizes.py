@@ -1,0 +1,85 @@
+"""Sizes that stay dynamic in a capture, and those that a program holds for."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuseport.exporter.program.conditions import violated
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.tests.test_program import (
+    SEQUENCE,
+    SIZES,
+    assert_same,
+    captured,
+    cotangents_of,
+    eager,
+    inputs_of,
+)
+
+
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        down = F.conv1d(x.mT, torch.ones(8, 8, 4), stride=2, padding=1)
+        return F.conv_transpose1d(down, torch.ones(8, 8, 4), stride=2, padding=1).mT + x
+
+
+def test_a_program_knows_the_sizes_it_holds_for() -> None:
+    forward = capture_forward(Halves(), inputs_of(SEQUENCE, SIZES), SEQUENCE)
+    admitted = [n for n in range(1, 10) if not violated(forward, {"batch": 1, "length": n})]
+    assert admitted == [2, 4, 6, 8]
+
+
+class Tokens(nn.Module):
+    """As U-Mamba's and SegMamba's layers: what lies behind the channels are so many tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]
+        tokens, dims = x.shape[2:].numel(), x.shape[2:]
+        assert x.size() == x.shape
+        assert isinstance(dims, tuple)
+        mixed = x.reshape(x.shape[0], 1, tokens).mT.cumsum(1)
+        return mixed.mT.reshape(x.shape[0], 1, *dims)[:, 0] / tokens + x.new_ones(x.shape[1:])
+
+
+def test_tokens_are_counted_by_sizes() -> None:
+    forward, gradient = captured(Tokens())
+    for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):
+        assert not violated(forward, sizes)
+        inputs = inputs_of(SEQUENCE, sizes)
+        cotangents = cotangents_of(Tokens(), inputs)
+        expected = eager(Tokens(), inputs, cotangents)
+        assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
+
+
+class Stem(nn.Module):
+    """As U-nets behind a stem of 7 with stride 2: sizes that sympy has no solution of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv1d(8, 4, 7, 2, 3)
+        self.down = nn.ModuleList(nn.Conv1d(4, 4, 2, 2) for _ in range(3))
+        self.up = nn.ModuleList(nn.ConvTranspose1d(4, 4, 2, 2) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = self.stem(x.mT), [x.mT[:, :4]]
+        for layer in self.down:
+            skips.append(x)
+            x = layer(x)
+        for layer in self.up:
+            x = torch.cat([layer(x), skips.pop()], 1)[:, :4]
+        return x
+
+
+def test_sizes_without_a_solution_fix_none() -> None:
+    torch.manual_seed(0)
+    module, sizes = Stem().eval(), {"batch": 2, "length": 32}
+    forward = capture_forward(module, inputs_of(SEQUENCE, sizes), SEQUENCE)
+    admitted = [n for n in range(1, 100) if not violated(forward, {"batch": 1, "length": n})]
+    assert admitted == [16, 32, 48, 64, 80, 96]
+    gradient = capture_gradient(forward)
+    for length in (16, 80):
+        inputs = inputs_of(SEQUENCE, {"batch": 3, "length": length})
+        cotangents = cotangents_of(module, inputs)
+        expected = eager(module, inputs, cotangents)
+        assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
