@@ -37,6 +37,7 @@ class Tokens(nn.Module):
         x = x[:, None]
         tokens, dims = x.shape[2:].numel(), x.shape[2:]
         assert x.size() == x.shape
+        assert isinstance(dims, torch.Size)
         assert isinstance(dims, tuple)
         mixed = x.reshape(x.shape[0], 1, tokens).mT.cumsum(1)
         return mixed.mT.reshape(x.shape[0], 1, *dims)[:, 0] / tokens + x.new_ones(x.shape[1:])

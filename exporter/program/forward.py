@@ -337,7 +337,12 @@ class _Symbolic(TorchFunctionMode):
 
 
 class _Sizes(tuple[Any, ...]):
-    """A `torch.Size` whose `numel` is no number where the sizes are none."""
+    """A `torch.Size` whose `numel` is no number where the sizes are none.
+
+    Torch's own cannot be derived from; for `isinstance` this is one.
+    """
+
+    __class__ = property(lambda self: torch.Size)
 
     def numel(self) -> Any:
         return math.prod(self)
