@@ -224,6 +224,16 @@ def test_functions_of_two_kinks_have_both(
         assert abs(float(above.grad) - float(slope)) > 0.1
 
 
+def test_a_maximum_leaves_its_input_as_it_is() -> None:
+    """That it is to keep its dimension is no `inplace`."""
+    x = torch.tensor([[1.0, 1.0000001]], requires_grad=True)
+    with Flipped((0, 0, 0)):
+        y = x.exp()
+        y.max(-1, True)[0].sum().backward()
+    assert x.grad is not None
+    assert x.grad[0, 0] > 0 == x.grad[0, 1]
+
+
 def test_a_maximum_of_one_value_has_no_kink() -> None:
     x = torch.ones(3, 1)
     with Sampled() as sampled:

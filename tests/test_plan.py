@@ -174,6 +174,7 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
     assert summarised([of_eight, follows]) == ["width is a multiple of 8"]
     assert summarised([of_eight, follows, batch * width < 2000])[1:] == ["batch*width < 2000"]
     assert summarised([sympy.Eq(Mod(width, 3), 0), batch * width <= 1023])[1:]  # 1026 is one, too
+    assert summarised([of_eight, batch * width < 2**31])[1:] == [f"batch*width < {2**31}"]
     assert summarised([sympy.Eq(height, 7), batch * height > 6]) == ["height == 7"]
     assert summarised([sympy.Eq(height, 7), batch * height > 7])[1:] == ["batch*height >= 8"]
     odd = sympy.Eq(Mod(height, 2), 1)
