@@ -152,8 +152,9 @@ class _Finder(MetaPathFinder):
 
     def _replaces_kernels(self) -> bool:
         """Whether the kernels of a copy of mamba_ssm are to be replaced."""
-        missing = not self.is_there("mamba_ssm") and not self.is_there("triton")
-        return "mamba_ssm" in self._names or (AUTO in self._names and missing)
+        if "mamba_ssm" in self._names:
+            return True
+        return AUTO in self._names and not any(map(self.is_there, ("mamba_ssm", "triton")))
 
     def is_there(self, name: str) -> bool:
         """Whether another finder has the package; an empty folder of that name does not count."""

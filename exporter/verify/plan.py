@@ -130,12 +130,10 @@ def admitted(
     kept: list[Case] = []
     notes: list[str] = []
     for turn, case in enumerate(planned):
-        sizes, moved = (
-            next((sizes for sizes in _nearby(case.sizes) if admits(sizes)), None),
-            "up to",
-        )
+        sizes = next((sizes for sizes in _nearby(case.sizes) if admits(sizes)), None)
+        moved = "to" if sizes is None else "up to"
         if sizes is None:
-            sizes, moved = _beside(planned[0].sizes, case.sizes, turn, admits), "to"
+            sizes = _beside(planned[0].sizes, case.sizes, turn, admits)
         if sizes is None:
             said = "the program holds for no sizes near it, as one of a larger example may: --size"
             notes.append(f"not compared, {case.name}: {said}")
