@@ -48,7 +48,7 @@ static void forward_unit(const Problem& p, const Forward& f, int64_t index, void
       const int64_t pitch = TIME_LAST ? LANES : f.out.time;
       for (int64_t i = 0; i < positions; ++i) {
         Vector y = taps.template sum<PACKED>(i);
-        if (p.silu) y = y / ((typename F::Real)1 + exp<F>(-y));
+        if (p.silu) y *= logistic<F>(y);
         if constexpr (PACKED) y = taps.masked(y, 0, taps.step(i));
         put<F>(y, to + i * pitch,
                TIME_LAST ? steps - i * LANES : unit.channels - group * LANES);

@@ -68,7 +68,7 @@ static void step_unit(const Problem& p, int64_t unit, void* scratch) {
       for (int64_t k = 0; k < p.width; ++k)
         y += load<F>(s.weight + k * BLOCK + c) *
              load<F>(s.window + wrapped(t - halo + k, p.width) * BLOCK + c);
-      if (p.silu) y = y / ((Real)1 + exp<F>(-y));
+      if (p.silu) y *= logistic<F>(y);
       store<F>(s.out + c, y);
     }
     store_block<F>(s.out, BLOCK, 1, channels, (Stored*)p.out + row * p.length + t, 0, p.length);

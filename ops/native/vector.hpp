@@ -30,6 +30,10 @@ constexpr int WIDTH = 16;
 // their range (mpmath's chebyfit, 50 digits), lowest power first, and good to a tenth of an ulp of the
 // result, or of 1 for the last two. ROUND + k holds the integer k in its low bits; from WHOLE on all
 // numbers are integers.
+//
+// A vector of 16 floats holds ROOTS, 2^(i/16), too. Of a number in sixteenths the four low bits choose
+// among them, as they are in SIXTEENTHS + k; what is left, |r| ≤ 1/32, needs shorter polynomials:
+// 2^r = 1 + r·EXP2_NEAR(r), and exp(r) = 1 + r + r²·EXP_NEAR(r) for |r| ≤ ln(2)/32.
 struct F32 {
   using Real = float;
   typedef float Vector __attribute__((vector_size(WIDTH)));
@@ -38,7 +42,7 @@ struct F32 {
   typedef uint32_t Bits __attribute__((vector_size(WIDTH)));
   static constexpr int LANES = WIDTH / 4, MANTISSA = 23, BIAS = 127;
   static constexpr float LOWEST = -104.0f, HIGHEST = 89.0f;  // exp is 0 below, Inf above
-  static constexpr float LARGE = 0x1p63f;                    // whose square is finite
+  static constexpr float FAR = 0x1p64f;                      // powers that exp2_of_product takes
   static constexpr float ROUND = 0x1.8p23f, LOG2E = 0x1.715476p0f;
   static constexpr float LN2_HIGH = 0x1.62e4p-1f, LN2_LOW = 0x1.7f7d1cp-20f;
   static constexpr float EXP[] = {0.5f, 0x1.5554dep-3f, 0x1.55551ap-5f, 0x1.120b62p-7f,
@@ -48,6 +52,13 @@ struct F32 {
   static constexpr float LOG1P[] = {
       0x1p+0f, -0x1.ffffb8p-2f, 0x1.554bd6p-2f, -0x1.ff0254p-3f, 0x1.92b43p-3f, -0x1.38b908p-3f,
       0x1.afdde8p-4f, -0x1.cdd008p-5f, 0x1.402f4cp-6f, -0x1.a04acap-9f};
+  static constexpr float SIXTEENTHS = 0x1.8p19f;
+  static constexpr float ROOTS[] = {0x1p+0f,        0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f,
+                                    0x1.306fep+0f,  0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
+                                    0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
+                                    0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f};
+  static constexpr float EXP2_NEAR[] = {0x1.62e43p-1f, 0x1.ebff92p-3f, 0x1.c6b29ap-5f};
+  static constexpr float EXP_NEAR[] = {0x1.000148p-1f, 0x1.55565cp-3f};
   static constexpr float WHOLE = 0x1p23f;
   static constexpr float SIN[] = {0x1.921fb6p1f, -0x1.4abbc4p2f, 0x1.4668fp1f, -0x1.32531ep-1f,
                                   0x1.3e142p-4f};
@@ -62,7 +73,7 @@ struct F64 {
   typedef int64_t Integers __attribute__((vector_size(WIDTH)));
   typedef uint64_t Bits __attribute__((vector_size(WIDTH)));
   static constexpr int LANES = WIDTH / 8, MANTISSA = 52, BIAS = 1023;
-  static constexpr double LOWEST = -746.0, HIGHEST = 710.0, LARGE = 0x1p511;
+  static constexpr double LOWEST = -746.0, HIGHEST = 710.0, FAR = 0x1p148;
   static constexpr double ROUND = 0x1.8p52, LOG2E = 0x1.71547652b82fep0;
   static constexpr double LN2_HIGH = 0x1.62e42feep-1, LN2_LOW = 0x1.a39ef35793c76p-33;
   static constexpr double EXP[] = {
@@ -116,31 +127,43 @@ FUSEPORT_INLINE typename F::Vector splat(typename F::Real x) {
 
 // The larger, or smaller, of x and a bound; x itself where it is NaN, as these instructions have it.
 template <class F>
-FUSEPORT_INLINE typename F::Vector at_least(typename F::Real bound, typename F::Vector x) {
-  const typename F::Vector b = splat<F>(bound);
+FUSEPORT_INLINE typename F::Vector at_least(typename F::Vector bound, typename F::Vector x) {
 #if defined(__AVX512F__)
-  if constexpr (sizeof bound == 4) return (typename F::Vector)_mm512_max_ps((__m512)b, (__m512)x);
-  return (typename F::Vector)_mm512_max_pd((__m512d)b, (__m512d)x);
+  if constexpr (F::MANTISSA == 23)
+    return (typename F::Vector)_mm512_max_ps((__m512)bound, (__m512)x);
+  return (typename F::Vector)_mm512_max_pd((__m512d)bound, (__m512d)x);
 #elif defined(__AVX2__)
-  if constexpr (sizeof bound == 4) return (typename F::Vector)_mm256_max_ps((__m256)b, (__m256)x);
-  return (typename F::Vector)_mm256_max_pd((__m256d)b, (__m256d)x);
+  if constexpr (F::MANTISSA == 23)
+    return (typename F::Vector)_mm256_max_ps((__m256)bound, (__m256)x);
+  return (typename F::Vector)_mm256_max_pd((__m256d)bound, (__m256d)x);
 #else
-  return x < b ? b : x;
+  return x < bound ? bound : x;
+#endif
+}
+
+template <class F>
+FUSEPORT_INLINE typename F::Vector at_least(typename F::Real bound, typename F::Vector x) {
+  return at_least<F>(splat<F>(bound), x);
+}
+
+template <class F>
+FUSEPORT_INLINE typename F::Vector at_most(typename F::Vector bound, typename F::Vector x) {
+#if defined(__AVX512F__)
+  if constexpr (F::MANTISSA == 23)
+    return (typename F::Vector)_mm512_min_ps((__m512)bound, (__m512)x);
+  return (typename F::Vector)_mm512_min_pd((__m512d)bound, (__m512d)x);
+#elif defined(__AVX2__)
+  if constexpr (F::MANTISSA == 23)
+    return (typename F::Vector)_mm256_min_ps((__m256)bound, (__m256)x);
+  return (typename F::Vector)_mm256_min_pd((__m256d)bound, (__m256d)x);
+#else
+  return x > bound ? bound : x;
 #endif
 }
 
 template <class F>
 FUSEPORT_INLINE typename F::Vector at_most(typename F::Real bound, typename F::Vector x) {
-  const typename F::Vector b = splat<F>(bound);
-#if defined(__AVX512F__)
-  if constexpr (sizeof bound == 4) return (typename F::Vector)_mm512_min_ps((__m512)b, (__m512)x);
-  return (typename F::Vector)_mm512_min_pd((__m512d)b, (__m512d)x);
-#elif defined(__AVX2__)
-  if constexpr (sizeof bound == 4) return (typename F::Vector)_mm256_min_ps((__m256)b, (__m256)x);
-  return (typename F::Vector)_mm256_min_pd((__m256d)b, (__m256d)x);
-#else
-  return x > b ? b : x;
-#endif
+  return at_most<F>(splat<F>(bound), x);
 }
 
 template <class Real, int COUNT, class Vector>
@@ -175,47 +198,93 @@ FUSEPORT_INLINE typename F::Vector scale(typename F::Vector v, typename F::Integ
   return v * (Vector)first * (Vector)second;
 }
 
-// exp to about one ulp, down to the subnormal numbers; exp(-Inf) = 0, and Inf and NaN stay.
+#if defined(__AVX512F__)
+// 2^k·(1 + q) for k in sixteenths, of which `shifted` is SIXTEENTHS + k.
+FUSEPORT_INLINE __m512 scaled_root(__m512 shifted, __m512 k, __m512 q) {
+  const __m512 root = _mm512_permutexvar_ps((__m512i)shifted, _mm512_loadu_ps(F32::ROOTS));
+  return _mm512_scalef_ps(_mm512_fmadd_ps(root, q, root), k);  // which takes the floor of k
+}
+#endif
+
+// exp(x) for x ≤ F::HIGHEST: see the next one.
 template <class F>
-FUSEPORT_INLINE typename F::Vector exp(typename F::Vector x) {
+FUSEPORT_INLINE typename F::Vector exp_below(typename F::Vector x) {
   using Vector = typename F::Vector;
-  x = at_least<F>(F::LOWEST, at_most<F>(F::HIGHEST, x));
+  x = at_least<F>(F::LOWEST, x);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(typename F::Real) == 4) {
+    const Vector shifted = x * F::LOG2E + F::SIXTEENTHS, k = shifted - F::SIXTEENTHS;
+    const Vector r = x - k * F::LN2_HIGH - k * F::LN2_LOW;
+    const Vector q = r * r * polynomial(F::EXP_NEAR, r) + r;
+    return (Vector)scaled_root((__m512)shifted, (__m512)k, (__m512)q);
+  }
+#endif
   const Vector shifted = x * F::LOG2E + F::ROUND;
   const Vector k = shifted - F::ROUND;
   Vector r = x - k * F::LN2_HIGH;
   r = r - k * F::LN2_LOW;
   const Vector mantissa = r * r * polynomial_by_halves(F::EXP, r) + r + (typename F::Real)1;
 #if defined(__AVX512F__)
-  if constexpr (sizeof(typename F::Real) == 4) {
-    return (Vector)_mm512_scalef_ps((__m512)mantissa, (__m512)k);
-  } else {
-    return (Vector)_mm512_scalef_pd((__m512d)mantissa, (__m512d)k);
-  }
+  return (Vector)_mm512_scalef_pd((__m512d)mantissa, (__m512d)k);
 #else
   using Integers = typename F::Integers;
   return scale<F>(mantissa, (Integers)shifted - (Integers)splat<F>(F::ROUND));
 #endif
 }
 
+// exp to about one ulp, down to the subnormal numbers; exp(-Inf) = 0, and Inf and NaN stay.
+template <class F>
+FUSEPORT_INLINE typename F::Vector exp(typename F::Vector x) {
+  return exp_below<F>(at_most<F>(F::HIGHEST, x));
+}
+
+// exp(-|x|).
+template <class F>
+FUSEPORT_INLINE typename F::Vector exp_of_minus_magnitude(typename F::Vector x) {
+  using Bits = typename F::Bits;
+  constexpr int sign = 8 * (int)sizeof(typename F::Real) - 1;
+  return exp_below<F>((typename F::Vector)((Bits)x | (Bits{} + 1) << sign));
+}
+
+// 1 / d, for 1 ≤ d ≤ 2.
+template <class F>
+FUSEPORT_INLINE typename F::Vector reciprocal(typename F::Vector d) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(typename F::Real) == 4) {  // a step of Newton's after 14 bits; NaN stays
+    const typename F::Vector near = (typename F::Vector)_mm512_rcp14_ps((__m512)d);
+    return near + near * (1 - near * d);
+  }
+#endif
+  return (typename F::Real)1 / d;
+}
+
+// Of e = exp(-|x|): 1 / (1 + exp(-x)).
+template <class F>
+FUSEPORT_INLINE typename F::Vector logistic_of(typename F::Vector x, typename F::Vector e) {
+  const typename F::Vector larger = reciprocal<F>(e + (typename F::Real)1);
+  return x > (typename F::Real)0 ? larger : e * larger;
+}
+
 // 1 / (1 + exp(-x)).
 template <class F>
 FUSEPORT_INLINE typename F::Vector logistic(typename F::Vector x) {
-  return (typename F::Real)1 / ((typename F::Real)1 + exp<F>(-x));
+  return logistic_of<F>(x, exp_of_minus_magnitude<F>(x));
 }
 
-// 2^(x·c), for |x|, |c| ≤ F::LARGE: to about (1 + |x·c|/2) ulps, since x·c is rounded once or, without
-// AVX-512, twice; there, results below the normal numbers are only good to the smallest of these.
+// 2^(x·c), for |x·c| ≤ F::FAR: to about (1 + |x·c|/2) ulps, since c is rounded, and without AVX-512
+// x·c is; there, results below the normal numbers are only good to the smallest of these.
 template <class F>
 FUSEPORT_INLINE typename F::Vector exp2_of_product(typename F::Vector x, typename F::Vector c) {
   using Vector = typename F::Vector;
-  Vector t = x * c;
 #if defined(__AVX512F__)
   if constexpr (sizeof(typename F::Real) == 4) {
-    const __m512 k = _mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const Vector r = (Vector)_mm512_fmsub_ps((__m512)x, (__m512)c, k);
-    return (Vector)_mm512_scalef_ps((__m512)(polynomial(F::EXP2, r) * r + 1.0f), k);
+    const Vector shifted = x * c + F::SIXTEENTHS, k = shifted - F::SIXTEENTHS;
+    const Vector r = (Vector)_mm512_fmsub_ps((__m512)x, (__m512)c, (__m512)k);
+    const Vector q = polynomial(F::EXP2_NEAR, r) * r;
+    return (Vector)scaled_root((__m512)shifted, (__m512)k, (__m512)q);
   } else {
-    const __m512d k = _mm512_roundscale_pd((__m512d)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512d t = (__m512d)(x * c);
+    const __m512d k = _mm512_roundscale_pd(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vector r = (Vector)_mm512_fmsub_pd((__m512d)x, (__m512d)c, k);
     return (Vector)_mm512_scalef_pd((__m512d)(polynomial(F::EXP2, r) * r + 1.0), k);
   }
@@ -223,7 +292,7 @@ FUSEPORT_INLINE typename F::Vector exp2_of_product(typename F::Vector x, typenam
   // 2^k moves into the exponent as an integer. At the ends r = 0, and that gives 0 and Inf.
   using Integers = typename F::Integers;
   using Real = typename F::Real;
-  t = at_least<F>(-F::BIAS, at_most<F>(F::BIAS + 1, t));
+  const Vector t = at_least<F>(-F::BIAS, at_most<F>(F::BIAS + 1, x * c));
   const Vector shifted = t + F::ROUND;
   const Vector r = t - (shifted - F::ROUND);
   const Vector mantissa = polynomial(F::EXP2, r) * r + (Real)1;
@@ -309,19 +378,23 @@ FUSEPORT_INLINE Complex<F> turned(typename F::Vector m, typename F::Vector x, ty
           signed_m * (polynomial(F::SIN, square) * f)};
 }
 
-// x within ±F::LARGE; NaN stays.
+// x within ±limit; NaN stays.
 template <class F>
-FUSEPORT_INLINE typename F::Vector bounded(typename F::Vector x) {
-  return at_least<F>(-F::LARGE, at_most<F>(F::LARGE, x));
+FUSEPORT_INLINE typename F::Vector bounded(typename F::Vector x, typename F::Vector limit) {
+  return at_least<F>(-limit, at_most<F>(limit, x));
 }
 
 // log(1 + exp(x)), and x itself above 20, as torch has it: max(x, 0) + log(1 + e) with e = exp(-|x|).
 template <class F>
-FUSEPORT_INLINE typename F::Vector softplus(typename F::Vector x) {
-  using Real = typename F::Real;
-  const typename F::Vector e = exp<F>(x > (Real)0 ? -x : x);
+FUSEPORT_INLINE typename F::Vector softplus_of(typename F::Vector x, typename F::Vector e) {
   const typename F::Vector sum = polynomial_by_halves(F::LOG1P, e) * e + at_least<F>(0, x);
-  return x > (Real)20 ? x : sum;
+  if constexpr (sizeof(typename F::Real) == 4) return sum;  // above 17 it is x itself
+  return x > (typename F::Real)20 ? x : sum;
+}
+
+template <class F>
+FUSEPORT_INLINE typename F::Vector softplus(typename F::Vector x) {
+  return softplus_of<F>(x, exp_of_minus_magnitude<F>(x));
 }
 
 // v in the first `count` lanes, a number in the others, whatever they hold.
@@ -379,17 +452,24 @@ FUSEPORT_INLINE void transpose(typename F::Vector (&rows)[F::LANES]) {
   }
 }
 
-// In lane i the sum of the lanes of rows[i].
-template <class F>
-FUSEPORT_INLINE typename F::Vector sums_of_lanes(typename F::Vector (&rows)[F::LANES]) {
+// Sums of the lanes of each row, in part: lane i, lane i + ROWS and so on add up to that of rows[i].
+template <class F, int ROWS>
+FUSEPORT_INLINE typename F::Vector partial_sums(typename F::Vector (&rows)[ROWS]) {
+  static_assert(ROWS <= F::LANES && (ROWS & (ROWS - 1)) == 0);
   constexpr std::make_integer_sequence<int, F::LANES> lanes;
 #pragma GCC unroll 4
-  for (int half = F::LANES / 2; half > 0; half /= 2)
+  for (int half = ROWS / 2; half > 0; half /= 2)
 #pragma GCC unroll 8
     for (int i = 0; i < half; ++i)
       rows[i] = zip<F, 0>(rows[i], rows[i + half], lanes) +
                 zip<F, F::LANES / 2>(rows[i], rows[i + half], lanes);
   return rows[0];
+}
+
+// In lane i the sum of the lanes of rows[i].
+template <class F>
+FUSEPORT_INLINE typename F::Vector sums_of_lanes(typename F::Vector (&rows)[F::LANES]) {
+  return partial_sums<F, F::LANES>(rows);
 }
 
 }  // namespace fuseport::FUSEPORT_ISA

@@ -13,9 +13,9 @@ struct BackwardScratch {
   Real *u, *delta, *step, *slope, *drive;  // tiles; `step` is δ̂ for the exponent, `slope` dδ̂/dδ
   Real *dy, *gate, *y;              // `gate` is what dz is, but for the factor y + D·u
   Real *ddrive, *ddelta;            // cotangents of δ̂·u, and of δ̂ in the exponent
-  Real *A, *exponent, *state, *adjoint, *B, *C, *D, *bias;
-  Real *history, *decay;    // of some states through a chunk, one vector each: h_{t-1}, and a_t
-  Real *lanes_B, *lanes_C;  // dB and dC of some states through a chunk, one vector each
+  Real *A, *exponent, *state, *adjoint, *B, *C, *D, *bias, *limit;
+  Real *history, *decay;  // of some states through a chunk, one vector each: h_{t-1}, and a_t
+  Real* shares;           // of dC and dB of some states through a chunk: see Shares
   double *dA, *dB, *dC, *dD, *dbias;  // sums over all chunks
   int64_t bytes;
 
@@ -24,8 +24,9 @@ struct BackwardScratch {
     s.take(TILE, &u, &delta, &step, &slope, &drive, &dy, &gate, &y, &ddrive, &ddelta);
     s.take(p.states * BLOCK, &A, &exponent, &state, &adjoint);
     s.take(p.states * CHUNK, &B, &C);
-    s.take(BLOCK, &D, &bias);
-    s.take(CHUNK * STATES * F::LANES, &history, &decay, &lanes_B, &lanes_C);
+    s.take(BLOCK, &D, &bias, &limit);
+    s.take(CHUNK * STATES * F::LANES, &history, &decay);
+    s.take(CHUNK * (2 * STATES > F::LANES ? 2 * STATES : F::LANES), &shares);
     s.take(p.states * BLOCK, &dA, &dB, &dC);
     s.take(BLOCK, &dD, &dbias);
     bytes = s.used;
@@ -39,10 +40,65 @@ FUSEPORT_INLINE void add_to(double* total, typename F::Vector v) {
   for (int i = 0; i < F::LANES; ++i) total[i] += (double)lanes[i];
 }
 
+// dC and dB of STATES states at one step, which are sums over channels: a vector holds as many of them
+// as it has lanes, each as several partial sums.
+template <class F, bool B_VARIES, bool C_VARIES, int STATES>
+struct Shares {
+  using Vector = typename F::Vector;
+  using Real = typename F::Real;
+  static constexpr int ROWS = STATES * (B_VARIES + C_VARIES);  // dC's before dB's
+  static constexpr int FOLDED = ROWS == 0 ? 1 : ROWS < F::LANES ? ROWS : F::LANES;
+  static constexpr int VECTORS = ROWS / FOLDED;
+
+  Vector rows[VECTORS + !ROWS][FOLDED];
+
+  FUSEPORT_INLINED Vector& C(int state) { return row(state); }
+  FUSEPORT_INLINED Vector& B(int state) { return row(state + (C_VARIES ? STATES : 0)); }
+
+  // Of the first channels of a unit, or else added to those before.
+  FUSEPORT_INLINED void put(Real* shares, int step, bool first) {
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) {
+      Real* to = shares + (step * VECTORS + v) * F::LANES;
+      const Vector sums = partial_sums<F, FOLDED>(rows[v]);
+      store<F>(to, first ? sums : load<F>(to) + sums);
+    }
+  }
+
+  // Of states from `n` on, into rows (N, l) of one unit's part of dB and dC.
+  static void sum(const Real* shares, int64_t n, const Steps& steps, int64_t length, Real* dB,
+                  Real* dC) {
+    constexpr int LANES = F::LANES;
+    for (int v = 0; v < VECTORS; ++v)
+      for (int t = 0; t < steps.count; t += LANES) {
+        Vector of_step[LANES];  // past the last step: of an earlier chunk, and not stored
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; ++j) of_step[j] = load<F>(shares + ((t + j) * VECTORS + v) * LANES);
+        transpose<F>(of_step);
+#pragma GCC unroll 16
+        for (int r = 0; r < FOLDED; ++r) {
+          Vector sum = of_step[r];
+          for (int i = r + FOLDED; i < LANES; i += FOLDED) sum += of_step[i];
+          const int row = v * FOLDED + r;
+          const bool of_C = C_VARIES && row < STATES;
+          Real* to = (of_C ? dC : dB) + (n + row % STATES) * length + steps.start + t;
+          if (steps.count - t >= LANES) {
+            store<F>(to, sum);
+          } else {
+            for (int j = 0; j < steps.count - t; ++j) to[j] = sum[j];
+          }
+        }
+      }
+  }
+
+ private:
+  FUSEPORT_INLINED Vector& row(int i) { return rows[i / FOLDED][i % FOLDED]; }
+};
+
 // STATES states from `n` on, of the channels of one vector: forward through the chunk, and back.
 template <class F, bool B_VARIES, bool C_VARIES, int STATES>
 static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel, int channels,
-                            int steps, bool gated) {
+                            int steps, bool gated, const Ahead& ahead, Ahead::Place& place) {
   using Vector = typename F::Vector;
   using Real = typename F::Real;
   constexpr int LANES = F::LANES;
@@ -50,7 +106,7 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
   const Real *deltas = s.delta + channel, *exponents = s.step + channel;
   const Real *drives = s.drive + channel, *dys = s.dy + channel;
   Real *ys = s.y + channel, *ddrives = s.ddrive + channel, *ddeltas = s.ddelta + channel;
-  Real *history = s.history, *decays = s.decay, *lanes_B = s.lanes_B, *lanes_C = s.lanes_C;
+  Real *history = s.history, *decays = s.decay;
   Vector exponent[STATES], A[STATES], h[STATES], g[STATES], dA[STATES], dB[STATES], dC[STATES];
   Row<F, B_VARIES> B[STATES];
   Row<F, C_VARIES> C[STATES];
@@ -64,9 +120,11 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
     dA[i] = dB[i] = dC[i] = Vector{};
   }
 
+  Ahead::Place soon = place;
   for (int t = 0; t < steps; ++t) {
     const int at = t * BLOCK;
     const Vector step = load<F>(exponents + at), drive = load<F>(drives + at);
+    ahead.some(soon);
     Vector y = load<F>(ys + at);
 #pragma GCC unroll 4
     for (int i = 0; i < STATES; ++i) {
@@ -78,30 +136,29 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
     }
     if (gated) store<F>(ys + at, y);
   }
+  place = soon;
 
   // Lanes past the last channel hold zeros, or NaN where B or C is not finite: out of the sums.
   const bool partial = channels - channel < LANES;
-  const bool first = channel == 0;
   for (int t = steps - 1; t >= 0; --t) {
     const int at = t * BLOCK;
     const Vector delta = load<F>(deltas + at), drive = load<F>(drives + at);
     const Vector dy = load<F>(dys + at);
     Vector ddrive = load<F>(ddrives + at), ddelta = load<F>(ddeltas + at);
+    Shares<F, B_VARIES, C_VARIES, STATES> shares;
 #pragma GCC unroll 4
     for (int i = 0; i < STATES; ++i) {
-      const int saved = (t * STATES + i) * LANES, lanes = (i * CHUNK + t) * LANES;
+      const int saved = (t * STATES + i) * LANES;
       const Vector before = load<F>(history + saved), a = load<F>(decays + saved);
       g[i] += C[i][t] * dy;
-      Vector to_C = dy * h[i], to_B = g[i] * drive;
+      const Vector to_C = dy * h[i], to_B = g[i] * drive;
       if constexpr (C_VARIES) {
-        if (partial) to_C = first_lanes<F>(to_C, channels - channel);
-        store<F>(lanes_C + lanes, first ? to_C : load<F>(lanes_C + lanes) + to_C);
+        shares.C(i) = partial ? first_lanes<F>(to_C, channels - channel) : to_C;
       } else {
         dC[i] += to_C;
       }
       if constexpr (B_VARIES) {
-        if (partial) to_B = first_lanes<F>(to_B, channels - channel);
-        store<F>(lanes_B + lanes, first ? to_B : load<F>(lanes_B + lanes) + to_B);
+        shares.B(i) = partial ? first_lanes<F>(to_B, channels - channel) : to_B;
       } else {
         dB[i] += to_B;
       }
@@ -114,6 +171,7 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
     }
     store<F>(ddrives + at, ddrive);
     store<F>(ddeltas + at, ddelta);
+    shares.put(s.shares, t, channel == 0);
   }
 
   for (int i = 0; i < STATES; ++i) {
@@ -125,40 +183,29 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
   }
 }
 
-// Sums lanes into rows (N, l) of one unit's part of dB or dC.
-template <class F>
-static void sum_lanes(const typename F::Real* lanes, int states, int64_t n, const Steps& steps,
-                      int64_t length, typename F::Real* part) {
-  constexpr int LANES = F::LANES;
-  for (int i = 0; i < states; ++i)
-    for (int t = 0; t < steps.count; t += LANES) {
-      typename F::Vector rows[LANES];  // past the last step: of an earlier chunk, and not stored
-#pragma GCC unroll 16
-      for (int j = 0; j < LANES; ++j) rows[j] = load<F>(lanes + (i * CHUNK + t + j) * LANES);
-      const typename F::Vector sums = sums_of_lanes<F>(rows);
-      typename F::Real* to = part + (n + i) * length + steps.start + t;
-      if (steps.count - t >= LANES) {
-        store<F>(to, sums);
-      } else {
-        for (int j = 0; j < steps.count - t; ++j) to[j] = sums[j];
-      }
-    }
+// The same of all channels.
+template <class F, bool B_VARIES, bool C_VARIES, int STATES>
+static void backward_channels(const BackwardScratch<F>& s, const Problem& p, int64_t n,
+                              const Unit& unit, const Steps& steps, const Ahead& ahead,
+                              Ahead::Place& place, typename F::Real* dB, typename F::Real* dC) {
+  for (int channel = 0; channel < unit.channels; channel += F::LANES)
+    backward_states<F, B_VARIES, C_VARIES, STATES>(s, n, channel, unit.channels, steps.count,
+                                                   p.z.data != nullptr, ahead, place);
+  Shares<F, B_VARIES, C_VARIES, STATES>::sum(s.shares, n, steps, p.length, dB, dC);
 }
 
 template <class F, bool B_VARIES, bool C_VARIES>
 static void backward_chunk(const BackwardScratch<F>& s, const Problem& p, const Unit& unit,
-                           const Steps& steps, typename F::Real* dB, typename F::Real* dC) {
+                           const Steps& steps, Ahead& ahead, typename F::Real* dB,
+                           typename F::Real* dC) {
   constexpr int STATES = BackwardScratch<F>::STATES;
-  for (int64_t n = 0; n < p.states;) {
-    const int states = n + STATES <= p.states ? STATES : 1;
-    auto run = states == 1 ? backward_states<F, B_VARIES, C_VARIES, 1>
-                           : backward_states<F, B_VARIES, C_VARIES, STATES>;
-    for (int channel = 0; channel < unit.channels; channel += F::LANES)
-      run(s, n, channel, unit.channels, steps.count, p.z.data != nullptr);
-    if (B_VARIES) sum_lanes<F>(s.lanes_B, states, n, steps, p.length, dB);
-    if (C_VARIES) sum_lanes<F>(s.lanes_C, states, n, steps, p.length, dC);
-    n += states;
-  }
+  ahead.share(visits<F, STATES>(p, unit.channels, steps.count));
+  Ahead::Place place = ahead.begin();
+  int64_t n = 0;
+  for (; n + STATES <= p.states; n += STATES)
+    backward_channels<F, B_VARIES, C_VARIES, STATES>(s, p, n, unit, steps, ahead, place, dB, dC);
+  for (; n < p.states; ++n)
+    backward_channels<F, B_VARIES, C_VARIES, 1>(s, p, n, unit, steps, ahead, place, dB, dC);
 }
 
 // Before the states: δ̂ and its slope, the drive, and the gate's share of the cotangent.
@@ -178,11 +225,12 @@ static void prepare(const Tiles& s, const Problem& p, const Backward& k, const U
       const Vector raw = load<F>(s.delta + at) + load<F>(s.bias + c);
       Vector delta = raw, slope = splat<F>(1);
       if (p.softplus) {
-        delta = softplus<F>(raw);
-        slope = raw > (Real)20 ? slope : logistic<F>(raw);
+        const Vector e = exp_of_minus_magnitude<F>(raw);
+        delta = softplus_of<F>(raw, e);
+        slope = raw > (Real)20 ? slope : logistic_of<F>(raw, e);
       }
       store<F>(s.delta + at, delta);
-      store<F>(s.step + at, bounded<F>(delta));
+      store<F>(s.step + at, bounded<F>(delta, load<F>(s.limit + c)));
       store<F>(s.slope + at, slope);
       store<F>(s.drive + at, delta * load<F>(s.u + at));
       if (p.z.data) {
@@ -220,6 +268,22 @@ static void finish(const Tiles& s, const Problem& p, const Backward& k, const Un
   if (p.z.data) store_tile<F, Stored>(s.gate, unit, steps, k.dz);
 }
 
+// What a chunk reads and writes.
+template <class F, class Stored>
+static void foresee_chunk(const Problem& p, const Backward& k, const Unit& unit, int64_t chunk,
+                          Ahead* ahead) {
+  using Real = typename F::Real;
+  const Steps steps(p, chunk);
+  constexpr int64_t SIZE = sizeof(Real);
+  ahead->add(saved_states((const Real*)k.chunk_states, p, unit, chunk), p.channels * SIZE, p.states,
+             unit.channels * SIZE);
+  for (const Sequence& s : {p.u, p.delta, k.dout}) foresee_tile<Stored>(s, unit, steps, ahead);
+  for (const MutableSequence& s : {k.du, k.ddelta}) foresee_tile<Stored>(s, unit, steps, ahead);
+  if (!p.z.data) return;
+  foresee_tile<Stored>(p.z, unit, steps, ahead);
+  foresee_tile<Stored>(k.dz, unit, steps, ahead);
+}
+
 template <class F, class Stored>
 static void backward_unit(const Problem& p, const Backward& k, int64_t index, void* scratch) {
   using Real = typename F::Real;
@@ -228,7 +292,7 @@ static void backward_unit(const Problem& p, const Backward& k, int64_t index, vo
   const int64_t row = unit.batch * p.channels + unit.channel;
   load_A<F>(p, unit, s.A);
   load_A<F>(p, unit, s.exponent);
-  to_exponents<F>(p.states * BLOCK, s.exponent);
+  to_exponents<F>(p.states, s.exponent, s.limit);
   load_states<F>((const Real*)k.dlast_state + row * p.states, 1, p.states, p.states, unit,
                  s.adjoint);
   load_channels(p.D, unit, s.D);
@@ -247,7 +311,9 @@ static void backward_unit(const Problem& p, const Backward& k, int64_t index, vo
     auto run = p.B.varies
                    ? (p.C.varies ? backward_chunk<F, true, true> : backward_chunk<F, true, false>)
                    : (p.C.varies ? backward_chunk<F, false, true> : backward_chunk<F, false, false>);
-    run(s, p, unit, steps, (Real*)k.dB + part, (Real*)k.dC + part);
+    Ahead ahead;
+    if (chunk > 0) foresee_chunk<F, Stored>(p, k, unit, chunk - 1, &ahead);
+    run(s, p, unit, steps, ahead, (Real*)k.dB + part, (Real*)k.dC + part);
     finish<F, Stored>(s, p, k, unit, steps);
   }
 

@@ -16,7 +16,7 @@ struct ComplexForwardScratch {
   Real *u, *delta, *drive, *y, *gate;  // as in ForwardScratch
   Real *exponent, *turns, *turns_low;  // log2(e)·Re A; Im A/2π as a sum
   Parts<Real> state, B, C;
-  Real *D, *bias;
+  Real *D, *bias, *limit;
   int64_t bytes;
 
   ComplexForwardScratch(const Problem& p, void* base) {
@@ -24,7 +24,7 @@ struct ComplexForwardScratch {
     s.take(TILE, &u, &delta, &drive, &y, &gate);
     s.take(p.states * BLOCK, &exponent, &turns, &turns_low, &state.re, &state.im);
     s.take(p.states * CHUNK, &B.re, &B.im, &C.re, &C.im);
-    s.take(BLOCK, &D, &bias);
+    s.take(BLOCK, &D, &bias, &limit);
     bytes = s.used;
   }
 };
@@ -64,7 +64,7 @@ template <class F, class Tiles>
 static void load_rates(const Problem& p, const Unit& unit, const Tiles& s) {
   using Real = typename F::Real;
   load_complex_A<F>(p, unit, {s.exponent, s.turns});
-  to_exponents<F>(p.states * BLOCK, s.exponent);
+  to_exponents<F>(p.states, s.exponent, s.limit);
   constexpr long double TURN = 0x1.45f306dc9c882a53f84eafa3ea69bb82p-3L;  // 1/2π
   for (int64_t i = 0; i < p.states * BLOCK; ++i) {
     // In float64 as good as a long double: to 2^-64 on x86, to 2^-53 where that is a double.

@@ -14,7 +14,7 @@ struct ComplexBackwardScratch {
   Real *u, *delta, *step, *slope, *drive, *dy, *gate, *y, *ddrive, *ddelta;  // as in BackwardScratch
   Real *exponent, *turns, *turns_low;  // as in ComplexForwardScratch
   Parts<Real> A, state, adjoint, B, C;
-  Real *D, *bias;
+  Real *D, *bias, *limit;
   Parts<Real> history, decay, lanes_B, lanes_C;
   Parts<double> dA, dB, dC;
   double *dD, *dbias;
@@ -26,7 +26,7 @@ struct ComplexBackwardScratch {
     s.take(p.states * BLOCK, &exponent, &turns, &turns_low, &A.re, &A.im, &state.re, &state.im,
            &adjoint.re, &adjoint.im);
     s.take(p.states * CHUNK, &B.re, &B.im, &C.re, &C.im);
-    s.take(BLOCK, &D, &bias);
+    s.take(BLOCK, &D, &bias, &limit);
     s.take(CHUNK * STATES * F::LANES, &history.re, &history.im, &decay.re, &decay.im, &lanes_B.re,
            &lanes_B.im, &lanes_C.re, &lanes_C.im);
     s.take(p.states * BLOCK, &dA.re, &dA.im, &dB.re, &dB.im, &dC.re, &dC.im);

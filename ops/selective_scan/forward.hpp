@@ -9,7 +9,7 @@ template <class F>
 struct ForwardScratch {
   using Real = typename F::Real;
   Real *u, *delta, *drive, *y, *gate;  // tiles; `delta` becomes δ̂, `drive` is δ̂·u
-  Real *exponent, *state, *B, *C, *D, *bias;
+  Real *exponent, *state, *B, *C, *D, *bias, *limit;
   int64_t bytes;
 
   ForwardScratch(const Problem& p, void* base) {
@@ -17,7 +17,7 @@ struct ForwardScratch {
     s.take(TILE, &u, &delta, &drive, &y, &gate);
     s.take(p.states * BLOCK, &exponent, &state);
     s.take(p.states * CHUNK, &B, &C);
-    s.take(BLOCK, &D, &bias);
+    s.take(BLOCK, &D, &bias, &limit);
     bytes = s.used;
   }
 };
@@ -25,7 +25,8 @@ struct ForwardScratch {
 // STATES states from `n` on, of the channels of one vector, through a chunk; with READ, adds their
 // share to y.
 template <class F, bool B_VARIES, bool C_VARIES, bool READ, int STATES>
-static void scan_states(const ForwardScratch<F>& s, int64_t n, int channel, int steps) {
+static void scan_states(const ForwardScratch<F>& s, int64_t n, int channel, int steps,
+                        const Ahead& ahead, Ahead::Place& place) {
   using Vector = typename F::Vector;
   using Real = typename F::Real;
   const Real *deltas = s.delta + channel, *drives = s.drive + channel;
@@ -39,9 +40,11 @@ static void scan_states(const ForwardScratch<F>& s, int64_t n, int channel, int 
     B[i] = Row<F, B_VARIES>::at(s.B, n + i, channel);
     C[i] = Row<F, C_VARIES>::at(s.C, n + i, channel);
   }
+  Ahead::Place soon = place;
   for (int t = 0; t < steps; ++t) {
     const int at = t * BLOCK;
     const Vector delta = load<F>(deltas + at), drive = load<F>(drives + at);
+    ahead.some(soon);
     Vector y = READ ? load<F>(ys + at) : Vector{};
 #pragma GCC unroll 8
     for (int i = 0; i < STATES; ++i) {
@@ -51,17 +54,21 @@ static void scan_states(const ForwardScratch<F>& s, int64_t n, int channel, int 
     if constexpr (READ) store<F>(ys + at, y);
   }
   for (int i = 0; i < STATES; ++i) store<F>(s.state + (n + i) * BLOCK + channel, h[i]);
+  place = soon;
 }
 
 template <class F, bool B_VARIES, bool C_VARIES, bool READ>
-static void scan_chunk(const ForwardScratch<F>& s, const Problem& p, int channels, int steps) {
+static void scan_chunk(const ForwardScratch<F>& s, const Problem& p, int channels, int steps,
+                       Ahead& ahead) {
   constexpr int STATES = 8;  // at a time: with A, h and the constants of exp, what registers hold
+  ahead.share(visits<F, STATES>(p, channels, steps));
+  Ahead::Place place = ahead.begin();
   for (int channel = 0; channel < channels; channel += F::LANES) {
     int64_t n = 0;
     for (; n + STATES <= p.states; n += STATES)
-      scan_states<F, B_VARIES, C_VARIES, READ, STATES>(s, n, channel, steps);
+      scan_states<F, B_VARIES, C_VARIES, READ, STATES>(s, n, channel, steps, ahead, place);
     for (; n < p.states; ++n)
-      scan_states<F, B_VARIES, C_VARIES, READ, 1>(s, n, channel, steps);
+      scan_states<F, B_VARIES, C_VARIES, READ, 1>(s, n, channel, steps, ahead, place);
   }
 }
 
@@ -85,7 +92,7 @@ static void prepare_scan(const Tiles& s, const Problem& p, const Unit& unit, con
       const Vector u = load<F>(s.u + at);
       Vector delta = load<F>(s.delta + at) + load<F>(s.bias + c);
       if (p.softplus) delta = softplus<F>(delta);
-      store<F>(s.delta + at, bounded<F>(delta));
+      store<F>(s.delta + at, bounded<F>(delta, load<F>(s.limit + c)));
       store<F>(s.drive + at, delta * u);
       store<F>(s.y + at, load<F>(s.D + c) * u);
     }
@@ -108,6 +115,15 @@ static void write_out(const Tiles& s, const Problem& p, const Forward& f, const 
   store_tile<F, Stored>(s.y, unit, steps, f.out);
 }
 
+// What a chunk reads and writes.
+template <class Stored>
+static void foresee_chunk(const Problem& p, const Forward& f, const Unit& unit, const Steps& steps,
+                          Ahead* ahead) {
+  for (const Sequence& s : {p.u, p.delta}) foresee_tile<Stored>(s, unit, steps, ahead);
+  if (p.z.data) foresee_tile<Stored>(p.z, unit, steps, ahead);
+  if (f.out.data) foresee_tile<Stored>(f.out, unit, steps, ahead);
+}
+
 template <class F, class Stored>
 static void forward_unit(const Problem& p, const Forward& f, int64_t index, void* scratch) {
   using Real = typename F::Real;
@@ -120,7 +136,7 @@ static void forward_unit(const Problem& p, const Forward& f, int64_t index, void
     store_states<F>(s.state, p.states, unit, to, p.channels, 1);
   };
   load_A<F>(p, unit, s.exponent);
-  to_exponents<F>(p.states * BLOCK, s.exponent);
+  to_exponents<F>(p.states, s.exponent, s.limit);
   load_channels(p.D, unit, s.D);
   load_channels(p.delta_bias, unit, s.bias);
   clear(p.states * BLOCK, s.state);
@@ -131,7 +147,9 @@ static void forward_unit(const Problem& p, const Forward& f, int64_t index, void
     prepare_scan<F, Stored>(s, p, unit, steps);
     load_coefficient<F, Stored>(p.B, p.states, unit, steps, s.B);
     if (read) load_coefficient<F, Stored>(p.C, p.states, unit, steps, s.C);
-    scan(s, p, unit.channels, steps.count);
+    Ahead ahead;
+    if (chunk + 1 < p.chunks()) foresee_chunk<Stored>(p, f, unit, Steps(p, chunk + 1), &ahead);
+    scan(s, p, unit.channels, steps.count, ahead);
     if (!read) continue;
     write_out<F, Stored>(s, p, f, unit, steps);
   }

@@ -2,7 +2,9 @@
 // Channels past the end of a block are zero. Compiled once per instruction set.
 #pragma once
 
+#include "native/ahead.hpp"
 #include "native/blocks.hpp"
+#include "native/scratch.hpp"
 #include "selective_scan/kernel.hpp"
 
 namespace fuseport::selective_scan::FUSEPORT_ISA {
@@ -52,6 +54,26 @@ static void store_tile(const typename F::Real* tile, const Unit& unit, const Ste
   Stored* to = (Stored*)s.data + unit.batch * s.batch + unit.channel * s.channel +
                steps.start * s.time;
   store_block<F>(tile, BLOCK, steps.count, unit.channels, to, s.time, s.channel);
+}
+
+// A tile that load_tile or store_tile will touch.
+template <class Stored, class Sequence>
+static void foresee_tile(const Sequence& s, const Unit& unit, const Steps& steps, Ahead* ahead) {
+  const Stored* first = (const Stored*)s.data + unit.batch * s.batch + unit.channel * s.channel +
+                        steps.start * s.time;
+  constexpr int64_t SIZE = sizeof(Stored);
+  if (s.time == 1) {
+    ahead->add(first, s.channel * SIZE, unit.channels, steps.count * SIZE);
+  } else {
+    ahead->add(first, s.time * SIZE, steps.count, unit.channels * SIZE);
+  }
+}
+
+// How often a step of a chunk is visited where states are taken AT_ONCE at a time, and what is left of
+// them one by one, of the channels of one vector after another.
+template <class F, int AT_ONCE>
+static int64_t visits(const Problem& p, int channels, int steps) {
+  return (channels + F::LANES - 1) / F::LANES * steps * (p.states / AT_ONCE + p.states % AT_ONCE);
 }
 
 // B or C over a chunk: [state][step] if it varies, else [state][channel]; rows of CHUNK reals.
@@ -104,15 +126,26 @@ static void load_A(const Problem& p, const Unit& unit, typename F::Real* tile) {
   load_states<F>(from, 1, p.states, p.states, unit, tile);
 }
 
-// log2(e)·A of A in a tile, rounded once, so that exp(δ̂·A) = 2^(δ̂·that).
+// log2(e)·A of A in a tile, rounded once, so that exp(δ̂·A) = 2^(δ̂·that). And for each channel a limit
+// of δ̂, so that powers are none that exp2_of_product does not take. Both bounds are far out: beyond
+// them it takes states of one channel whose A are 2^40 apart to see that δ̂ is bounded.
 template <class F>
-static void to_exponents(int64_t count, typename F::Real* tile) {
+static void to_exponents(int64_t states, typename F::Real* tile, typename F::Real* limit) {
+  using Vector = typename F::Vector;
   using Real = typename F::Real;
-  for (int64_t i = 0; i < count; i += F::LANES) {
-    Real scaled[F::LANES];
-    for (int lane = 0; lane < F::LANES; ++lane)
-      scaled[lane] = (Real)(F64::LOG2E * (double)tile[i + lane]);
-    store<F>(tile + i, bounded<F>(load<F>(scaled)));
+  constexpr Real LARGE = sizeof(Real) == 4 ? (Real)0x1p40 : (Real)0x1p80;
+  const Vector none = Vector{};
+  for (int c = 0; c < BLOCK; c += F::LANES) {
+    Vector largest = splat<F>(1);
+    for (int64_t n = 0; n < states; ++n) {
+      Real scaled[F::LANES], *at = tile + n * BLOCK + c;
+      for (int lane = 0; lane < F::LANES; ++lane)
+        scaled[lane] = (Real)(F64::LOG2E * (double)at[lane]);
+      const Vector exponent = bounded<F>(load<F>(scaled), splat<F>(LARGE));
+      store<F>(at, exponent);
+      largest = at_least<F>(largest, exponent < none ? -exponent : exponent);
+    }
+    store<F>(limit + c, F::FAR / largest);
   }
 }
 
@@ -137,19 +170,6 @@ struct Row {
     } else {
       return constant;
     }
-  }
-};
-
-// Hands out parts of a scratch buffer, each on a cache line of its own.
-struct Scratch {
-  char* base;
-  int64_t used = 0;
-
-  // `count` numbers for each of `parts`, which are addresses of pointers.
-  template <class... Number>
-  void take(int64_t count, Number**... parts) {
-    ((*parts = (Number*)(base + used),
-      used += (count * (int64_t)sizeof(Number) + 63) / 64 * 64), ...);
   }
 };
 

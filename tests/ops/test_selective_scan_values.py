@@ -229,6 +229,26 @@ def test_exp_is_as_exact_as_its_rounded_argument(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("rate", [-1.0, -1e-6, -1e30])
+def test_steps_of_any_size_leave_nothing_of_the_state(dtype: torch.dtype, rate: float) -> None:
+    # δ·A from what is small to beyond all numbers, in channels whose other state decays not at all.
+    delta = torch.logspace(-3, 37, 81, dtype=torch.float64).to(dtype)
+    d = len(delta)
+    A = torch.tensor([rate, 0.0], dtype=dtype).repeat(d, 1)
+    u = torch.tensor([1.0, 0.0], dtype=dtype).repeat(1, d, 1)
+    step = torch.stack([torch.ones_like(delta), delta], 1)[None].requires_grad_()
+    ones = torch.ones(1, 2, 2, dtype=dtype)
+    _, last = selective_scan(u, step, A, ones, ones, return_last_state=True)
+    (gradient,) = torch.autograd.grad(last.sum(), step)
+    power = delta.double() * rate
+    expected = torch.stack([power.exp(), torch.ones_like(power)], 1)
+    assert last.shape == (1, d, 2)
+    assert torch.allclose(last[0].double(), expected, rtol=2e-5, atol=1e-30)
+    slope = rate * power.exp()
+    assert torch.allclose(gradient[0, :, 1].double(), slope, rtol=2e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_softplus_and_its_slope_are_exact_to_a_few_ulps(dtype: torch.dtype) -> None:
     x = torch.cat([torch.linspace(-85, 90, 20001), torch.linspace(19.99, 20.01, 99)]).to(dtype)
     d = len(x)
