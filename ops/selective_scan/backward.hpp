@@ -136,7 +136,6 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
     }
     if (gated) store<F>(ys + at, y);
   }
-  place = soon;
 
   // Lanes past the last channel hold zeros, or NaN where B or C is not finite: out of the sums.
   const bool partial = channels - channel < LANES;
@@ -144,6 +143,7 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
     const int at = t * BLOCK;
     const Vector delta = load<F>(deltas + at), drive = load<F>(drives + at);
     const Vector dy = load<F>(dys + at);
+    ahead.some(soon);
     Vector ddrive = load<F>(ddrives + at), ddelta = load<F>(ddeltas + at);
     Shares<F, B_VARIES, C_VARIES, STATES> shares;
 #pragma GCC unroll 4
@@ -173,6 +173,7 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
     store<F>(ddeltas + at, ddelta);
     shares.put(s.shares, t, channel == 0);
   }
+  place = soon;
 
   for (int i = 0; i < STATES; ++i) {
     const int64_t row = (n + i) * BLOCK + channel;
@@ -199,7 +200,7 @@ static void backward_chunk(const BackwardScratch<F>& s, const Problem& p, const 
                            const Steps& steps, Ahead& ahead, typename F::Real* dB,
                            typename F::Real* dC) {
   constexpr int STATES = BackwardScratch<F>::STATES;
-  ahead.share(visits<F, STATES>(p, unit.channels, steps.count));
+  ahead.share(2 * visits<F, STATES>(p, unit.channels, steps.count));  // forward and back
   Ahead::Place place = ahead.begin();
   int64_t n = 0;
   for (; n + STATES <= p.states; n += STATES)
