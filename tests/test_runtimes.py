@@ -206,6 +206,32 @@ def test_onnx_reference_gathers_from_a_long_axis_with_few_indices(
     assert torch.equal(found["y"], expected)
 
 
+@pytest.mark.parametrize("axes", [None, [0, -1]])
+def test_onnx_reference_takes_away_where_a_pad_is_negative(
+    axes: list[int] | None, tmp_path: Path
+) -> None:
+    """The gradient of a pad is one; onnx's own code leaves that to numpy, which refuses it."""
+    pads = torch.tensor([2, -1, -1, -2] if axes else [2, 1, -1, -1, 0, -2])
+    tensors = {"x": torch.randn(3, 4, 7), "pads": pads, "value": torch.tensor(0.5)}
+    names = [*tensors] + (["axes"] if axes else [])
+    if axes:
+        tensors["axes"] = torch.tensor(axes)
+    kinds = {torch.float32: TensorProto.FLOAT, torch.int64: TensorProto.INT64}
+    given = [helper.make_tensor_value_info(n, kinds[t.dtype], t.shape) for n, t in tensors.items()]
+    node = helper.make_node("Pad", names, ["y"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(
+        helper.make_graph([node], "g", given, [y]),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    found = runtimes.get("onnx_reference").load(tmp_path / "m.onnx", {}).run(tensors)["y"]
+    middle = (0, 0) if axes else (1, 0)
+    expected = torch.nn.functional.pad(tensors["x"], (-1, -2, *middle, 2, -1), value=0.5)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_transposed_convolutions_of_onnx_s_evaluator_are_torch_s(

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseport.exporter.program import near, one_line
-from fuseport.exporter.user_code import hint
+from fuseport.exporter.user_code import hint, is_of_no_gpu
 from fuseport.exporter.user_code.known_calls import advice, stand_in
 from fuseport.ops import registration
 
@@ -158,9 +158,11 @@ class _Watch:
             *around,
         )
         what_to_do = "mend that first"
-        if missing or _is_foreign(error):
-            stand_in = hint(error).removeprefix("; ")
-            what_to_do = advice(*names, otherwise=stand_in) if stand_in else advice(*names)
+        said = hint(error).removeprefix("; ")
+        if is_of_no_gpu(error):
+            what_to_do = said
+        elif missing or _is_foreign(error):
+            what_to_do = advice(*names, otherwise=said) if said else advice(*names)
         if "_OpNamespace" in str(error):
             what_to_do = (
                 "no such operator is registered here: import what registers it, or give an op of "

@@ -41,7 +41,8 @@ Examples:
     "--shim",
     multiple=True,
     metavar="auto|NAME,…",
-    help="Stand-ins for CUDA-only packages that --model imports; auto: for those not installed.",
+    help="Stand-ins for CUDA-only packages that --model imports, and for CUDA; auto: for those not "
+    "installed.",
 )
 @click.option(
     "--input-shapes",

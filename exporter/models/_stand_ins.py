@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
@@ -34,8 +33,7 @@ def under(stand_ins: Sequence[str], function: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        # Installing them looks through all modules: once is enough where calls are timed.
-        with nullcontext() if shims.active(stand_ins) else shims.installed(stand_ins):
+        with shims.at_call(stand_ins):
             return function(*args, **kwargs)
 
     return called

@@ -33,7 +33,7 @@ class _Session:
 
         try:
             self._evaluator = ReferenceEvaluator(
-                str(artifact), new_ops=[_gather_elements(), _exp(), _conv_transpose()]
+                str(artifact), new_ops=[_gather_elements(), _exp(), _pad(), _conv_transpose()]
             )
         except NotImplementedError as error:
             raise Unsupported(str(error).splitlines()[0]) from error
@@ -68,6 +68,26 @@ def _exp() -> Any:
             return (np.exp(x.astype(np.float64)).astype(x.dtype),)
 
     return Exp
+
+
+def _pad() -> Any:
+    """The operator, which onnx 1.23 lacks where something is taken away, as by a pad's gradient."""
+    from onnx.reference.ops.op_pad import Pad_18
+
+    class Pad(Pad_18):  # type: ignore[misc]  # onnx has no types
+        def _run(
+            self, data: Any, pads: Any, value: Any = None, axes: Any = None, mode: Any = None
+        ) -> tuple[Any]:
+            begin, end = np.reshape(pads, (2, -1))
+            inner = [slice(None)] * data.ndim
+            padded = range(data.ndim) if axes is None else axes
+            for axis, b, e in zip(padded, begin, end, strict=True):
+                inner[axis] = slice(max(-b, 0), data.shape[axis] - max(-e, 0))
+            return super()._run(  # type: ignore[no-any-return]
+                data[tuple(inner)], np.maximum(pads, 0), value, axes, mode=mode
+            )
+
+    return Pad
 
 
 def _conv_transpose() -> Any:

@@ -10,13 +10,15 @@ that have no file of their own. Stand-ins import each other relatively, and so k
 Many a repository has a copy of mamba_ssm inside, `theirs/mamba_ssm/…`. Its modules call the CUDA
 extensions, which have stand-ins, and Triton kernels, which have none: the files of these are served
 as those of mamba_ssm itself are.
+
+One is of a device: `torch.cuda`, under which `x.cuda()` and `device="cuda"` leave all on the CPU.
 """
 
 import importlib.util
 import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -25,12 +27,12 @@ from types import ModuleType
 from typing import Any
 
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.shims import _guards
+from fuseport.exporter.shims import _cuda
 
-__all__ = ["AUTO", "SHIMS", "active", "chosen", "installed"]
+__all__ = ["AUTO", "SHIMS", "active", "at_call", "chosen", "installed"]
 
 AUTO = "auto"
-"""In the place of names: all stand-ins whose package is not installed."""
+"""In the place of names: all stand-ins whose package, or device, is not there."""
 
 SHIMS: tuple[str, ...] = tuple(
     module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
@@ -61,15 +63,20 @@ def chosen(which: str | Iterable[str]) -> tuple[str, ...]:
     given = [which] if isinstance(which, str) else which
     names = tuple(dict.fromkeys(name for some in given for name in some.split(",")))
     for name in names:
-        if name != AUTO and name not in SHIMS:
-            known = ", ".join((AUTO, *SHIMS))
+        if name not in (AUTO, _cuda.MOVES, *SHIMS):
+            known = ", ".join((AUTO, *SHIMS, _cuda.MOVES))
             raise UsageError(f"shim {name}: there is no such stand-in; there are: {known}")
     return names
 
 
 def active(which: Iterable[str]) -> bool:
     """Whether the stand-ins of these names are on the import path now."""
-    return any(finder.serves(which) for finder in sys.meta_path if isinstance(finder, _Finder))
+    return _serving(which) is not None
+
+
+def _serving(which: Iterable[str]) -> "_Finder | None":
+    finders = (finder for finder in sys.meta_path if isinstance(finder, _Finder))
+    return next((finder for finder in finders if finder.serves(which)), None)
 
 
 @contextmanager
@@ -78,7 +85,8 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
 
     Args:
         which: `auto` for all whose package is not installed, or names, or both. A package that is
-            installed is replaced only when it is named; it is back afterwards.
+            installed is replaced only when it is named; it is back afterwards. `torch.cuda`, which
+            `auto` is where torch sees no GPU, keeps what is moved to CUDA where it is.
 
     Yields:
         The names of the packages whose stand-ins have been imported, filled as that happens.
@@ -98,7 +106,7 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
     try:
-        with _guards.of_cpu_allowed():
+        with _cuda.of_cpu_allowed(), _device(names, used):
             yield used
     finally:
         sys.meta_path.remove(finder)
@@ -107,12 +115,29 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
         sys.modules.update(replaced | outside)
 
 
+def at_call(which: Sequence[str]) -> AbstractContextManager[Any]:
+    """Stand-ins for a call of model code: `installed`, unless they are there already.
+
+    Installing them looks through all modules: once is enough where calls are timed. That of the
+    device is a mode of torch's, and so each thread's own, and not there in what is called through
+    torch, such as the second forward of a checkpoint: it comes anew.
+    """
+    finder = _serving(which)
+    return installed(which) if finder is None else _device(which, finder.used)
+
+
+def _device(names: Iterable[str], used: list[str]) -> AbstractContextManager[Any]:
+    if _cuda.MOVES in names or (AUTO in names and not _cuda.is_there()):
+        return _cuda.none_moves(used)
+    return nullcontext()
+
+
 class _Finder(MetaPathFinder):
     """Serves stand-ins, from the front of `sys.meta_path`."""
 
     def __init__(self, names: Sequence[str], used: list[str]) -> None:
         self._names = names
-        self._used = used
+        self.used = used
 
     def serves(self, names: Iterable[str]) -> bool:
         """Whether it was made for these names, `AUTO` being one."""
@@ -147,7 +172,7 @@ class _Finder(MetaPathFinder):
         if file.stem == "_any":
             folder = []
         return importlib.util.spec_from_file_location(
-            fullname, file, loader=_Loader(file, self._used), submodule_search_locations=folder
+            fullname, file, loader=_Loader(file, self.used), submodule_search_locations=folder
         )
 
     def _replaces_kernels(self) -> bool:

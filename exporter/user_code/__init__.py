@@ -23,7 +23,7 @@ from fuseport.exporter.program import one_line
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.user_code.known_calls import advice
 
-__all__ = ["digest", "hint", "imported", "imported_once"]
+__all__ = ["digest", "hint", "imported", "imported_once", "is_of_no_gpu"]
 
 
 def imported(said: str, place: str) -> ModuleType:
@@ -158,7 +158,9 @@ def _importing(said: str, folder: Path, file: Path | None = None) -> Iterator[No
 
 
 def hint(error: BaseException) -> str:
-    """What to do about a package that is missing; nothing for other errors."""
+    """What to do about a package that is missing, or a GPU; nothing for other errors."""
+    if is_of_no_gpu(error):
+        return "; --shim auto leaves on the CPU what code moves to CUDA"
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if name is None:
         return ""
@@ -166,6 +168,12 @@ def hint(error: BaseException) -> str:
     if root in shims.SHIMS:
         return "" if root != name else f"; fuseport has a stand-in for {root}: --shim auto"
     return f"; if it is a package, and not a file of yours: pip install {root}"
+
+
+def is_of_no_gpu(error: BaseException) -> bool:
+    """Whether torch says that it has no CUDA, no driver, or no GPU."""
+    said = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
+    return str(error).startswith(said)
 
 
 def absent_imports(place: Path) -> list[str]:

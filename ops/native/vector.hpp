@@ -57,6 +57,12 @@ struct F32 {
                                     0x1.306fep+0f,  0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
                                     0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
                                     0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f};
+  // What they lack of these numbers, as a part of them.
+  static constexpr float ROOTS_LACK[] = {
+      0x0p+0f,         0x1.8d96d4p-25f,  -0x1.9c0c22p-27f, 0x1.964904p-25f,
+      0x1.125002p-25f, 0x1.370be4p-25f,  -0x1.0a355p-25f,  -0x1.00d8acp-27f,
+      0x1.26055cp-26f, -0x1.05cb44p-25f, 0x1.67a1cap-28f,  0x1.a3b5e4p-28f,
+      -0x1.f9c304p-27f, -0x1.6961b4p-28f, -0x1.a5217cp-28f, 0x1.61428ep-28f};
   static constexpr float EXP2_NEAR[] = {0x1.62e43p-1f, 0x1.ebff92p-3f, 0x1.c6b29ap-5f};
   static constexpr float EXP_NEAR[] = {0x1.000148p-1f, 0x1.55565cp-3f};
   static constexpr float WHOLE = 0x1p23f;
@@ -199,9 +205,14 @@ FUSEPORT_INLINE typename F::Vector scale(typename F::Vector v, typename F::Integ
 }
 
 #if defined(__AVX512F__)
+// Of these numbers, those that the low bits of `shifted` choose.
+FUSEPORT_INLINE __m512 chosen(__m512 shifted, const float (&sixteen)[16]) {
+  return _mm512_permutexvar_ps((__m512i)shifted, _mm512_loadu_ps(sixteen));
+}
+
 // 2^k·(1 + q) for k in sixteenths, of which `shifted` is SIXTEENTHS + k.
 FUSEPORT_INLINE __m512 scaled_root(__m512 shifted, __m512 k, __m512 q) {
-  const __m512 root = _mm512_permutexvar_ps((__m512i)shifted, _mm512_loadu_ps(F32::ROOTS));
+  const __m512 root = chosen(shifted, F32::ROOTS);
   return _mm512_scalef_ps(_mm512_fmadd_ps(root, q, root), k);  // which takes the floor of k
 }
 #endif
@@ -280,7 +291,8 @@ FUSEPORT_INLINE typename F::Vector exp2_of_product(typename F::Vector x, typenam
   if constexpr (sizeof(typename F::Real) == 4) {
     const Vector shifted = x * c + F::SIXTEENTHS, k = shifted - F::SIXTEENTHS;
     const Vector r = (Vector)_mm512_fmsub_ps((__m512)x, (__m512)c, (__m512)k);
-    const Vector q = polynomial(F::EXP2_NEAR, r) * r;
+    const Vector lack = (Vector)chosen((__m512)shifted, F::ROOTS_LACK);
+    const Vector q = polynomial(F::EXP2_NEAR, r) * r + lack;
     return (Vector)scaled_root((__m512)shifted, (__m512)k, (__m512)q);
   } else {
     const __m512d t = (__m512d)(x * c);

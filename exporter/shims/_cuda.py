@@ -1,0 +1,104 @@
+"""What model code says of CUDA, and torch refuses on the CPU.
+
+A guard with nothing to guard: code around Triton kernels says `with torch.cuda.device(x.device):`,
+or `x.device.index`, also where x may be on the CPU. And moves: research code says
+`torch.empty(n).cuda()`, `device="cuda"`, `.to("cuda")` in the middle of a forward.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # torch takes seconds to load
+    from torch.overrides import TorchFunctionMode
+
+__all__ = ["MOVES", "is_there", "none_moves", "of_cpu_allowed"]
+
+MOVES = "torch.cuda"
+"""The name of a stand-in for the device: what is moved there stays."""
+
+
+def is_there() -> bool:
+    """Whether torch sees a GPU."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@contextmanager
+def of_cpu_allowed() -> Iterator[None]:
+    """For the time of the context, guards of the CPU do nothing; others do what torch's do."""
+    import torch
+
+    real = torch.cuda.device
+
+    class device(real):  # type: ignore[misc, valid-type]  # noqa: N801  # torch's name
+        def __init__(self, device: Any) -> None:
+            self._guards = not _is_cpu(device)
+            if self._guards:
+                super().__init__(device)
+
+        def __enter__(self) -> None:
+            if self._guards:
+                super().__enter__()
+
+        def __exit__(self, *raised: Any) -> Any:
+            return super().__exit__(*raised) if self._guards else False
+
+    torch.cuda.device = device  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        torch.cuda.device = real  # type: ignore[misc]
+
+
+def none_moves(used: list[str]) -> "TorchFunctionMode":
+    """A context in which what is moved to CUDA stays where it is, and what is made there is on the
+    CPU; `used` has `MOVES` in it from the first time on."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def stays() -> str:
+        if MOVES not in used:
+            used.append(MOVES)
+        return "cpu"
+
+    class Stays(TorchFunctionMode):
+        def __torch_function__(
+            self,
+            function: Any,
+            types: Any,
+            args: Sequence[Any] = (),
+            kwargs: Mapping[str, Any] | None = None,
+        ) -> Any:
+            given = dict(kwargs or {})
+            if function is torch.Tensor.cuda:
+                stays()
+                return args[0]
+            if function is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+                args = (args[0], stays(), *args[2:])
+            if _is_cuda(given.get("device")):
+                given["device"] = stays()
+            return function(*args, **given)
+
+    return Stays()
+
+
+def _is_cuda(device: Any) -> bool:
+    import torch
+
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, int) and not isinstance(device, bool)  # its number
+
+
+def _is_cpu(device: Any) -> bool:
+    import torch
+
+    if isinstance(device, int):
+        return device < 0  # what `Tensor.get_device` says of the CPU
+    if device is None:  # what a device on the CPU says of its index; else it is the current one
+        return not is_there()
+    return torch.device(device).type == "cpu"
