@@ -24,7 +24,9 @@ from fuseport.exporter.shims._triton import JITFunction
 IMPORTED = {
     "selective_scan_cuda": "fwd bwd",
     "selective_scan_cuda_oflex": "fwd bwd",
+    "selective_scan_cuda_oflex_rh": "fwd bwd",
     "selective_scan_cuda_core": "fwd bwd",
+    "Dwconv.dwconv_layer": "DepthwiseFunction DwConv2d",
     "MultiScaleDeformableAttention": "ms_deform_attn_forward ms_deform_attn_backward",
     "causal_conv1d_cuda": "causal_conv1d_fwd causal_conv1d_bwd causal_conv1d_update",
     "causal_conv1d": "causal_conv1d_fn causal_conv1d_update",

@@ -20,7 +20,9 @@ with shims.installed(shims.SHIMS):
     import selective_scan_cuda
     import selective_scan_cuda_core
     import selective_scan_cuda_oflex
+    import selective_scan_cuda_oflex_rh
     from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
+    from Dwconv.dwconv_layer import DepthwiseFunction, DwConv2d
     from mamba_ssm import Mamba, Mamba2, MambaLMHeadModel
     from mamba_ssm.models.config_mamba import MambaConfig
     from mamba_ssm.ops import selective_scan_interface as interface
@@ -155,6 +157,48 @@ def test_oflex_gives_float32_from_half_unrounded() -> None:
     assert [g.dtype for g in found] == [t.dtype for t in inputs]
     with pytest.raises(ValueError, match="real A"):
         selective_scan_cuda_oflex.fwd(*inputs[:3], half[2][:, 0], *inputs[4:], True, 1, True)
+
+
+@pytest.mark.parametrize("states", [1, 3])
+def test_spatial_mambas_extension_gives_the_states(states: int) -> None:
+    u, delta, A, B, C, D, _, bias = scan_inputs(7)
+    A, B, C = A[:, :states], B[:, :, :states], C[:, :, :states]
+
+    def definition(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, bias: Tensor) -> Tensor:
+        return torch.stack(scan(u, delta, A, B, C, D, None, bias)[1], -1)
+
+    inputs = [u, delta, A, B, bias]
+    out, x = selective_scan_cuda_oflex_rh.fwd(*inputs[:4], D, bias, True, 1, True)
+    assert out.shape == (2, 4, states, 7)
+    close(out, definition(*inputs))
+    close(x[:, :, -1, 1::2], out[..., -1])
+    dout = rand(2, 4, states, 7)
+    *most, dD, dbias = selective_scan_cuda_oflex_rh.bwd(*inputs[:4], D, bias, dout, x, True, 1)
+    truth = gradients(definition, inputs, dout)
+    for mine, exact in zip([*most, dbias], truth, strict=True):
+        close(mine, exact)
+    assert torch.equal(dD, torch.zeros_like(D))
+    without = selective_scan_cuda_oflex_rh.bwd(*inputs[:4], None, None, dout, x, True, 1)
+    assert without[4] is None
+    assert without[5] is None
+    half = [t.bfloat16() for t in (u, delta)] + [A.float(), B.bfloat16(), None, bias.float()]
+    kinds = [selective_scan_cuda_oflex_rh.fwd(*half, True, 1, w)[0].dtype for w in (True, False)]
+    assert kinds == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_spatial_mambas_depthwise_convolution(biased: bool) -> None:
+    x, w, b = rand(2, 3, 6, 7), rand(3, 1, 5, 3), rand(3)
+    found = DepthwiseFunction.apply(x, w, b if biased else None, 2, 1, biased)
+    padded = F.pad(x, (1, 1, 2, 2))
+    expected = torch.zeros_like(x) + (b[:, None, None] if biased else 0)
+    for i in range(5):
+        for j in range(3):
+            expected += padded[:, :, i : i + 6, j : j + 7] * w[:, 0, i, j, None, None]
+    close(found, expected)
+    layer = DwConv2d(3, (5, 3), (2, 1), bias=biased).double()
+    assert (layer.bias is None) != biased
+    close(layer(x), DepthwiseFunction.apply(x, layer.weight, layer.bias, 2, 1, biased))
 
 
 def conv(x: Tensor, weight: Tensor, bias: Tensor, silu: bool = True) -> Tensor:
