@@ -400,6 +400,19 @@ def test_a_mamba_layer_of_videomamba_and_one_that_nobody_knows() -> None:
         Mamba(6, 4, bimamba_type="v9")
 
 
+def test_a_mamba_layer_of_audio_mamba_spells_an_option_otherwise() -> None:
+    layers = [
+        Mamba(6, 4, bimamba_type="v2", **{name: True}).double()
+        for name in ("if_divide_out", "if_devide_out")
+    ]
+    layers.append(Mamba(6, 4, bimamba_type="v2").double())
+    for layer in layers[1:]:
+        layer.load_state_dict(layers[0].state_dict())
+    x = rand(2, 5, 6)
+    close(layers[1](x), layers[0](x))
+    close(layers[2](x), 2 * layers[0](x))
+
+
 @pytest.mark.parametrize(
     "layer",
     [

@@ -53,6 +53,7 @@ class Mamba(nn.Module):
         init_layer_scale: Vim's: the initial scale of the output, or None for no scale.
         nslices: SegMamba's: how many slices v3 goes across.
         nframes: Vivim's name of it; there v3 takes the mean of the three scans.
+        if_devide_out: what older versions of Vim, and Audio Mamba, call if_divide_out.
         bimamba: VideoMamba's: whether bimamba_type is "v2".
 
     Raises:
@@ -83,6 +84,7 @@ class Mamba(nn.Module):
         nslices: int = 5,
         nframes: int | None = None,
         bimamba: bool = False,
+        if_devide_out: bool = False,
     ) -> None:
         super().__init__()
         bimamba_type = "v2" if bimamba else bimamba_type
@@ -100,7 +102,7 @@ class Mamba(nn.Module):
         self.use_fast_path = use_fast_path
         self.layer_idx = layer_idx
         self.bimamba_type = bimamba_type
-        self.if_divide_out = if_divide_out
+        self.if_divide_out = if_divide_out or if_devide_out
         self.nslices = nslices if nframes is None else nframes
         self._mean_of_three = nframes is not None
         self.init_layer_scale = init_layer_scale
