@@ -22,7 +22,6 @@ with shims.installed(shims.SHIMS):
     import selective_scan_cuda_oflex
     import selective_scan_cuda_oflex_rh
     from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-    from Dwconv.dwconv_layer import DepthwiseFunction, DwConv2d
     from mamba_ssm import Mamba, Mamba2, MambaLMHeadModel
     from mamba_ssm.models.config_mamba import MambaConfig
     from mamba_ssm.ops import selective_scan_interface as interface
@@ -184,21 +183,6 @@ def test_spatial_mambas_extension_gives_the_states(states: int) -> None:
     half = [t.bfloat16() for t in (u, delta)] + [A.float(), B.bfloat16(), None, bias.float()]
     kinds = [selective_scan_cuda_oflex_rh.fwd(*half, True, 1, w)[0].dtype for w in (True, False)]
     assert kinds == [torch.float32, torch.bfloat16]
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_spatial_mambas_depthwise_convolution(biased: bool) -> None:
-    x, w, b = rand(2, 3, 6, 7), rand(3, 1, 5, 3), rand(3)
-    found = DepthwiseFunction.apply(x, w, b if biased else None, 2, 1, biased)
-    padded = F.pad(x, (1, 1, 2, 2))
-    expected = torch.zeros_like(x) + (b[:, None, None] if biased else 0)
-    for i in range(5):
-        for j in range(3):
-            expected += padded[:, :, i : i + 6, j : j + 7] * w[:, 0, i, j, None, None]
-    close(found, expected)
-    layer = DwConv2d(3, (5, 3), (2, 1), bias=biased).double()
-    assert (layer.bias is None) != biased
-    close(layer(x), DepthwiseFunction.apply(x, layer.weight, layer.bias, 2, 1, biased))
 
 
 def conv(x: Tensor, weight: Tensor, bias: Tensor, silu: bool = True) -> Tensor:
