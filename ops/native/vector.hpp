@@ -135,11 +135,11 @@ FUSEPORT_INLINE typename F::Vector splat(typename F::Real x) {
 template <class F>
 FUSEPORT_INLINE typename F::Vector at_least(typename F::Vector bound, typename F::Vector x) {
 #if defined(__AVX512F__)
-  if constexpr (F::MANTISSA == 23)
+  if constexpr (sizeof(typename F::Real) == 4)
     return (typename F::Vector)_mm512_max_ps((__m512)bound, (__m512)x);
   return (typename F::Vector)_mm512_max_pd((__m512d)bound, (__m512d)x);
 #elif defined(__AVX2__)
-  if constexpr (F::MANTISSA == 23)
+  if constexpr (sizeof(typename F::Real) == 4)
     return (typename F::Vector)_mm256_max_ps((__m256)bound, (__m256)x);
   return (typename F::Vector)_mm256_max_pd((__m256d)bound, (__m256d)x);
 #else
@@ -155,11 +155,11 @@ FUSEPORT_INLINE typename F::Vector at_least(typename F::Real bound, typename F::
 template <class F>
 FUSEPORT_INLINE typename F::Vector at_most(typename F::Vector bound, typename F::Vector x) {
 #if defined(__AVX512F__)
-  if constexpr (F::MANTISSA == 23)
+  if constexpr (sizeof(typename F::Real) == 4)
     return (typename F::Vector)_mm512_min_ps((__m512)bound, (__m512)x);
   return (typename F::Vector)_mm512_min_pd((__m512d)bound, (__m512d)x);
 #elif defined(__AVX2__)
-  if constexpr (F::MANTISSA == 23)
+  if constexpr (sizeof(typename F::Real) == 4)
     return (typename F::Vector)_mm256_min_ps((__m256)bound, (__m256)x);
   return (typename F::Vector)_mm256_min_pd((__m256d)bound, (__m256d)x);
 #else

@@ -39,28 +39,31 @@ struct Steps {
   }
 };
 
+// Where those of a unit begin, of its first step.
+template <class Stored, class Sequence>
+static Stored* first_of(const Sequence& s, const Unit& unit, const Steps& steps) {
+  return (Stored*)s.data + unit.batch * s.batch + unit.channel * s.channel + steps.start * s.time;
+}
+
 template <class F, class Stored>
 static void load_tile(const Sequence& s, const Unit& unit, const Steps& steps,
                       typename F::Real* tile) {
-  const Stored* from = (const Stored*)s.data + unit.batch * s.batch + unit.channel * s.channel +
-                       steps.start * s.time;
   if (unit.channels < BLOCK) memset(tile, 0, sizeof *tile * BLOCK * steps.count);
-  load_block<F>(from, s.time, s.channel, steps.count, unit.channels, tile, BLOCK);
+  load_block<F>(first_of<const Stored>(s, unit, steps), s.time, s.channel, steps.count,
+                unit.channels, tile, BLOCK);
 }
 
 template <class F, class Stored>
 static void store_tile(const typename F::Real* tile, const Unit& unit, const Steps& steps,
                        const MutableSequence& s) {
-  Stored* to = (Stored*)s.data + unit.batch * s.batch + unit.channel * s.channel +
-               steps.start * s.time;
-  store_block<F>(tile, BLOCK, steps.count, unit.channels, to, s.time, s.channel);
+  store_block<F>(tile, BLOCK, steps.count, unit.channels, first_of<Stored>(s, unit, steps), s.time,
+                 s.channel);
 }
 
 // A tile that load_tile or store_tile will touch.
 template <class Stored, class Sequence>
 static void foresee_tile(const Sequence& s, const Unit& unit, const Steps& steps, Ahead* ahead) {
-  const Stored* first = (const Stored*)s.data + unit.batch * s.batch + unit.channel * s.channel +
-                        steps.start * s.time;
+  const Stored* first = first_of<const Stored>(s, unit, steps);
   constexpr int64_t SIZE = sizeof(Stored);
   if (s.time == 1) {
     ahead->add(first, s.channel * SIZE, unit.channels, steps.count * SIZE);
