@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseport.exporter.program import near, one_line
-from fuseport.exporter.user_code import hint, is_of_no_gpu
+from fuseport.exporter.user_code import hint
 from fuseport.exporter.user_code.known_calls import advice, stand_in
 from fuseport.ops import registration
 
@@ -159,7 +159,7 @@ class _Watch:
         )
         what_to_do = "mend that first"
         said = hint(error).removeprefix("; ")
-        if is_of_no_gpu(error):
+        if said and not missing:
             what_to_do = said
         elif missing or _is_foreign(error):
             what_to_do = advice(*names, otherwise=said) if said else advice(*names)

@@ -7,6 +7,7 @@ or `x.device.index`, also where x may be on the CPU. And moves: research code sa
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # torch takes seconds to load
@@ -55,15 +56,26 @@ def of_cpu_allowed() -> Iterator[None]:
 def none_moves(used: list[str]) -> "TorchFunctionMode":
     """A context in which what is moved to CUDA stays where it is, and what is made there is on the
     CPU; `used` has `MOVES` in it from the first time on."""
+    mode: TorchFunctionMode = _mode()(used)
+    return mode
+
+
+@cache
+def _mode() -> Any:
+    """The class: made once, since one of it is there for each call of model code."""
     import torch
     from torch.overrides import TorchFunctionMode
 
-    def stays() -> str:
-        if MOVES not in used:
-            used.append(MOVES)
-        return "cpu"
-
     class Stays(TorchFunctionMode):
+        def __init__(self, used: list[str]) -> None:
+            super().__init__()
+            self._used = used
+
+        def _stays(self) -> str:
+            if MOVES not in self._used:
+                self._used.append(MOVES)
+            return "cpu"
+
         def __torch_function__(
             self,
             function: Any,
@@ -73,15 +85,15 @@ def none_moves(used: list[str]) -> "TorchFunctionMode":
         ) -> Any:
             given = dict(kwargs or {})
             if function is torch.Tensor.cuda:
-                stays()
+                self._stays()
                 return args[0]
             if function is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
-                args = (args[0], stays(), *args[2:])
+                args = (args[0], self._stays(), *args[2:])
             if _is_cuda(given.get("device")):
-                given["device"] = stays()
+                given["device"] = self._stays()
             return function(*args, **given)
 
-    return Stays()
+    return Stays
 
 
 def _is_cuda(device: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport.exporter.shims import _scan
+from fuseport.exporter.shims import _scan, _vmamba
 
 __all__ = ["bwd", "fwd"]
 
@@ -37,14 +37,10 @@ def fwd(
         nrows: for CUDA only.
         out_float: out in float32, whatever u's dtype, not rounded to that on the way.
     """
-    if out_float and u.element_size() < 4:
-        u, delta, B = u.float(), delta.float(), B.float()
-    one = torch.ones_like(B[:, :, :1])
+    one, each = torch.ones_like(B[:, :, :1]), zip(A.split(1, 1), B.split(1, 2), strict=True)
     found = [
-        _scan.scan(
-            u, delta, A[:, n : n + 1], B[:, :, n : n + 1], one, None, delta_bias, delta_softplus
-        )
-        for n in range(A.shape[1])
+        _vmamba.fwd(u, delta, a, b, one, None, delta_bias, delta_softplus, out_float)
+        for a, b in each
     ]
     outs, saved = zip(*found, strict=True)
     return [torch.stack(outs, 2), torch.cat(saved, -1)]

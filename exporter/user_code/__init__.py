@@ -23,7 +23,7 @@ from fuseport.exporter.program import one_line
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.user_code.known_calls import advice
 
-__all__ = ["digest", "hint", "imported", "imported_once", "is_of_no_gpu"]
+__all__ = ["digest", "hint", "imported", "imported_once"]
 
 
 def imported(said: str, place: str) -> ModuleType:
@@ -159,7 +159,7 @@ def _importing(said: str, folder: Path, file: Path | None = None) -> Iterator[No
 
 def hint(error: BaseException) -> str:
     """What to do about a package that is missing, or a GPU; nothing for other errors."""
-    if is_of_no_gpu(error):
+    if _is_of_no_gpu(error):
         return "; --shim auto leaves on the CPU what code moves to CUDA"
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if name is None:
@@ -170,7 +170,7 @@ def hint(error: BaseException) -> str:
     return f"; if it is a package, and not a file of yours: pip install {root}"
 
 
-def is_of_no_gpu(error: BaseException) -> bool:
+def _is_of_no_gpu(error: BaseException) -> bool:
     """Whether torch says that it has no CUDA, no driver, or no GPU."""
     said = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
     return str(error).startswith(said)
