@@ -10,12 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fuseport.cli import main
-from fuseport.exporter import api, checkpoint, models
+from fuseport.exporter import api, checkpoint, models, runtimes, user_code
 from fuseport.exporter.bundle import open_bundle
 from fuseport.exporter.capture.dynamic import found_dynamic
 from fuseport.exporter.capture.prepare import prepared
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models.given import Dynamic, Given, parse_dynamic, specs_of
+from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.verify.sample import read_all
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -57,7 +58,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(state, folder / "w.pth")
     x = torch.randn(2, 10, 8, generator=generator)
     save_file({"x": x}, folder / "x.safetensors")
-    save_file({"y": x}, folder / "y.safetensors")
     save_file({"scale": x}, folder / "second.safetensors")
     save_file({"x": x.to(torch.int8)}, folder / "int8.safetensors")
     (folder / "text.safetensors").write_text("no tensors here")
@@ -113,8 +113,13 @@ def test_half_precision_keeps_what_the_scan_wants_in_float32(project: Path, tmp_
         (["--inputs", "no.safetensors"], 2, "there is no such file"),
         (["--inputs", "x:[b,4,8]"], 2, "shapes are --input-shapes 'x:[b,4,8]'"),
         (["--inputs", "text.safetensors"], 4, "text.safetensors"),
-        (["--inputs", "y.safetensors"], 2, "it has y, and the model's forward takes x, scale"),
-        (["--inputs", "second.safetensors"], 2, "by position"),
+        (
+            ["--inputs", "second.safetensors"],
+            2,
+            "scale given, and the model's forward takes x, scale",
+        ),
+        (["--input-shapes", "scale:[b,8]"], 2, "x, scale (optional): x is missing"),
+        (["--input-shapes", "x:[b,4,8]", "--input-shapes", "scal:[b,4,8]"], 2, "scal is none of"),
         (["--inputs", "int8.safetensors"], 2, "x is int8"),
         (["--inputs", "x.safetensors", "--dynamic", "x:[0]"], 2, "x:{0:batch,1:length}"),
         (["--inputs", "x.safetensors", "--dynamic", "z:{0:b}"], 2, "it is not an input"),
@@ -175,3 +180,57 @@ def test_dimensions_are_parsed_or_refused() -> None:
         "x": {0: "batch", 1: "length"},
         "y": {},
     }
+
+
+SUMS = """
+from torch import nn
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+
+    def forward(self, x, by=None, *, plus=None, **other):
+        y = self.first(x)
+        y = y if by is None else y * by
+        y = y if plus is None else y + plus
+        return y - other["minus"] if other else y
+"""
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose forward takes arguments of each kind, and its checkpoint."""
+    folder = tmp_path_factory.mktemp("sums")
+    (folder / "sums_net.py").write_text(SUMS)
+    torch.save(nn.Linear(3, 3).state_dict(prefix="first."), folder / "w.pth")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (["z"], ["z"]),
+        (["by", "x"], ["x", "by"]),
+        (["plus", "x"], ["x", "plus"]),
+        (["minus", "plus", "by", "x"], ["x", "by", "plus", "minus"]),
+    ],
+    ids=" ".join,
+)
+def test_inputs_go_by_name(names: list[str], order: list[str], sums: Path, tmp_path: Path) -> None:
+    module = user_code.imported("--model", str(sums / "sums_net.py")).Sums()
+    module.load_state_dict(torch.load(sums / "w.pth"))
+    values = {name: torch.full((2, 3), 2.0 + i) for i, name in enumerate(order)}
+    expected = module(**{"x" if name == "z" else name: t for name, t in values.items()})
+    code = f"{sums / 'sums_net.py'}:Sums"
+    given = parse_inputs([f"{name}:[b,3]" for name in names])
+    words = {"model": code, "inputs": given, "format": ["exported_program", "onnx"]}
+    bundle = api.export(sums / "w.pth", tmp_path / "b", **words)
+    inputs = bundle.manifest["programs"]["forward"]["inputs"]
+    assert [spec["name"] for spec in inputs] == order
+    for name in ("exported_program", "onnxruntime"):
+        [file] = bundle.folder.glob("forward.pt2" if name == "exported_program" else "forward.onnx")
+        found = runtimes.get(name).load(file, bundle.manifest["programs"]["forward"]).run(values)
+        torch.testing.assert_close(found["output"], expected)
+    report = api.verify(bundle.folder, runtime=["eager", "onnxruntime"], model=code)
+    assert report.exit_code() == 0, report.failures()

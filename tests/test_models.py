@@ -47,7 +47,7 @@ class Wrapped(nn.Module):  # as a LightningModule keeps its network
         self.others = others
         self.example_input_array = torch.zeros(5, 3)
 
-    def forward(self, x):
+    def forward(self, x, ids=None):
         return self.net(x)
 
 number = 3
@@ -171,8 +171,10 @@ def test_all_hyperparameters_go_to_what_takes_all(net: Path) -> None:
     [
         ("torch.zeros(5, 3)", (("x", "float32", ("batch", 3), None),)),
         ("(torch.zeros(5), torch.tensor([4, 2]))",
-         (("x", "float32", ("batch",), None), ("input_1", "int64", ("batch",), 5))),
+         (("x", "float32", ("batch",), None), ("ids", "int64", ("batch",), 5))),
         ("{'y': torch.zeros((), dtype=torch.float64)}", (("y", "float64", (), None),)),
+        ("{'ids': torch.ones(2), 'x': torch.ones(2)}",
+         (("x", "float32", ("batch",), None), ("ids", "float32", ("batch",), None))),
     ],
 )  # fmt: skip
 def test_the_example_tells_the_inputs(

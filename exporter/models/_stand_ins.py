@@ -2,12 +2,12 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from types import MethodType
 from typing import Any
 
 from torch import nn
 
 from fuseport.exporter import shims
+from fuseport.exporter.models._forward import rewrap
 
 __all__ = ["call_under", "under"]
 
@@ -19,13 +19,8 @@ def call_under(module: nn.Module, stand_ins: Sequence[str]) -> None:
         module: its forward is replaced by one of the same signature.
         stand_ins: as of `shims.installed`; none, and nothing is replaced.
     """
-    if not stand_ins:
-        return
-    own = module.__dict__.get("forward")  # model code may choose one for each instance
-    if own is None:
-        module.__dict__["forward"] = MethodType(under(stand_ins, type(module).forward), module)
-    else:
-        module.__dict__["forward"] = under(stand_ins, own)
+    if stand_ins:
+        rewrap(module, functools.partial(under, stand_ins))
 
 
 def under(stand_ins: Sequence[str], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """Example inputs that the user gives as tensors: `--inputs samples.safetensors`."""
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter.checkpoint.safetensors_file import read_safetensors
 from fuseport.exporter.errors import UsageError
+from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 
@@ -106,21 +106,10 @@ def specs_of(given: Given, module: nn.Module) -> tuple[TensorSpec, ...]:
     """The inputs of a module, in the order of its forward, every dimension fixed.
 
     Raises:
-        UsageError: the names are not those that the module's forward begins with.
+        UsageError: the names are not those of the module's forward; see `_forward.ordered`.
     """
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    order = names[: len(given.values)]
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        order = sorted(given.values)
-    needed = [p.name for p in parameters if p.name in names and p.default is p.empty]
-    if set(order) != set(given.values) or not set(needed) <= set(order):
-        raise UsageError(
-            f"--inputs {given.place}: it has {', '.join(given.values)}, and the model's forward "
-            f"takes {', '.join(names) or 'nothing'}, by position: give the first of these, "
-            "all that have no default"
-        )
-    return tuple(_spec(name, given.values[name]) for name in order)
+    specs = [_spec(name, given.values[name]) for name in sorted(given.values)]
+    return ordered(module, specs, f"--inputs {given.place}: ")
 
 
 def named(specs: Sequence[TensorSpec], dynamic: Dynamic) -> tuple[TensorSpec, ...]:

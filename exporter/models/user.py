@@ -19,6 +19,7 @@ from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.models import _user_step as decoding
 from fuseport.exporter.models import huggingface
+from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models.given import Given, specs_of
 from fuseport.exporter.models.model import Model
@@ -88,8 +89,9 @@ def model(
         code: `module:callable` or `file.py:callable`; it returns an `nn.Module`. It gets those of
             the checkpoint's hyperparameters that it has parameters for, or all if it has `**`.
         hyper_parameters: the checkpoint's.
-        inputs: of the module; if None, its `example_input_array` (Lightning's name) tells them,
-            with the first dimension dynamic.
+        inputs: of the module, by the names of its forward's parameters; see `_forward.ordered`. If
+            None, its `example_input_array` (Lightning's name) tells them, with the first dimension
+            dynamic.
         shim: which stand-ins there are for packages that it imports; see `shims.installed`.
         given: example inputs, which tell those of the module instead.
 
@@ -102,8 +104,10 @@ def model(
         module = _call(code, function, hyper_parameters)
     if given is not None:
         specs = specs_of(given, module)
+    elif inputs:
+        specs = ordered(module, inputs, "inputs: ")
     else:
-        specs = tuple(inputs) if inputs else _from_example(code, module)
+        specs = _from_example(code, module)
     call_under(module, shim)
     plain_subclasses.allow()
     config = {
@@ -198,7 +202,7 @@ def _from_example(code: str, module: nn.Module) -> tuple[TensorSpec, ...]:
             f"--model {code}: example_input_array has {', '.join(others)}, which is no tensor: a "
             "program takes tensors only"
         )
-    return tuple(
+    specs = [
         TensorSpec(
             name,
             str(tensor.dtype).removeprefix("torch."),
@@ -206,7 +210,8 @@ def _from_example(code: str, module: nn.Module) -> tuple[TensorSpec, ...]:
             None if tensor.is_floating_point() else int(tensor.max()) + 1,
         )
         for name, tensor in example.items()
-    )
+    ]
+    return ordered(module, specs, "example_input_array: ")
 
 
 def _sizes(specs: Sequence[TensorSpec]) -> dict[str, int]:
