@@ -73,14 +73,21 @@ class Setting:
         return [row.tensor for row in rows if row.verdict == "fail"], again
 
     @property
+    def passed(self) -> dict[str, Tensor]:
+        return {"x": self.inputs["input/x"]}
+
+    @property
     def inputs(self) -> Mapping[str, Tensor]:
         from safetensors.torch import load_file
 
         return load_file(self.sample.file)
 
 
-def near_zero(net: Net, folder: Path) -> Setting:
-    """The smallest value of a row is above zero by a rounding of a large one, not of its own."""
+def near_zero(net: Net, folder: Path, more: int = 0) -> Setting:
+    """The smallest value of a row is above zero by a rounding of a large one, not of its own.
+
+    So are `more` others, nearer to it: the next in size.
+    """
     model = Model(net.eval(), "user", {}, (SPEC,), CASE.sizes)
     (folder / "first").mkdir()
     (folder / "truth").mkdir()
@@ -88,8 +95,10 @@ def near_zero(net: Net, folder: Path) -> Setting:
     from safetensors.torch import load_file
 
     values = (load_file(first.file)["input/x"] * net.w)[1].detach()
-    column = int(values.abs().argmin())
+    column, *others = values.abs().argsort()[: 1 + more].tolist()
     net.below[column] = values[column] - ABOVE
+    for other in others:
+        net.below[other] = values[other] - 0.7 * ABOVE
     (sample,) = truth.compute(model, [CASE], folder / "truth", given={"export": first.file})
     return Setting(model, sample, folder, column)
 
@@ -108,6 +117,26 @@ def test_the_other_side_of_a_kink_is_right_and_is_told(tmp_path: Path) -> None:
     assert wrong == []
     (note,) = again.notes()
     assert note.startswith("export: 2 gradients are the model's but for values")
+
+
+def test_of_many_values_those_that_explain_it_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where gradients are so large that there is room for those of one value only."""
+    monkeypatch.setattr(truth, "_JUMPS", 1)
+    setting = near_zero(Net(), tmp_path, more=3)
+    with Sampled() as sampled, baseline.moved(setting.model.module, setting.passed, 0) as moved:
+        setting.model.module(moved["x"])
+    with Near(sampled.samples) as near:
+        setting.model.module(setting.passed["x"])
+    *_, last = near.places()
+    assert len(near.places()) == 4
+    assert last == (0, 0, 40 + setting.column)
+    wrong, again = setting.looked(lambda found: other_side(setting, found))
+    assert wrong == []
+    assert len(again.notes()) == 1
+    wrong, again = setting.looked(lambda found: found["grad/x"].mul_(1.01))
+    assert wrong == ["grad/x"]
 
 
 @pytest.mark.parametrize("factor", [1.01, 1.5])

@@ -15,7 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuseport.exporter.program import trainable
 from fuseport.exporter.program.regions import called
 
-__all__ = ["FURTHER", "Inputs", "further", "moved", "moved_cotangents", "neighbour", "ways"]
+__all__ = [
+    "FURTHER",
+    "Inputs",
+    "along",
+    "further",
+    "moved",
+    "moved_cotangents",
+    "neighbour",
+    "ways",
+]
 
 aten = torch.ops.aten
 
@@ -218,12 +227,42 @@ def _moved(module: nn.Module, inputs: Inputs, seed: int, *, casts: bool) -> Iter
     generator = torch.Generator().manual_seed(seed)
     originals = {name: parameter.data for name, parameter in trainable(module).items()}
     casts = casts and not any(map(_is_half, (*originals.values(), *inputs.values())))
-    try:
-        for name, data in originals.items():
-            module.get_parameter(name).data = neighbour(data, generator)
+    with _replaced(module, {name: neighbour(data, generator) for name, data in originals.items()}):
         moved = {name: neighbour(tensor, generator) for name, tensor in inputs.items()}
         with _MovedCasts(generator) if casts else nullcontext():
             yield moved
+
+
+@contextmanager
+def along(module: nn.Module, inputs: Inputs, direction: Inputs) -> Iterator[Inputs]:
+    """Parameters and inputs moved along a direction, as little as tells from rounding.
+
+    Args:
+        module: as for `ways`.
+        inputs: as for `ways`.
+        direction: of any length, by the names of parameters and inputs; others stay.
+    """
+    own = {**inputs, **{name: p.data for name, p in trainable(module).items()}}
+    known = {name: t for name, t in direction.items() if name in own and t.shape == own[name].shape}
+    steps = [
+        torch.finfo(own[name].dtype).eps ** 0.5 * float(own[name].abs().max() / t.abs().max())
+        for name, t in known.items()
+        if t.any() and own[name].any()
+    ]
+    step = min(steps, default=0.0)
+    moved = {name: (own[name] + step * t).to(own[name].dtype) for name, t in known.items()}
+    with _replaced(module, {name: t for name, t in moved.items() if name not in inputs}):
+        yield {name: moved.get(name, tensor) for name, tensor in inputs.items()}
+
+
+@contextmanager
+def _replaced(module: nn.Module, values: Inputs) -> Iterator[None]:
+    """Parameters with other values."""
+    originals = {name: module.get_parameter(name).data for name in values}
+    try:
+        for name, value in values.items():
+            module.get_parameter(name).data = value
+        yield
     finally:
         for name, data in originals.items():
             module.get_parameter(name).data = data

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["MOST", "Flipped", "Near", "Sampled", "chosen"]
+__all__ = ["MOST", "Flipped", "Gaps", "Near", "Place", "Sampled", "chosen", "likeliest"]
 
 MOST = 32
-"""How many values are put on their other side, each by itself, those nearest to a kink."""
+"""How many values are put on their other side, each by itself."""
 
 _SAMPLED = 4096  # values of a function's input
 _LARGEST = 4.0  # an error, in units of the largest that is seen among these
@@ -173,11 +173,17 @@ class _Inputs(TorchFunctionMode):
             kinks = _KINKS[name](x.detach(), *others, **kwargs)
             args = (self.seen(self._calls, x, kinks, in_place=in_place), *others)
             self._calls += 1
+            result = func(*args, **kwargs)
+            self.gave(self._calls - 1, result if isinstance(result, Tensor) else result[0])
+            return result
         return func(*args, **kwargs)
 
     def seen(self, call: int, x: Tensor, kinks: Sequence[_Kink], *, in_place: bool) -> Tensor:
         """What the function gets in place of `x`."""
         raise AssertionError("of a subclass")
+
+    def gave(self, call: int, y: Tensor) -> None:
+        """What the function made of it, one value for each gap."""
 
 
 class Sampled(_Inputs):
@@ -202,12 +208,19 @@ class Near(_Inputs):
 
     Args:
         samples: of a computation whose inputs were moved within a rounding.
+
+    Attributes:
+        gaps: of those found.
+        slopes: of each, how much what is differentiated changes with what the function gives there;
+            once it has been differentiated.
     """
 
     def __init__(self, samples: Sequence[Sequence[Tensor]]) -> None:
         super().__init__()
         self._samples = samples
         self._found: list[tuple[float, Place]] = []
+        self.gaps: dict[Place, float] = {}
+        self.slopes: dict[Place, float] = {}
 
     def places(self) -> list[Place]:
         """Those found, the nearest first."""
@@ -228,8 +241,41 @@ class Near(_Inputs):
             # Zeros are what an earlier function or a padding made of them, whatever is rounded.
             near = ((kink.gaps != 0) & (kink.gaps.abs() <= error)).nonzero().view(-1)
             for index in near.tolist():
-                distance = abs(float(kink.gaps[index])) / error
-                self._found.append((distance, (call, number, index)))
+                place, gap = (call, number, index), float(kink.gaps[index])
+                self._found.append((abs(gap) / error, place))
+                self.gaps[place] = gap
+        return x
+
+    def gave(self, call: int, y: Tensor) -> None:
+        """The same."""
+        here = [place for place in self.gaps if place[0] == call and place[2] < y.numel()]
+        if here and y.requires_grad:
+
+            def keep(slope: Tensor) -> None:
+                flat = slope.reshape(-1)
+                self.slopes.update((place, float(flat[place[2]])) for place in here)
+
+            y.register_hook(keep)
+
+
+class Gaps(_Inputs):
+    """Reads gaps again.
+
+    Attributes:
+        found: of each of the places.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        super().__init__()
+        self._places = places
+        self.found: dict[Place, float] = {}
+
+    def seen(self, call: int, x: Tensor, kinks: Sequence[_Kink], *, in_place: bool) -> Tensor:
+        """The same."""
+        for place in self._places:
+            _, number, index = place
+            if place[0] == call and number < len(kinks) and index < kinks[number].gaps.numel():
+                self.found[place] = float(kinks[number].gaps[index])
         return x
 
 
@@ -251,6 +297,25 @@ class Flipped(_Inputs):
         shift[owner] = -2 * kink.gaps[index]
         shift = shift.view(x.shape)
         return x.add_(shift) if in_place else x + shift
+
+
+def likeliest(near: Near, moved: Mapping[Place, float]) -> list[Place]:
+    """The places that something off can best be made of, the best first.
+
+    With J the derivative of a gap by parameters and inputs, and s the slope behind it, a jump is
+    a multiple of s·Jᵀ: its product with what is off is one of s times the derivative of the gap
+    along that.
+
+    Args:
+        near: after the gradients were computed.
+        moved: the gaps where parameters and inputs are moved along what is off.
+    """
+
+    def product(place: Place) -> float:
+        change = moved.get(place, near.gaps[place]) - near.gaps[place]
+        return abs(near.slopes.get(place, 0.0) * change)
+
+    return sorted(near.places(), key=product, reverse=True)
 
 
 def chosen(off: Tensor, jumps: Sequence[Tensor]) -> list[int]:

@@ -51,7 +51,7 @@ class SecondLook:
     progress: Callable[[str], None]
     spent: Spent
     _wider: dict[tuple[str, int], Sample] = field(default_factory=dict)
-    _jumps: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
+    _jumps: dict[str, truth.Jumps] = field(default_factory=dict)
     _explained: dict[str, int] = field(default_factory=dict)
 
     def notes(self) -> tuple[str, ...]:
@@ -78,18 +78,20 @@ class SecondLook:
         name = sample.case.name
         # Outputs have no jumps.
         if answer.job.program == "gradient" and (wrong := _wrong(rows, tolerances)):
-            if name not in self._jumps:
+            known = self._jumps.get(name)
+            again = None
+            if known is not None:
+                again = self._explained_by(known, answer, sample, program, tolerances, wrong)
+            if again is None and (known is None or not known.whole):
                 self.progress(f"both sides of kinks: {name}")
                 with self.spent.on("baseline"):
                     model = self.rebuild()
-                    self._jumps[name] = truth.jumps(model, sample)
-            if self._jumps[name]:
-                with work_folder() as folder:
-                    other = _on_the_models_side(answer, sample, self._jumps[name], wrong, folder)
-                    again = tuple(judged(other, sample, program, tolerances))
-                if not _wrong(again, tolerances) or _doubtful(again, tolerances):
-                    self._explained[name] = self._explained.get(name, 0) + len(wrong)
-                    rows = again
+                    known = truth.jumps(model, sample, _off(answer, sample, wrong), known)
+                self._jumps[name] = known
+                again = self._explained_by(known, answer, sample, program, tolerances, wrong)
+            if again is not None:
+                self._explained[name] = self._explained.get(name, 0) + len(wrong)
+                rows = again
         for number in range(_ROUNDS):
             if not _doubtful(rows, tolerances):
                 break
@@ -102,6 +104,41 @@ class SecondLook:
             sample = self._wider[key]
             rows = tuple(judged(answer, sample, program, tolerances))
         return rows
+
+    def _explained_by(
+        self,
+        jumps: truth.Jumps,
+        answer: Answer,
+        sample: Sample,
+        program: Mapping[str, Any],
+        tolerances: Tolerances | None,
+        wrong: Sequence[Row],
+    ) -> tuple[Row, ...] | None:
+        """The rows without the jumps, where these leave nothing that is surely wrong."""
+        if not jumps.found:
+            return None
+        with work_folder() as folder:
+            other = _on_the_models_side(answer, sample, [*jumps.found.values()], wrong, folder)
+            again = tuple(judged(other, sample, program, tolerances))
+        right = not _wrong(again, tolerances) or _doubtful(again, tolerances)
+        return again if right else None
+
+
+def _off(answer: Answer, sample: Sample, wrong: Sequence[Row]) -> dict[str, Tensor]:
+    """By gradient, what the first call is off by, over the square of what is allowed.
+
+    In units of the largest of these.
+    """
+    bounds = {row.tensor: row.bound for row in wrong if row.bound}
+    off: dict[str, Tensor] = {}
+    if answer.calls:
+        found = dict(answer.tensors(min(answer.calls)))
+        with opened(sample) as exact:
+            for name in bounds.keys() & found.keys():
+                if name.startswith("grad/"):
+                    off[name] = (found[name].double() - exact(name)) / bounds[name] ** 2
+    largest = max((float(t.abs().max()) for t in off.values() if t.numel()), default=0.0)
+    return {name: (t / largest).float() for name, t in off.items()} if largest else {}
 
 
 def _on_the_models_side(

@@ -8,7 +8,7 @@ functions of the model's own are inlined in both, as export does.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["compute", "differentiated", "further", "jumps", "session"]
+__all__ = ["Jumps", "compute", "differentiated", "further", "jumps", "session"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -279,24 +279,38 @@ def further(model: Model, sample: Sample, number: int) -> Sample:
     return replace(sample, expected=expected)
 
 
-def jumps(model: Model, sample: Sample) -> list[dict[str, Tensor]]:
+@dataclass(frozen=True)
+class Jumps:
+    """How gradients change with values that rounding may put on either side of a kink.
+
+    Attributes:
+        found: for each such value the differences by gradient, in float32 at least.
+        whole: whether these are all such values that there are.
+    """
+
+    found: Mapping[kinks.Place, Tensors]
+    whole: bool
+
+
+def jumps(model: Model, sample: Sample, off: Tensors, known: Jumps | None = None) -> Jumps:
     """How gradients change with each value that rounding may put on either side of a kink.
+
+    Of more than `kinks.MOST`, or than there is room for in a gigabyte, those that explain best what
+    is off.
 
     Args:
         model: as for `compute`.
         sample: any of it.
-
-    Returns:
-        For each such value the differences by gradient, in float32 at least; of the nearest ones,
-        and none where they would take more than a gigabyte.
+        off: by gradient, over the square of what is allowed.
+        known: what an earlier call gave for this sample.
     """
     called = at(model, sample.case.entry)
     inputs, cotangents = _given(called, sample.file)
     names = [name for name in sample.expected if name.startswith("grad/")]
 
     def gradients(mode: AbstractContextManager[Any], way: AbstractContextManager[Tensors]) -> Any:
-        with mode:
-            found = _another(called, inputs, cotangents, way, 0)
+        with way as moved, mode:
+            found = _another(called, inputs, cotangents, nullcontext(moved), 0)
         return {
             name: value.to(torch.promote_types(value.dtype, torch.float32))
             for name in names
@@ -308,14 +322,23 @@ def jumps(model: Model, sample: Sample) -> list[dict[str, Tensor]]:
         gradients(sampled, baseline.moved(called.module, inputs, 0))
         near = kinks.Near(sampled.samples)
         plain = gradients(near, nullcontext(inputs))
-        places = near.places()[: kinks.MOST]
-        if len(places) * sum(value.nbytes for value in plain.values()) > _JUMPS:
-            return []
-        found = []
-        for place in places:
+        room = _JUMPS // max(1, sum(value.nbytes for value in plain.values()))
+        places, most = near.places(), min(kinks.MOST, max(1, room))
+        if whole := len(places) <= most:
+            wanted = places
+        else:
+            gaps = kinks.Gaps(places)
+            direction = {name.removeprefix("grad/"): value for name, value in off.items()}
+            gradients(gaps, baseline.along(called.module, inputs, direction))
+            wanted = kinks.likeliest(near, gaps.found)[:most]
+        found = {}
+        for place in wanted:
+            if known is not None and place in known.found:
+                found[place] = known.found[place]
+                continue
             other = gradients(kinks.Flipped(place), nullcontext(inputs))
-            found.append({name: other[name] - plain[name] for name in other})
-    return found
+            found[place] = {name: other[name] - plain[name] for name in other}
+    return Jumps(found, whole)
 
 
 def _another(
