@@ -1,7 +1,7 @@
 """Gradients jump where a value lies within a rounding of a kink: both sides of it are right."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.verify import baseline, truth
 from fuseport.exporter.verify.kinks import Flipped, Near, Sampled
+from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.plan import Case, Job
 from fuseport.exporter.verify.rows import judged
 from fuseport.exporter.verify.run import Answer
@@ -137,6 +138,22 @@ def test_of_many_values_those_that_explain_it_are_tried(
     assert len(again.notes()) == 1
     wrong, again = setting.looked(lambda found: found["grad/x"].mul_(1.01))
     assert wrong == ["grad/x"]
+
+
+def test_beside_a_kink_a_baseline_that_is_small_by_luck_gets_more(tmp_path: Path) -> None:
+    """What a kink leaves is a little beyond the bound: more computations are asked for."""
+    setting = near_zero(Net(), tmp_path)
+    known = setting.sample.expected["grad/x"]
+    norms = Norms(known.baseline.max_abs / 30, known.baseline.rms / 30)
+    setting.sample.expected["grad/x"] = replace(known, baseline=norms)
+
+    def change(found: dict[str, Tensor]) -> None:
+        found["grad/x"] += found["grad/x"].abs().max() * 2e-7
+        other_side(setting, found)
+
+    wrong, again = setting.looked(change)
+    assert wrong == []
+    assert len(again.notes()) == 1
 
 
 @pytest.mark.parametrize("factor", [1.01, 1.5])

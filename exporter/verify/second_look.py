@@ -8,8 +8,9 @@ by luck, however large the tensor is. What is beyond its bound by a small factor
 further computations before it is called wrong; these change nothing for what is.
 """
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,54 +75,49 @@ class SecondLook:
 
         Arguments are those of `rows.judged`, and what it gave.
         """
-        model: Model | None = None
-        name = sample.case.name
-        # Outputs have no jumps.
-        if answer.job.program == "gradient" and (wrong := _wrong(rows, tolerances)):
-            known = self._jumps.get(name)
-            again = None
-            if known is not None:
-                again = self._explained_by(known, answer, sample, program, tolerances, wrong)
-            if again is None and (known is None or not known.whole):
-                self.progress(f"both sides of kinks: {name}")
-                with self.spent.on("baseline"):
-                    model = self.rebuild()
-                    known = truth.jumps(model, sample, _off(answer, sample, wrong), known)
-                self._jumps[name] = known
-                again = self._explained_by(known, answer, sample, program, tolerances, wrong)
-            if again is not None:
-                self._explained[name] = self._explained.get(name, 0) + len(wrong)
-                rows = again
-        for number in range(_ROUNDS):
-            if not _doubtful(rows, tolerances):
-                break
-            key = name, number
-            if key not in self._wider:
-                self.progress(f"more computations of the baseline: {name}")
-                with self.spent.on("baseline"):
-                    model = model or self.rebuild()
-                    self._wider[key] = truth.further(model, sample, number)
-            sample = self._wider[key]
-            rows = tuple(judged(answer, sample, program, tolerances))
+        wrong = _wrong(rows, tolerances)
+        if not wrong:
+            return rows
+        name, given = sample.case.name, answer
+        model = functools.cache(self.rebuild)
+        with work_folder() as folder:
+            for known in self._jumps_of(answer, sample, wrong, model):
+                jumps = [*known.found.values()]
+                other = _on_the_models_side(given, sample, jumps, wrong, folder)
+                again = tuple(judged(other, sample, program, tolerances))
+                if not _wrong(again, tolerances) or _doubtful(again, tolerances):
+                    answer, rows = other, again
+                    break
+            for number in range(_ROUNDS):
+                if not _doubtful(rows, tolerances):
+                    break
+                if (name, number) not in self._wider:
+                    self.progress(f"more computations of the baseline: {name}")
+                    with self.spent.on("baseline"):
+                        self._wider[name, number] = truth.further(model(), sample, number)
+                sample = self._wider[name, number]
+                rows = tuple(judged(answer, sample, program, tolerances))
+        if answer is not given and not _wrong(rows, tolerances):
+            self._explained[name] = self._explained.get(name, 0) + len(wrong)
         return rows
 
-    def _explained_by(
-        self,
-        jumps: truth.Jumps,
-        answer: Answer,
-        sample: Sample,
-        program: Mapping[str, Any],
-        tolerances: Tolerances | None,
-        wrong: Sequence[Row],
-    ) -> tuple[Row, ...] | None:
-        """The rows without the jumps, where these leave nothing that is surely wrong."""
-        if not jumps.found:
-            return None
-        with work_folder() as folder:
-            other = _on_the_models_side(answer, sample, [*jumps.found.values()], wrong, folder)
-            again = tuple(judged(other, sample, program, tolerances))
-        right = not _wrong(again, tolerances) or _doubtful(again, tolerances)
-        return again if right else None
+    def _jumps_of(
+        self, answer: Answer, sample: Sample, wrong: Sequence[Row], model: Callable[[], Model]
+    ) -> Iterator[truth.Jumps]:
+        """Those known of other answers, and then, where there are more, those of this one."""
+        name = sample.case.name
+        known = self._jumps.get(name)
+        if answer.job.program != "gradient":  # outputs have no jumps
+            return
+        if known is None or not known.whole:
+            if known is not None:
+                yield known
+            self.progress(f"both sides of kinks: {name}")
+            with self.spent.on("baseline"):
+                off = _off(answer, sample, wrong)
+                known = self._jumps[name] = truth.jumps(model(), sample, off, known)
+        if known.found:
+            yield known
 
 
 def _off(answer: Answer, sample: Sample, wrong: Sequence[Row]) -> dict[str, Tensor]:
