@@ -32,6 +32,9 @@ def refused(runtime: str, bundle: Bundle, artifact: Path | None) -> str | None:
     sha256 = _vouched_by(bundle, artifact)
     if trust.is_trusted(sha256):
         return None
+    known = (file["sha256"] for file in bundle.manifest["files"].values())
+    if sha256 in known and trust.is_trusted(bundle.sha256):
+        return None  # the bundle's own, or a copy; a program is whole in its file
     return (
         f"{artifact or bundle.folder}: {form} is a program, and this user has not exported it; if "
         f"you trust where it comes from: --trust-native {sha256}"

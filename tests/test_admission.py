@@ -265,6 +265,15 @@ class TestPrograms:
         with pytest.raises(UnsafeInput, match=hash_file(tmp_path / name)):
             api.verify(foreign, artifact=tmp_path / name)
 
+    def test_a_copy_of_an_own_program_is_as_good(
+        self, lightning_bundle: Path, tmp_path: Path
+    ) -> None:
+        for file in (lightning_bundle / "forward.pt2", tmp_path / "copy.pt2"):
+            if not file.exists():
+                shutil.copy(lightning_bundle / "forward.pt2", file)
+            report = api.verify(lightning_bundle, runtime=["exported_program"], artifact=file)
+            assert report.exit_code() == 0, report.failures()
+
     def test_a_program_that_writes_does_not(self, lightning_bundle: Path, tmp_path: Path) -> None:
         """Trusted in error: it may still write nothing outside its folder."""
         victim = tmp_path / "victim"

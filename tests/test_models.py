@@ -1,5 +1,6 @@
 """Models from checkpoints and from the user's own code, and their conversion to other dtypes."""
 
+import argparse
 import hashlib
 import os
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.utilities.data import AttributeDict
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -157,6 +159,35 @@ def test_weights_that_do_not_fit_own_code_ask_for_other_code(net: Path, tmp_path
     torch.save({"first.weight": torch.zeros(3, 3)}, file)
     with pytest.raises(Missing, match=r"or a callable that makes the model that they are of: --mo"):
         models.from_checkpoint(load(file), code=f"{net}:Net", inputs=SPECS)
+
+
+def test_a_misfit_of_own_code_says_what_it_got_of_the_checkpoint(net: Path, tmp_path: Path) -> None:
+    file = tmp_path / "other.pth"
+    weights = {"first.weight": torch.zeros(3, 3)}
+    for settings, said in (
+        ({}, r"\(no hyperparameters are in the checkpoint\)"),
+        ({"config": {"lr": 1}}, r"\(Net takes none of the checkpoint's hyperparameters: lr\)"),
+        ({"config": {"width": 6}}, r"\(Net got of the checkpoint's hyperparameters: width=6\)"),
+    ):
+        torch.save({"model": weights, **settings}, file)
+        with pytest.raises(Missing, match=said):
+            models.from_checkpoint(load(file), code=f"{net}:Net", inputs=SPECS)
+
+
+@pytest.mark.parametrize("key", ["hyper_parameters", "model_args", "config"])
+@pytest.mark.parametrize("kind", [dict, argparse.Namespace, AttributeDict])
+def test_settings_beside_a_state_dict_are_its_hyperparameters(
+    key: str, kind: Any, net: Path, tmp_path: Path
+) -> None:
+    made = user.model(f"{net}:Net", {"width": 6}, SPECS).module
+    file = tmp_path / "w.pth"
+    others = {"args": {"width": 7}, "epoch": 3, "cfg": 4}
+    torch.save({"state_dict": made.state_dict(), key: kind(width=6, lr=0.1), **others}, file)
+    loaded = load(file)
+    assert loaded.config == {"width": 6, "lr": 0.1}
+    model, notes = models.from_checkpoint(loaded, code=f"{net}:Net", inputs=SPECS)
+    assert model.module.first.out_features == 6
+    assert notes[0] == "Net got of the checkpoint's hyperparameters: width=6"
 
 
 def test_all_hyperparameters_go_to_what_takes_all(net: Path) -> None:

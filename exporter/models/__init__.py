@@ -93,7 +93,8 @@ def from_checkpoint(
     if code is not None:
         model = user.model(code, checkpoint.config, inputs, shim, given)
         source = str(checkpoint.path)
-        report = weights.fit(model.module, checkpoint.tensors, source, own_code=True)
+        got = model.notes[0] if checkpoint.config else "no hyperparameters are in the checkpoint"
+        report = weights.fit(model.module, checkpoint.tensors, source, own_code=got)
         remember(model.module.eval())
         return model, (*model.notes, *report.notes())
     found = recognised(checkpoint)

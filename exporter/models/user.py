@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fuseport.exporter import shims, user_code
+from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.models import _user_step as decoding
@@ -23,6 +24,7 @@ from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models.given import Given, specs_of
 from fuseport.exporter.models.model import Model
+from fuseport.exporter.models.weights import some
 from fuseport.exporter.program import TensorSpec, one_line
 from fuseport.exporter.user_code import plain_subclasses
 
@@ -101,7 +103,8 @@ def model(
     """
     with shims.installed(shim) as used:
         file, function = _find(code)
-        module = _call(code, function, hyper_parameters)
+        passed = _passed(function, hyper_parameters)
+        module = _call(code, function, passed, hyper_parameters)
     if given is not None:
         specs = specs_of(given, module)
     elif inputs:
@@ -118,9 +121,10 @@ def model(
         "shims": sorted(used),
         "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
     }
-    said = f"stand-ins took the place of {', '.join(sorted(used))}: see fuseport.shims"
-    notes = (said,) if used else ()
-    made = Model(module, NAME, config, (), {}, notes=notes, stand_ins=tuple(shim))
+    notes = [_told(code, passed, hyper_parameters)] if hyper_parameters else []
+    if used:
+        notes.append(f"stand-ins took the place of {', '.join(sorted(used))}: see fuseport.shims")
+    made = Model(module, NAME, config, (), {}, notes=tuple(notes), stand_ins=tuple(shim))
     if modelings := huggingface.readied(module):
         made = replace(made, fused=lambda: huggingface.fused(modelings))
     return with_inputs(made, specs)
@@ -163,13 +167,29 @@ def _find(code: str) -> tuple[Path, Any]:
     return Path(file), function
 
 
-def _call(code: str, function: Any, hyper_parameters: Mapping[str, Any]) -> nn.Module:
+def _passed(function: Any, hyper_parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters that a callable has parameters for, or all."""
     try:
         parameters = inspect.signature(function).parameters
-        everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        module = function(
-            **{n: v for n, v in hyper_parameters.items() if everything or n in parameters}
-        )
+    except (TypeError, ValueError):  # of some written in C nothing tells them
+        return {}
+    everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {n: v for n, v in hyper_parameters.items() if everything or n in parameters}
+
+
+def _told(code: str, passed: Mapping[str, Any], hyper_parameters: Mapping[str, Any]) -> str:
+    name = code.rpartition(":")[2]
+    if passed:
+        shown = (f"{key}={show(value, 40)}" for key, value in passed.items())
+        return f"{name} got of the checkpoint's hyperparameters: {', '.join(shown)}"
+    return f"{name} takes none of the checkpoint's hyperparameters: {some(list(hyper_parameters))}"
+
+
+def _call(
+    code: str, function: Any, passed: Mapping[str, Any], hyper_parameters: Mapping[str, Any]
+) -> nn.Module:
+    try:
+        module = function(**passed)
     except Interrupted:
         raise
     except (Exception, SystemExit) as error:  # the user's code can raise anything

@@ -68,7 +68,7 @@ def unwrap(names: Iterable[str]) -> dict[str, str]:
 
 
 def fit(
-    module: nn.Module, tensors: Mapping[str, Tensor], source: str, *, own_code: bool = False
+    module: nn.Module, tensors: Mapping[str, Tensor], source: str, *, own_code: str | None = None
 ) -> FitReport:
     """Load `tensors` into `module`, every parameter and persistent buffer of it and nothing else.
 
@@ -80,7 +80,7 @@ def fit(
         module: of the architecture that the checkpoint was recognised as.
         tensors: by the file's names; not modified, and not referred to afterwards.
         source: the file, for the error.
-        own_code: whether the module is of the user's own code, for the advice in the error.
+        own_code: of a module of the user's own code, what it got, for the error.
 
     Raises:
         Missing: a name is missing or unexpected, a shape or a kind of dtype differs, tied ones
@@ -114,11 +114,10 @@ def fit(
     }
     if any(problems.values()):
         said = "; ".join(f"{what}: {some(names)}" for what, names in problems.items() if names)
-        otherwise = (
-            "a callable that makes the model that they are of: --model FILE:NAME"
-            if own_code
-            else "the model's own code: --model FILE:NAME"
-        )
+        otherwise = "the model's own code: --model FILE:NAME"
+        if own_code is not None:
+            otherwise = "a callable that makes the model that they are of: --model FILE:NAME"
+            otherwise += f" ({own_code})"
         raise Missing(
             f"{show(source)}: the weights do not fit {type(module).__name__}: {said};"
             f" give a checkpoint of this architecture, or {otherwise}"

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fuseport.exporter.checkpoint.allowed import Boxed, Namespace
 from fuseport.exporter.checkpoint.content import Candidate, Content, is_state_dict, state_dicts
+from fuseport.exporter.checkpoint.plain import settings
 
 __all__ = ["SIGNS", "recognise"]
 
@@ -13,13 +15,28 @@ SIGNS: tuple[str, ...] = ()  # what no other layout recognises
 # In this order: where a file has `state_dict` and `model`, `model` may be an architecture's name.
 _USUAL = ("state_dict", "model", "model_state_dict")
 
+# Where scripts put what the model was made of; of several, the first. Not `args`: those are of the
+# script, and of other things as well.
+_SETTINGS = (
+    "hyper_parameters", "hparams", "model_args", "model_kwargs", "model_config", "config", "cfg"
+)  # fmt: skip
+_MAPPINGS = (Mapping, Namespace, Boxed)
+
 
 def recognise(path: Path, loaded: Mapping[Any, Any]) -> Content | None:
-    """The weights: of the file itself, or every state dict one level below."""
+    """The weights: of the file itself, or every state dict one level below.
+
+    `config` are the settings beside them that the model was made of, as data.
+
+    Raises:
+        CorruptInput: these nest without end.
+    """
     candidates = state_dicts(loaded, _USUAL)
     if candidates:
         why = tuple(f"a state dict under {candidate.name}" for candidate in candidates)
-        return Content("state_dict", candidates, why=why)
+        named = next((key for key in _SETTINGS if isinstance(loaded.get(key), _MAPPINGS)), None)
+        config = {} if named is None else settings(path, named, loaded[named])
+        return Content("state_dict", candidates, config, why=why)
     if not is_state_dict(loaded):
         return None
     return Content("state_dict", (Candidate("state dict", loaded),), why=("names of tensors",))
