@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from fuseport.cli import main
@@ -28,7 +29,6 @@ WRONG = {
     ),
     "an unknown key of a checkpoint": ("@\npth = 3", ":3: checkpoint[0].pth: there is no such"),
     "no path": ("[[checkpoint]]\nname = 'x'", "checkpoint[0]: the key path is missing"),
-    "a path to nothing": ("[[checkpoint]]\npath = 'x.ckpt'", ":2: checkpoint[0].path: there is no"),
     "a string for a boolean": ("strict = 'yes'\n@", ':1: strict: "yes" is not true or false'),
     "a boolean for a number": ("seeds = true\n@", ":1: seeds: true is not an integer"),
     "a table for a list": ("[checkpoint]\npath = 'x'", "checkpoint: write [[checkpoint]]"),
@@ -217,6 +217,35 @@ class TestReuse:
 
 def invoked(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["ci", *map(str, arguments)])
+
+
+def test_a_path_to_nothing_stops_no_other_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "cache_folder", lambda: tmp_path / "cache")
+    (tmp_path / "net.py").write_text("import torch\nnet = lambda: torch.nn.Linear(2, 2)\n")
+    text = """
+        [[checkpoint]]
+        path = "absent.ckpt"
+        [[checkpoint]]
+        name = "unknown inputs"
+        path = "c.pt"
+        model = "net.py:net"
+        """
+    file = written(tmp_path, text)
+    torch.save(torch.nn.Linear(2, 2).state_dict(), tmp_path / "c.pt")
+    result = invoked("--config", file)
+    assert result.exit_code == 2
+    first, second = [line for line in result.stdout.splitlines() if ": " in line][:2]
+    assert first.startswith("absent: ")
+    assert "there is no file or folder" in first
+    # The key of the file, not the option of another command.
+    assert "what are its inputs? Give input-shapes 'x:[batch" in second
+    result = invoked("--config", file, "--only", "unknown inputs")
+    assert "absent" not in result.stdout
+    result = invoked(file)
+    assert result.exit_code == 2
+    assert f"--config {file}" in result.stderr
 
 
 def test_all_of_a_file_is_exported_and_verified_with_one_verdict(

@@ -186,8 +186,6 @@ def _complete(given: Checkpoint, config: Config, source: Source, index: int) -> 
     _check(given, source, where)
     folder = source.file.parent
     path = _from_here(folder, given.path)
-    if not path.exists():
-        raise source.wrong((*where, "path"), f"there is no file or folder {path}")
     name = given.name or Path(given.path).stem
     if not re.fullmatch(r"[\w+-][\w.+ -]*", name) or name == "summary":
         raise source.wrong(

@@ -162,7 +162,9 @@ _COUNTS = ("pass", "fail", "expected", "unsupported", "error")
 def _counts(outcome: Outcome) -> Sequence[str]:
     if outcome.report is None:
         return [""] * len(_COUNTS)
+    mended = sum(held.mended is not None for held in outcome.expected)
     counts = {**outcome.report.summary, "expected": outcome.excused}
+    counts["fail"] += mended
     return [str(counts[name] or "") for name in _COUNTS]
 
 

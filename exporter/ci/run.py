@@ -1,6 +1,7 @@
 """Export and verify each checkpoint of a `fuseport.toml`; what fails is an outcome of its own."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -101,6 +102,8 @@ def _outcome(checkpoint: Checkpoint, file: Path, progress: Progress) -> Outcome:
 
     given, device = checkpoint.tolerances, checkpoint.device or "cpu"
     try:
+        if not Path(checkpoint.path).exists():  # told of this one alone: the others are verified
+            raise UsageError(f"{file}: path: there is no file or folder {checkpoint.path}")
         require(device)
         with _locked(folder):
             bundle, reused = _exported(checkpoint, folder, told)
@@ -116,13 +119,22 @@ def _outcome(checkpoint: Checkpoint, file: Path, progress: Progress) -> Outcome:
                 progress=told,
             )
     except FuseportError as error:
-        return Outcome(
-            name, checkpoint.path, error.exit_code, error=str(error), details=error.details
-        )
+        said, *details = (_by_keys(text) for text in (str(error), *error.details))
+        return Outcome(name, checkpoint.path, error.exit_code, error=said, details=tuple(details))
     held = expected.hold(checkpoint.expected, report)
     judged = expected.excused(checkpoint.expected, report)
     code = judged.exit_code(strict=bool(checkpoint.strict))
     return Outcome(name, checkpoint.path, code, str(bundle.folder), reused, report, judged, held)
+
+
+def _by_keys(message: str) -> str:
+    """With the file's keys where options of the command are named that are the same."""
+    keys = {name.replace("_", "-") for name in Checkpoint.__dataclass_fields__}
+
+    def key(match: re.Match[str]) -> str:
+        return next((name for name in (match[1], f"{match[1]}s") if name in keys), match[0])
+
+    return re.sub(r"--([a-z][a-z-]*)", key, message)
 
 
 def _exported(checkpoint: Checkpoint, folder: Path, progress: Progress) -> tuple[Bundle, bool]:

@@ -38,8 +38,13 @@ before what is missing. An expected failure that passes is a mismatch.
     help="Folder of the reports; default: as the file says.",
 )
 @click.option("--init", "begin", is_flag=True, help="Write such a file, with comments, and end.")
-def ci(config: Path, only: tuple[str, ...], report: Path | None, begin: bool) -> None:
+@click.argument("others", nargs=-1, metavar="")
+def ci(
+    config: Path, only: tuple[str, ...], report: Path | None, begin: bool, others: tuple[str, ...]
+) -> None:
     """Export and verify all checkpoints of a fuseport.toml, with one exit code."""
+    if others:
+        raise click.UsageError(f"{others[0]}: give the file as --config {others[0]}")
     if begin:
         from fuseport.exporter.ci import start
 
