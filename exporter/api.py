@@ -14,6 +14,15 @@ from safetensors.torch import save_file
 from fuseport.exporter import admission, formats, models, shims
 from fuseport.exporter import bench as timing
 from fuseport.exporter import checkpoint as checkpoints
+from fuseport.exporter.arguments import (
+    Code,
+    Examples,
+    Inputs,
+    code_of,
+    given_of,
+    names_of,
+    specs_of,
+)
 from fuseport.exporter.availability import chosen_runtimes, refuse, require, unavailable
 from fuseport.exporter.bench import Bench, Timing
 from fuseport.exporter.bundle import (
@@ -36,12 +45,11 @@ from fuseport.exporter.errors import (
     StorageError,
     UsageError,
 )
-from fuseport.exporter.models.given import Dynamic, Given
+from fuseport.exporter.models.given import Dynamic
 from fuseport.exporter.models.model import Model, at
 from fuseport.exporter.program import (
     Kind,
     Program,
-    TensorSpec,
     entry_of,
 )
 from fuseport.exporter.program.conditions import admits, places, summarised, violated
@@ -72,15 +80,15 @@ def export(
     output: str | Path,
     *,
     weights: str | None = None,
-    model: str | None = None,
+    model: Code | None = None,
     ops: str | None = None,
-    inputs: Sequence[TensorSpec] | None = None,
+    inputs: Inputs | None = None,
     shim: str | Sequence[str] = (),
-    given: Given | None = None,
+    given: Examples | None = None,
     dynamic: Dynamic | None = None,
     sizes: Mapping[str, int] | None = None,
-    programs: Sequence[Kind] = PROGRAMS,
-    format: Sequence[str] | None = None,
+    programs: Kind | Sequence[Kind] = PROGRAMS,
+    format: str | Sequence[str] | None = None,
     opset: int = formats.DEFAULT_OPSET,
     device: str = "cpu",
     dtype: str | None = None,
@@ -95,13 +103,15 @@ def export(
         output: the bundle's folder.
         weights: which of several in the checkpoint, `model_ema` for example; see
             `checkpoint.load`.
-        model: `module:callable` or `file.py:callable` of the user's own, instead of recognition.
+        model: `module:callable` or `file.py:callable` of the user's own, instead of recognition; or
+            the callable itself, if a module that can be imported has it.
         ops: a file, folder or module of the user's own that defines ops; see `op_choice`.
-        inputs: of the user's own model; see `models.user.parse_inputs`.
+        inputs: of the user's own model, each as `x:[batch,3,length]` or a `TensorSpec`; see
+            `models.user.parse_inputs`.
         shim: `auto`, or names of packages that the user's code imports and that stand-ins take the
             place of while it is imported and called; see `fuseport.shims`.
-        given: example inputs, see `models.given.read_given`; they are compared on, too. Of the
-            user's own model they tell the inputs, instead of `inputs`.
+        given: example inputs, tensors by name or a safetensors file; they are compared on, too. Of
+            the user's own model they tell the inputs, instead of `inputs`.
         dynamic: dimensions of inputs that are to be dynamic; None for those that are found to be
             so in the user's own model, and for those of a built-in architecture.
         sizes: of dynamic dimensions in the example that is captured, by name; the others are small.
@@ -131,9 +141,10 @@ def export(
         raise UsageError(
             f"opset {opset}: choose one of {formats.OPSETS[0]} to {formats.OPSETS[-1]}"
         )
-    wanted = formats.default() if format is None else format
+    code, kinds = code_of(model), names_of(programs) or ()
+    wanted = formats.default() if format is None else names_of(format) or ()
     stand_ins = shims.chosen(shim)
-    if stand_ins and model is None:
+    if stand_ins and code is None:
         raise UsageError("shims are for model code: give --model too")
     writers = {name: formats.get(name) for name in wanted}
     require(device)
@@ -145,14 +156,15 @@ def export(
     with own_ops(ops) as own:
         progress("reading the checkpoint")
         loaded = checkpoints.load(Path(checkpoint), weights)
+        examples = given_of(given)
         built, notes = models.from_checkpoint(
-            loaded, code=model, inputs=inputs, shim=stand_ins, given=given
+            loaded, code=code, inputs=specs_of(inputs), shim=stand_ins, given=examples
         )
-        built, more = prepared(built, given, dynamic, sizes, dtype, seed, progress)
+        built, more = prepared(built, examples, dynamic, sizes, dtype, seed, progress)
         notes += more
         built, more = tried(built, seed)
         notes += more
-        captured = list(capture(built, programs, seed, progress))
+        captured = list(capture(built, kinds, seed, progress))
         notes += tuple(
             f"{program.kind}: not among the outputs, since no tensors: {', '.join(beside)}"
             for program in captured
@@ -171,7 +183,7 @@ def export(
             options = formats.Options(folder / WEIGHTS, opset, device)
             for program in captured:
                 for name, writer in writers.items():
-                    if program.kind in programs:
+                    if program.kind in kinds:
                         progress(f"writing {program.kind}{writer.SUFFIX}")
                         file = f"{program.kind}{writer.SUFFIX}"
                         with _other_formats(name, writers):
@@ -196,10 +208,10 @@ def export(
 def verify(
     bundle: str | Path,
     *,
-    runtime: Sequence[str] | None = None,
+    runtime: str | Sequence[str] | None = None,
     artifact: str | Path | None = None,
     program: Kind | None = None,
-    model: str | None = None,
+    model: Code | None = None,
     ops: str | None = None,
     tolerance: Tolerance | Tolerances | None = None,
     seeds: Sequence[int] = (0,),
@@ -247,6 +259,7 @@ def verify(
             seeds are wanted and the model cannot be built again.
     """
     begin, spent, limits = time.monotonic(), Spent(), limits or Limits()
+    model, runtime = code_of(model), names_of(runtime)
     with spent.on("opening"):
         opened = open_bundle(Path(bundle))
     tolerances = Tolerances.everywhere(tolerance) if isinstance(tolerance, Tolerance) else tolerance
@@ -305,8 +318,8 @@ def verify(
 def self_test(
     bundle: str | Path,
     *,
-    runtime: Sequence[str] | None = None,
-    model: str | None = None,
+    runtime: str | Sequence[str] | None = None,
+    model: Code | None = None,
     ops: str | None = None,
     seed: int = 0,
     limits: Limits | None = None,
@@ -319,6 +332,7 @@ def self_test(
     and one runtime for each format, and `seed` is that of the places where bugs are planted.
     """
     begin = time.monotonic()
+    model, runtime = code_of(model), names_of(runtime)
     opened = open_bundle(Path(bundle))
     chosen = chosen_runtimes(runtime, device, opened.manifest["ops"])
     if runtime is not None:
@@ -335,10 +349,10 @@ def self_test(
 def bench(
     bundle: str | Path,
     *,
-    runtime: Sequence[str] | None = None,
+    runtime: str | Sequence[str] | None = None,
     program: Kind | None = None,
     sizes: Sequence[Mapping[str, int]] = (),
-    model: str | None = None,
+    model: Code | None = None,
     ops: str | None = None,
     rounds: int = 10,
     limits: Limits | None = None,
@@ -365,6 +379,7 @@ def bench(
         CorruptInput: the bundle is not as it was written.
         Missing: a runtime that was named is not installed, or there is no such device.
     """
+    model, runtime = code_of(model), names_of(runtime)
     opened = open_bundle(Path(bundle))
     chosen = chosen_runtimes(runtime, device, opened.manifest["ops"])
     if runtime is not None:

@@ -42,11 +42,19 @@ def register(*names: str) -> dict[str, Implementation]:
     Raises:
         KeyError: there is no op of a name.
     """
+    specs = _named(names)
+    registration.compile_together(specs)
+    return {spec.name: registration.ensure(spec) for spec in specs}
+
+
+def _named(names: Iterable[str]) -> list[OpSpec]:
+    """Ops by their names or their operators', each once; all for none."""
     owners = {o.qualified_name: spec.name for spec in OPS.values() for o in spec.operators}
-    wanted = [owners.get(name, name) for name in names] or list(OPS)
-    specs = {name: OPS[name] for name in wanted}
-    registration.compile_together(specs.values())
-    return {name: registration.ensure(spec) for name, spec in specs.items()}
+    wanted = dict.fromkeys(owners.get(name, name) for name in names) or OPS
+    for name in wanted:
+        if name not in OPS:
+            raise KeyError(f"{name} is not an op; there are: {', '.join(OPS)}")
+    return [OPS[name] for name in wanted]
 
 
 def refused(specs: Iterable[OpSpec]) -> str | None:
@@ -98,7 +106,8 @@ def onnxruntime_library(*names: str, device: str = "cpu") -> Path:
     by `SessionOptions::RegisterCustomOpsLibrary`.
 
     Args:
-        names: of the ops that it is to have; none for all, which take longer to compile.
+        names: of the ops that it is to have, or of their operators, `fuseport::<name>`; none for
+            all, which take longer to compile.
         device: `cpu`, or `cuda` for sessions on ONNX Runtime's CUDA provider. A session has the one
             or the other. Some nodes have a kernel in that for the CPU alone.
 
@@ -106,7 +115,7 @@ def onnxruntime_library(*names: str, device: str = "cpu") -> Path:
         KeyError: there is no op of a name.
         fuseport.ops.build.BuildError: it cannot be compiled; the message says what is missing.
     """
-    return ort.library([OPS[name] for name in names] or OPS.values(), device)
+    return ort.library(_named(names), device)
 
 
 OPS: dict[str, OpSpec] = _find()

@@ -90,6 +90,11 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], str]:
     Raises:
         UsageError, CorruptInput, Missing, StorageError: as `open_bundle`, of the manifest alone.
     """
+    if folder.is_file():
+        raise UsageError(
+            f"{folder}: a file, where the folder of a bundle is wanted; to compare a file with the "
+            f"model of a bundle: fuseport verify BUNDLE --artifact {folder}"
+        )
     if not folder.is_dir():
         raise UsageError(f"{folder}: there is no such folder; give a bundle that export wrote")
     path = folder / MANIFEST
@@ -97,7 +102,9 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], str]:
         content = path.read_bytes()
         manifest = json.loads(content)
     except FileNotFoundError as error:
-        raise CorruptInput(f"{folder}: no bundle: {MANIFEST} is missing; export again") from error
+        raise CorruptInput(
+            f"{folder}: no bundle: {MANIFEST} is missing; give what export wrote, or export again"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise CorruptInput(f"{path}: not JSON any more ({error}); export again") from error
     except OSError as error:

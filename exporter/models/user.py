@@ -3,6 +3,7 @@
 It runs because the user named it, and only then.
 """
 
+import difflib
 import hashlib
 import inspect
 import keyword
@@ -10,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -163,8 +165,20 @@ def _find(code: str) -> tuple[Path, Any]:
     module = user_code.imported(f"--model {code}", place)
     function, file = getattr(module, name, None), getattr(module, "__file__", None)
     if not callable(function) or file is None:
-        raise UsageError(f"--model {code}: {place} has no callable {name} of the user's")
+        raise UsageError(f"--model {code}: {place} has no callable {name}{_there(module, name)}")
     return Path(file), function
+
+
+def _there(module: ModuleType, wanted: str) -> str:
+    """What a module itself defines that could be called for a model, as the end of a message."""
+    names = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == module.__name__
+    ]
+    if near := difflib.get_close_matches(wanted, names, 1):
+        return f"; did you mean {near[0]}?"
+    return f"; there are: {some(names)}" if names else ""
 
 
 def _passed(function: Any, hyper_parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,7 +150,7 @@ SPEC = OpSpec(
     ),
     bench=BENCH,
     evidence=(
-        Evidence("a Mamba-1 mixer", {"A_log": (None, None), "conv1d.weight": (None, 1, None)}),
-        Evidence("a Mamba-2 mixer", {"A_log": (None,), "conv1d.weight": (None, 1, None)}),
+        Evidence("a Mamba-1 mixer", {"A_log": (None, None), "*conv*.weight": (None, 1, None)}),
+        Evidence("a Mamba-2 mixer", {"A_log": (None,), "*conv*.weight": (None, 1, None)}),
     ),
 )

@@ -187,7 +187,7 @@ SPEC = OpSpec(
     evidence=(
         Evidence(
             "a Mamba-1 mixer",
-            {"A_log": (None, None), "x_proj.weight": (None, None), "dt_proj.weight": (None, None)},
+            {"A_log": (None, None), "x_proj.weight": (None, None)},
         ),
         Evidence(
             "a scan backwards in time, of Vim or VideoMamba",

@@ -1,0 +1,105 @@
+"""Calls from Python: what may be given in more than one form, and what is refused in one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import fuseport
+from fuseport import ops
+from fuseport.exporter import arguments
+from fuseport.exporter.errors import UsageError
+from fuseport.exporter.program import TensorSpec
+
+NET = """
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+    class Inner(nn.Identity):
+        pass
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module that can be imported."""
+    (tmp_path / "net_of_arguments.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "net_of_arguments", raising=False)
+    import net_of_arguments
+
+    return net_of_arguments  # type: ignore[no-any-return]
+
+
+def test_one_name_a_class_and_texts_of_inputs_do(
+    net: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(net.Net().state_dict(), tmp_path / "w.pth")
+    bundle = fuseport.export(
+        tmp_path / "w.pth",
+        tmp_path / "b",
+        model=net.Net,
+        inputs="input:[b,3]",
+        format="onnx",
+        programs="forward",
+    )
+    assert {file.name for file in bundle.folder.glob("*.*")} == {
+        "forward.onnx",
+        "manifest.json",
+        "weights.safetensors",
+    }
+    report = fuseport.verify(bundle.folder, model=net.Net, runtime="onnxruntime")
+    assert report.exit_code() == 0, report.failures()
+    assert {row.runtime for row in report.results} == {"float64", "onnxruntime"}
+    with pytest.raises(UsageError, match=r"^onyx is not a format; there are: aot_inductor"):
+        fuseport.export(tmp_path / "w.pth", tmp_path / "c", model=net.Net, format="onyx")
+    with pytest.raises(UsageError, match=r"^ort is not a runtime; there are: aot_inductor"):
+        fuseport.verify(bundle.folder, runtime="ort")
+
+
+def test_inputs_are_texts_and_specs(tmp_path: Path) -> None:
+    y = TensorSpec("y", "float32", (1,))
+    found = arguments.specs_of(["x:[b]", y, "z:int64[b]<5"])
+    assert found is not None
+    assert [spec.name for spec in found] == ["x", "y", "z"]
+    assert found[1] is y
+    assert found[2].high == 5
+    with pytest.raises(UsageError, match="x is there twice"):
+        arguments.specs_of(["x:[b]", TensorSpec("x", "float32", (1,))])
+
+
+def test_examples_are_tensors_or_a_file(tmp_path: Path) -> None:
+    values = {"x": torch.ones(2)}
+    save_file(values, tmp_path / "x.safetensors")
+    for given in (values, tmp_path / "x.safetensors", str(tmp_path / "x.safetensors")):
+        found = arguments.given_of(given)  # type: ignore[arg-type]
+        assert found is not None
+        assert torch.equal(found.values["x"], values["x"])
+
+
+def test_what_other_processes_cannot_import_is_refused(net: ModuleType) -> None:
+    assert arguments.code_of(net.Net) == "net_of_arguments:Net"
+    for model in (net.Net.Inner, lambda: None, net.Net(), 3):
+        with pytest.raises(UsageError, match="other processes cannot import it"):
+            arguments.code_of(model)  # type: ignore[arg-type]
+    code = "import fuseport\ndef f(): pass\nfuseport.export('x', 'y', model=f)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "model: f: other processes cannot import it" in done.stderr
+
+
+def test_an_unknown_op_is_told_with_those_that_there_are() -> None:
+    for function in (ops.register, ops.onnxruntime_library):
+        with pytest.raises(KeyError, match="selektive is not an op; there are: causal_conv1d"):
+            function("selektive")
+
+
+def test_the_package_lists_what_it_has() -> None:
+    assert {"export", "ops", "shims", "verify"} <= set(dir(fuseport))
