@@ -267,11 +267,58 @@ def test_an_error_of_torch_whose_blockers_are_not_found_keeps_its_cause(
 ) -> None:
     code = LOOP.replace("for i in range(x.shape[1])", "for i in range(int(x.sum() * 0))")
     monkeypatch.setattr(blockers, "find", lambda run: ())
+    monkeypatch.setattr(blockers, "ending", lambda error, found: None)
     checkpoint, model = saved_with(code, a=torch.nn.Linear(3, 3))
     inputs = parse_inputs(["x:[batch,length,3]"])
     with pytest.raises(ExportFailed) as raised:
         api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
     assert type(raised.value.__cause__).__module__.startswith("torch")
+
+
+WINDOW = """
+import numpy as np
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        window = np.hanning(x.shape[1])
+        return torch.from_numpy(self.a(x).detach().numpy() * window[:, None])
+"""
+
+
+def test_the_line_at_which_a_capture_ends_is_told_too(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    """numpy gets a dynamic size there, which is no call that hands a tensor out."""
+    checkpoint, model = saved_with(WINDOW, a=torch.nn.Linear(3, 3))
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    with pytest.raises(ExportFailed) as raised:
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+    end, second = raised.value.details[:2]
+    assert ".py:11" in end
+    assert end.endswith(": the capture ends here; compute it by functions of torch")
+    assert "Tensor.numpy: hands its values to numpy" in second
+
+
+def test_a_model_that_does_not_run_at_its_inputs_is_one_line(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    """Whether these are shapes or tensors, and before torch traces anything."""
+    checkpoint, model = saved_with(WINDOW, a=torch.nn.Linear(3, 3))
+    given: dict[str, Any] = {"inputs": "x:[batch,length,4]"}
+    for words, advice in (
+        (given, "--input-shapes; of other sizes than batch=2, length=16: --size"),
+        ({"given": {"x": torch.randn(2, 5, 4)}}, "give such examples"),
+    ):
+        with pytest.raises(ExportFailed) as raised:
+            api.export(checkpoint, tmp_path / "b", model=model, **words)
+        assert raised.value.details == ()
+        assert re.search(r"at x \(2, \d+, 4\): RuntimeError: .*\.py:12\)", str(raised.value))
+        assert str(raised.value).endswith(advice)
 
 
 COMPILED = """

@@ -49,15 +49,24 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
         ):
             repeatable(model.module, model.module)(*inputs.values())
     except Exception as error:  # the user's code can raise anything
-        at = ", ".join(f"{name} {tuple(t.shape)}" for name, t in inputs.items())
-        other = "; other sizes: --size" if model.sizes and model.given is None else ""
-        failed = ExportFailed(f"the model itself does not run, at {at}: {one_line(error)}{other}")
+        failed = ExportFailed(f"the model itself does not run, {_at(model, inputs, error)}")
         raise _explained(failed, model, inputs, runs=False) from error
     used = sorted({*model.config["shims"], *late})
     config = {**model.config, "functions": list(functions), "shims": used}
     names = ", ".join(sorted(late))
     said = f"stand-ins take the place of {names} where the model is called: see fuseport.shims"
     return replace(model, config=config), (said,) if late else ()
+
+
+def _at(model: Model, inputs: Mapping[str, torch.Tensor], error: Exception) -> str:
+    """What it does not run at, why, and how to run it at something else."""
+    at = ", ".join(f"{name} {tuple(t.shape)}" for name, t in inputs.items())
+    other = "if its inputs are of other shapes, give such examples"
+    if model.given is None:
+        other = "if its inputs are of other shapes: --input-shapes"
+        sizes = ", ".join(f"{name}={size}" for name, size in model.sizes.items())
+        other += f"; of other sizes than {sizes}: --size" if sizes else ""
+    return f"at {at}: {one_line(error)}; {other}"
 
 
 def capture(
@@ -169,8 +178,14 @@ def _explained(
     """
     found = blockers.find(lambda: model.module(*inputs.values()))
     found = tuple(blocker for blocker in found if runs or blocker.call != "Tensor.__bool__")
+    if runs and error.__cause__ is not None:
+        end = blockers.ending(error.__cause__, found)
+        found = found if end is None else (end, *found)
     if not found:
         return error
+    first, *more = found
+    if not more and first.call in str(error) and first.what_to_do == blockers.MEND:
+        return ExportFailed(str(error).replace(first.call, f"{first.call} ({first.where})"))
     # The reason of torch goes on about symbolic tensors: its first sentence will do.
     said = f"{str(error).partition('. ')[0]}; what blocks it, in the order of the calls:"
     kind = Missing if all(blocker.missing for blocker in found) else ExportFailed

@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -31,9 +31,13 @@ from fuseport.exporter.user_code import hint
 from fuseport.exporter.user_code.known_calls import advice, stand_in
 from fuseport.ops import registration
 
-__all__ = ["Blocker", "find", "fixed_sizes", "is_users"]
+__all__ = ["MEND", "Blocker", "ending", "find", "fixed_sizes", "is_users"]
 
 Kind = Literal["extension", "memory", "value", "operator", "kernel", "error"]
+
+
+MEND = "mend that first"
+"""What to do about an error of the code's own, of which no more is known."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,27 @@ def find(run: Callable[[], Any]) -> tuple[Blocker, ...]:
             return tuple(watch.found.values())
     watch.failed(failure)
     return tuple(watch.found.values())
+
+
+def ending(error: BaseException, found: Sequence[Blocker]) -> Blocker | None:
+    """Where the code is at which a capture ended, if no call is known there.
+
+    Such are functions that get a dynamic size in place of a number, for one.
+
+    Args:
+        error: that ended it.
+        found: what `find` gave.
+    """
+    lines = dict(traceback.walk_tb(error.__traceback__))
+    own = [frame for frame in lines if is_users(frame)]
+    if not own:
+        return None
+    where, around = _place(own[-1], lines)
+    known = {blocker.where.split(" ")[0] for blocker in found}
+    if where.split(" ")[0] in known:
+        return None
+    what_to_do = advice(*around, otherwise="compute it by functions of torch")
+    return Blocker("error", type(error).__name__, where, "the capture ends here", what_to_do)
 
 
 @contextmanager
@@ -157,7 +182,7 @@ class _Watch:
             str(error).splitlines()[0] if str(error) else "",
             *around,
         )
-        what_to_do = "mend that first"
+        what_to_do = MEND
         said = hint(error).removeprefix("; ")
         if said and not missing:
             what_to_do = said

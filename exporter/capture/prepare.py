@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from fuseport.exporter import models
+from fuseport.exporter.capture import tried
 from fuseport.exporter.capture.dynamic import found_dynamic
 from fuseport.exporter.capture.float32 import kept
 from fuseport.exporter.errors import UsageError
@@ -61,6 +62,7 @@ def prepared(
         for spec in (spec for spec in model.inputs if spec.high is not None):
             notes.append(f"{spec.name}: compared on values below {spec.high}, as in the example")
         if dynamic is None:
+            tried(model, seed)  # before anything is traced: the error should be its own
             progress("finding dynamic dimensions")
             assert model.given is not None
             with model.fused():

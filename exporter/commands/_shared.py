@@ -100,17 +100,29 @@ def _telling() -> "Iterator[Progress]":
 def _logged(tell: "Progress") -> Iterator[None]:
     """What fuseport logs is told: what takes long as a step, warnings as lines of their own."""
     logger, handler = logging.getLogger("fuseport"), _Teller(tell)
-    theirs = logging.getLogger("transformers.integrations.hub_kernels")
+    filters = {"transformers.integrations.hub_kernels": _no_fallback}
+    if "TORCH_LOGS" not in os.environ:  # which asks for them
+        filters |= dict.fromkeys(_OF_CAPTURES, _nothing)
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    theirs.addFilter(_no_fallback)
+    for name, function in filters.items():
+        logging.getLogger(name).addFilter(function)
     try:
         yield
     finally:
-        theirs.removeFilter(_no_fallback)
+        for name, function in filters.items():
+            logging.getLogger(name).removeFilter(function)
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+_OF_CAPTURES = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+"""What torch logs of a capture that fails, at times as a traceback: the error says it in a line."""
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _no_fallback(record: logging.LogRecord) -> bool:
