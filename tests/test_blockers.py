@@ -310,7 +310,7 @@ def test_a_model_that_does_not_run_at_its_inputs_is_one_line(
     """Whether these are shapes or tensors, and before torch traces anything."""
     checkpoint, model = saved_with(WINDOW, a=torch.nn.Linear(3, 3))
     given: dict[str, Any] = {"inputs": "x:[batch,length,4]"}
-    for words, advice in (
+    for words, said in (
         (given, "--input-shapes; of other sizes than batch=2, length=16: --size"),
         ({"given": {"x": torch.randn(2, 5, 4)}}, "give such examples"),
     ):
@@ -318,7 +318,7 @@ def test_a_model_that_does_not_run_at_its_inputs_is_one_line(
             api.export(checkpoint, tmp_path / "b", model=model, **words)
         assert raised.value.details == ()
         assert re.search(r"at x \(2, \d+, 4\): RuntimeError: .*\.py:12\)", str(raised.value))
-        assert str(raised.value).endswith(advice)
+        assert str(raised.value).endswith(said)
 
 
 COMPILED = """

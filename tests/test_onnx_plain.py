@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
 from fuseport.exporter import formats
+from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
@@ -44,7 +46,9 @@ def assert_holds(
     spec = replace(IMAGE, dtype=str(dtype).removeprefix("torch."))
     forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12).to(dtype)}, [spec])
     gradient = capture_gradient(forward)
-    allowed = {"rtol": 1e-12, "atol": 1e-13} if dtype == torch.float64 else {}
+    allowed: dict[str, Any] = {"equal_nan": True}
+    if dtype == torch.float64:
+        allowed |= {"rtol": 1e-12, "atol": 1e-13}
     for sizes in ((2, 3, 8, 12), (1, 3, 7, 9), (3, 3, 5, 16)):
         x = torch.randn(sizes, dtype=dtype, requires_grad=True)
         y = module(x)
@@ -204,3 +208,47 @@ def test_a_transposed_matrix_times_a_vector_is_right_in_onnx_runtime(tmp_path: P
     found = run(capture_gradient(forward), tmp_path, {**inputs, "cotangent_output": dy})
     torch.testing.assert_close(found["grad/v"], inputs["x"] @ dy)
     torch.testing.assert_close(found["grad/x"], torch.outer(inputs["v"], dy))
+
+
+def rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two sets of them, with one row in both."""
+    return x[:, 0], torch.cat([x[:, 0, :1], x[:, 1]], 1)
+
+
+RANKS = {
+    "the second smallest": lambda x: x.kthvalue(2, -1).values,
+    "the same in another dimension, which stays": lambda x: x.kthvalue(2, 1, True)[0],
+    "median": lambda x: x.median(-1).values,
+    "median of a dimension in the middle": lambda x: x.median(2, True).values,
+    "median of all": lambda x: x.median(),
+    "median beside NaN": lambda x: torch.where(x > 2.2, torch.nan, x).median(-1).values,
+    "median of what is not NaN": lambda x: torch.where(x > 0.5, torch.nan, x).nanmedian(-1)[0],
+    "the same of all": lambda x: torch.where(x > 0.5, torch.nan, x).nanmedian(),
+    "product": lambda x: x.prod(1),
+    "product of all, with one 0": lambda x: (x[:, :, :3, :2] - x[0, 0, 0, 0]).prod(),
+    "products up to each": lambda x: x.cumprod(1).square(),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_ranks_and_products_hold_at_other_sizes(name: str, tmp_path: Path) -> None:
+    assert_holds(RANKS[name], tmp_path)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_distances_hold_at_other_sizes(p: float, tmp_path: Path) -> None:
+    """And where two rows are alike, at which a 2-norm's gradient is 0 for torch."""
+    assert_holds(lambda x: torch.cdist(*rows(x), p=p), tmp_path, torch.float64)
+
+
+def test_what_onnx_has_no_form_of_is_named_whole_and_with_its_layers(tmp_path: Path) -> None:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.svdvals(x) + torch.lgamma(x).mean(-1)
+
+    module = nn.Sequential(nn.Linear(3, 3), Inner(), Called(torch.special.i0))
+    spec = TensorSpec("input", "float32", ("batch", 3, 3))
+    program = capture_forward(module, {"input": torch.randn(2, 3, 3)}, [spec])
+    said = r"of aten._linalg_svd \(in 1\), prims.lgamma \(in 1\), prims.bessel_i0 \(in 2\)$"
+    with pytest.raises(ExportFailed, match=said):
+        formats.get("onnx").write(program, tmp_path / "f.onnx", formats.Options(tmp_path / "w"))

@@ -18,8 +18,10 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseport.exporter.formats._distances import DISTANCES
 from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
 from fuseport.exporter.program.portable import masked_select
@@ -50,6 +52,8 @@ def decompositions(exported: ExportedProgram) -> Table:
             table[target] = ADAPTIVE[target]
         elif target in DIVIDED and len(node.args) > 6 and node.args[6] is not None:
             table[target] = DIVIDED[target]
+        elif target in OF_INTEGERS and _of_integers(node, target):
+            table[target] = OF_INTEGERS[target]
         elif target in _PADS and _cuts(node.args[1]):
             table[target] = _PADS[target]
         elif target is aten.conv3d.default and node.args[2:3] in ((), (None,)):
@@ -61,6 +65,12 @@ def decompositions(exported: ExportedProgram) -> Table:
         elif target in (aten.squeeze.dim, aten.squeeze.dims):
             table[target] = _squeeze
     return {**table, **_OWN}
+
+
+def _of_integers(node: torch.fx.Node, target: OpOverload) -> bool:
+    """Whether it is of such integers as ONNX does not take: of all for `relu`, booleans else."""
+    dtype = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+    return dtype == torch.bool or (target is aten.relu.default and not dtype.is_floating_point)
 
 
 def _attention(
@@ -425,6 +435,8 @@ def _strided_dweight(
 
 
 _OWN: Table = {
+    **DISTANCES,
+    **RANKS,
     **RESAMPLING,
     # torch.onnx makes sequences of these, which few runtimes know, and of few types.
     aten.split.Tensor: _split,

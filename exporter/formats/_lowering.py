@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program import mutates, rebuilt
+from fuseport.exporter.program.provenance import within
 
 __all__ = ["VALUE_OF", "Lowering", "Rewriting", "Table", "rewritten"]
 
@@ -39,7 +40,12 @@ class Lowering(ExportedProgram):
     """A program that decomposes in place: torch.onnx asks for that, of operators it has no form of.
 
     The original stays as it is.
+
+    Attributes:
+        lowered: what it became, once it was asked for.
     """
+
+    lowered: ExportedProgram | None = None
 
     def __init__(self, exported: ExportedProgram, table: Table) -> None:
         """Take what is in `table`, too, and rather than what torch has for the same operator."""
@@ -50,7 +56,10 @@ class Lowering(ExportedProgram):
         self, decomp_table: Table | None = None, decompose_custom_triton_ops: bool = False
     ) -> ExportedProgram:
         """The program in terms of other operators, in one pass over its graph."""
-        others = dict(decomp_table or {})
+        self.lowered = self._decomposed(dict(decomp_table or {}))
+        return self.lowered
+
+    def _decomposed(self, others: dict[Any, Callable[..., Any]]) -> ExportedProgram:
         if not self.graph.find_nodes(op="get_attr"):
             try:
                 return rewritten(self, Rewriting(self, {**others, **self._own}))
@@ -206,6 +215,7 @@ class Rewriting:
                 inner[part] = self._count(inner[part.args[0]])
             else:
                 inner[part] = self.graph.node_copy(part, inner.__getitem__)
+                within(inner[part], node)
         raise AssertionError("a graph has an output")
 
     def _size(self, x: fx.Node, dim: int) -> fx.Node:

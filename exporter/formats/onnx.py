@@ -31,6 +31,7 @@ from fuseport.exporter.formats._bfloat16 import in_float32
 from fuseport.exporter.formats._complex import in_parts
 from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
+from fuseport.exporter.formats._lacking import lacking
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.program import Program, one_line, shape_env
@@ -83,8 +84,9 @@ def write_as(program: Program, path: Path, options: Options, instead: Decomposit
     refuse_writers(program.exported.graph, "form in ONNX of")
     try:
         model, _ = _translate(program, options.opset, instead)
-    except Exception as error:  # the exporter raises errors of several unrelated types
-        raise ExportFailed(f"ONNX refuses the {program.kind} program: {_reason(error)}") from error
+    except Exception as error:  # of several unrelated types
+        said = str(error) if isinstance(error, ExportFailed) else one_line(error)
+        raise ExportFailed(f"ONNX refuses the {program.kind} program: {said}") from error
     _rename_dimensions(model, program)
     _strip_metadata(model)
     _attach_functions(model, options.opset)
@@ -123,16 +125,20 @@ def _translate(
 ) -> tuple[ir.Model, dict[str, str]]:
     """The model, and which of its values each node of the program's graph is, by name."""
     exported = in_parts(program.exported)
+    lowering = Lowering(exported, _table(exported, instead))
     with quiet("torch.onnx", "onnxscript"):
-        onnx_program = torch.onnx.export(
-            Lowering(exported, _table(exported, instead)),
-            dynamo=True,
-            opset_version=opset,
-            input_names=[spec.name for spec in program.inputs],
-            output_names=[spec.name for spec in program.outputs],
-            optimize=False,
-            verbose=False,
-        )
+        try:
+            onnx_program = torch.onnx.export(
+                lowering,
+                dynamo=True,
+                opset_version=opset,
+                input_names=[spec.name for spec in program.inputs],
+                output_names=[spec.name for spec in program.outputs],
+                optimize=False,
+                verbose=False,
+            )
+        except Exception as error:  # of several unrelated types
+            raise ExportFailed(_reason(error, lowering.lowered)) from error
     assert onnx_program is not None
     # Sizes that depend on values, which torch.onnx drew anew and dropped: the next trace over these
     # sizes, of another program of the capture, would miss them among its results.
@@ -269,17 +275,20 @@ def _refer_to(weights: Path, model: ir.Model) -> None:
         )
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, translated: ExportedProgram | None) -> str:
     """What is at the bottom of a chain of exporter errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, ExportFailed):
         return str(error)
-    lacking = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
-    if lacking is None:
+    pattern = r"No ONNX function found for <OpOverload\(op='([\w.]+)', overload='(\w*)'"
+    unknown = re.search(pattern, str(error))
+    if unknown is None:
         return one_line(error)
-    said = f"there is no form of {lacking[1]}"
-    name = lacking[1].replace(".", "::", 1)
-    if any(name == operator.qualified_name for op in OPS.values() for operator in op.operators):
+    operator, overload = unknown.groups()
+    first = operator if overload in ("", "default") else f"{operator}.{overload}"
+    said = f"there is no form of {', '.join(lacking(translated, first))}"
+    name = operator.replace(".", "::", 1)
+    if any(name == known.qualified_name for op in OPS.values() for known in op.operators):
         return f"{said}: give its OpSpec `onnx`, the bodies of its nodes (README)"
     return said

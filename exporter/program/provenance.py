@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from torch.fx import traceback
 from torch.utils import _pytree as pytree
 
-__all__ = ["Provenance", "layer"]
+__all__ = ["Provenance", "layer", "within"]
 
 _STACK = "nn_module_stack"
 _OTHERS = ("seq_nr", "torch_fn", "original_aten")
@@ -19,6 +19,12 @@ def layer(node: fx.Node) -> str:
     paths = [path for path, _ in node.meta.get(_STACK, {}).values()]
     found = paths[-1] if paths else ""
     return "" if found.startswith("_empty_nn_module_stack") else str(found)
+
+
+def within(node: fx.Node, of: fx.Node) -> None:
+    """Say that a node is in the layers of another, which it computes a part of."""
+    if _STACK in of.meta:
+        node.meta[_STACK] = of.meta[_STACK]
 
 
 class Provenance:

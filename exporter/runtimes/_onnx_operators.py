@@ -11,8 +11,8 @@ __all__ = ["operators"]
 _NARROW = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 _IN_FLOAT64 = (
-    "AveragePool", "Conv", "CumSum", "Einsum", "Exp", "Gemm", "GlobalAveragePool", "LogSoftmax",
-    "MatMul", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd",
+    "AveragePool", "Conv", "CumSum", "Einsum", "Exp", "Gemm", "GlobalAveragePool", "MatMul",
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd",
     "ReduceSum", "ReduceSumSquare", "Softmax",
 )  # fmt: skip
 """Those that sum, and the exponential.
@@ -30,7 +30,12 @@ def operators(opset: int) -> list[type]:
     Args:
         opset: the version of the default domain that a model is of.
     """
-    own = [_gather_elements(), _pad(), _in_float64("ConvTranspose", _conv_transpose())]
+    own = [
+        _gather_elements(),
+        _pad(),
+        _in_float64("ConvTranspose", _conv_transpose()),
+        _in_float64("LogSoftmax", _log_softmax()),
+    ]
     return own + [_in_float64(name, _original(name, opset)) for name in _IN_FLOAT64]
 
 
@@ -65,6 +70,20 @@ def _gather_elements() -> Any:
             return (np.take_along_axis(data[reached], indices, axis),)
 
     return GatherElements
+
+
+def _log_softmax() -> Any:
+    """The operator, which onnx 1.23 has as the logarithm of what may be 0."""
+    from onnx.reference.op_run import OpRun
+
+    class LogSoftmax(OpRun):  # type: ignore[misc]  # onnx has no types
+        def _run(self, x: Any, axis: int = -1) -> tuple[Any]:
+            if not x.size:
+                return (x,)
+            x = x - x.max(axis=axis, keepdims=True)
+            return (x - np.log(np.exp(x).sum(axis=axis, keepdims=True)),)
+
+    return LogSoftmax
 
 
 def _pad() -> Any:

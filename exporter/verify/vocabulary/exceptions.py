@@ -48,24 +48,8 @@ class Stated:
         )
 
 
-_EVALUATOR = "onnx_reference"
-_GATHER_END = "onnx's evaluator takes GatherElements along no dimension counted from the end"
-_GATHER_FEW = "onnx's evaluator takes GatherElements with as many columns as the data only"
-_GATHER_MANY = "onnx's evaluator takes GatherElements from at most 64 elements"
-_LOGARITHM = "onnx's evaluator takes LogSoftmax for the logarithm of Softmax, which may be 0"
-
-EXCEPTIONS: tuple[Stated, ...] = (
-    Stated("gather", _GATHER_END, "last dimension", _EVALUATOR),
-    Stated("gather", _GATHER_FEW, "fewer columns", _EVALUATOR),
-    Stated("adaptive_max_pool3d", _GATHER_MANY, "no batch", _EVALUATOR),
-    *(
-        Stated("adaptive_max_pool3d", _GATHER_MANY, case, _EVALUATOR, torch="<2.13")
-        for case in ("to 1", "even windows")
-    ),
-    Stated("scatter", _GATHER_END, "last dimension", _EVALUATOR, "gradient"),
-    Stated("scatter_add", _GATHER_END, "last dimension", _EVALUATOR, "gradient"),
-    Stated("log_softmax", _LOGARITHM, "large values", _EVALUATOR),
-)
+EXCEPTIONS: tuple[Stated, ...] = ()
+"""None at present."""
 
 
 def stated(row: PlainRow) -> Stated | None:
