@@ -352,8 +352,13 @@ def compiler_version(compiler: str) -> str:
 
 
 def announce(what: str) -> None:
-    """Say that something is compiled now, to whoever wonders why it takes so long."""
-    _log.info("compiling %s: once on this machine, it takes a minute or so", what)
+    """Say that something is compiled now, to whoever wonders why it takes so long.
+
+    Where nobody has asked for what is logged, as the commands do, it is a warning, which Python
+    prints.
+    """
+    level = logging.INFO if _log.isEnabledFor(logging.INFO) else logging.WARNING
+    _log.log(level, "compiling %s: once on this machine, it takes a minute or so", what)
 
 
 def _build(library: Library, compiler: list[str], target: Path) -> None:

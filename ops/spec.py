@@ -157,7 +157,8 @@ class OpSpec:
     torch already, by Python or by the compiled `library` that is loaded then. `onnx` are its nodes'
     bodies, where it has no `onnx.py`. `stands_for` are parts of the names of functions, modules and
     kernels elsewhere that compute the same, by which a user is told of the op. `keeps_float32` are
-    ends of the names that published models give to parameters which stay float32 in half precision.
+    ends of the names that published models give to parameters which stay float32 in half precision,
+    and `float32_arguments` arguments of its operators of which the same holds, whatever the name.
     `evidence` is what of a checkpoint's tensors tells that its model calls the op.
     `bugs` are mistakes that its checks have to see; `no_bugs` says by pattern, of
     `<kind>: <operator>: <place>`, why one is none in this op: what computes the same is no mistake.
@@ -175,6 +176,7 @@ class OpSpec:
     onnx: Bodies | None = None
     stands_for: tuple[str, ...] = ()
     keeps_float32: tuple[str, ...] = ()
+    float32_arguments: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     bugs: tuple[PlantedBug, ...] = ()
     no_bugs: Mapping[str, str] = field(default_factory=dict)

@@ -128,3 +128,34 @@ def test_a_norm_in_float32_is_exported_to_onnx_and_verifies(tmp_path: Path) -> N
     report = api.verify(bundle.folder, model=code, runtime=["onnxruntime"])
     assert report.exit_code(strict=True) == 0, report.failures()
     assert {row.program for row in report.results} == {"forward", "gradient"}
+
+
+OTHER_NAMES = """
+import torch
+from torch import nn
+from fuseport.ops import selective_scan
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rates, self.skip = nn.Parameter(-torch.rand(8, 4)), nn.Parameter(torch.ones(8))
+        self.step, self.both = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        delta = (x @ self.step.weight.mT).mT
+        B, C = self.both(x).mT.chunk(2, 1)
+        bias = self.step.bias.float()
+        return selective_scan(
+            x.mT, delta, self.rates.float(), B, C, self.skip.float(), delta_bias=bias,
+            delta_softplus=True,
+        ).mT
+"""
+
+
+def test_what_an_op_gets_for_delta_s_bias_and_d_stays_under_any_name(tmp_path: Path) -> None:
+    (tmp_path / "other_names.py").write_text(OTHER_NAMES)
+    namespace: dict[str, type[nn.Module]] = {}
+    exec(OTHER_NAMES, namespace)
+    torch.save(namespace["Net"]().state_dict(), tmp_path / "w.pth")
+    model, _ = converted((tmp_path / "w.pth", f"{tmp_path / 'other_names.py'}:Net"))
+    assert in_float32(model) == {"skip", "step.bias"}

@@ -37,7 +37,9 @@ class Kept:
 def kept(model: Model, dtype: torch.dtype, seed: int, cast: Callable[[Model], Model]) -> Kept:
     """The most that the model's code can take in float32, while the rest is of a half type.
 
-    Norms, and the parameters of scans that published models keep: A_log, D and the biases of delta.
+    Norms, and the parameters of scans that published models keep: A_log, D and the biases of delta,
+    by the names that these have, and D and those biases under any name if an op gets them as they
+    are.
     Where the forward does not take that, the norms are converted; where it does not take that
     either, all but what the ops that it calls want.
 
@@ -53,10 +55,11 @@ def kept(model: Model, dtype: torch.dtype, seed: int, cast: Callable[[Model], Mo
     inputs = examples(model, torch.Generator().manual_seed(seed))
     try:
         with model.fused(), torch.no_grad():
-            called = ops_called(lambda: model.module(*inputs.values()))
+            called = ops_called(lambda: model.module(*inputs.values()), model.module)
     except Exception:  # of any type: the capture runs the same, and explains it
         return Kept(())
-    wanted = tuple(dict.fromkeys(end for op in called for end in op.keeps_float32))
+    ends = (end for op in called.ops for end in op.keeps_float32)
+    wanted = tuple(dict.fromkeys((*ends, *(f".{name}" for name in called.float32))))
     ways: list[Kept] = [Kept((*wanted, *_scans(model.module), *_norms(model.module)))]
     said = f"the model's code does not take %s in float32 beside {dtype}: converted, too"
     if ways[0].ends != (*wanted, *_scans(model.module)):

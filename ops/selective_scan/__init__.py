@@ -177,6 +177,7 @@ SPEC = OpSpec(
         "Ds",
         "dt_projs_bias",
     ),
+    float32_arguments=("D", "delta_bias"),
     stands_for=(
         "selective_scan",
         "mamba_inner",

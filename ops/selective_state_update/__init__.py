@@ -112,6 +112,7 @@ SPEC = OpSpec(
     bugs=BUGS,
     no_bugs=SOFTPLUS_THRESHOLD,
     keeps_float32=("A_log", ".D", "dt_proj.bias", "dt_bias"),
+    float32_arguments=("D", "dt_bias"),
     stands_for=("selective_state_update",),
     lacks={"ONNX native": "no such operator"},
     bench=BENCH,

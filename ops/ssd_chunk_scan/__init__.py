@@ -188,6 +188,7 @@ SPEC = OpSpec(
     bugs=BUGS,
     no_bugs=SOFTPLUS_THRESHOLD,
     keeps_float32=("A_log", ".D", "dt_bias"),
+    float32_arguments=("D", "dt_bias"),
     stands_for=(
         "mamba_chunk_scan",
         "mamba_split_conv1d_scan",
