@@ -174,6 +174,8 @@ def export(
         with staged(target, force=force) as (folder, manifest):
             save_file(_state(built), folder / WEIGHTS)
             manifest |= describe(loaded, built, captured, (*notes, *dropped), seed)
+            if "gradient" in manifest["programs"]:
+                manifest["notes"] += plan.ungraded(manifest["programs"]["gradient"])
             for entry, found in conditions.items():
                 manifest["programs"][entry]["conditions"] = found
             if own is not None and (noted := own.noted(manifest["ops"])):

@@ -184,7 +184,15 @@ def test_the_terminal_has_diagnoses_and_ends_after_a_screen_or_two() -> None:
         replace(FAILED, artifact=f"{i // 60}.onnx", tensor=f"grad/{i}", would_pass_at=float(i))
         for i in range(3000)
     ]
-    said = lines(report(*rows, diagnoses=(DIAGNOSED,) * 40))
+    diagnoses = [
+        replace(DIAGNOSED, artifact=f"{i}.onnx", case=case, runtime=runtime)
+        for i in range(40)
+        for case, runtime in (("export", "onnxruntime"), ("odd", "onnxruntime"), ("odd", "other"))
+    ]
+    said = lines(report(*rows, diagnoses=tuple(diagnoses)))
+    # One place of one artifact is told once.
+    told = [line for line in said if "(the same in 2 more, 2 runtimes, 2 cases)" in line]
+    assert len(told) == 5
     assert len(said) < 40
     assert any("begins at aten::mm in layers.1, backward: mm_7" in line for line in said)
     assert any("… and 35 more diagnoses" in line for line in said)
@@ -231,7 +239,9 @@ def test_the_terminal_says_what_was_not_compared() -> None:
                            "unsupported: ort · g.onnx: no kernel (30 rows)"]  # fmt: skip
     assert said[-2] == "nothing was compared in aot, ort: --strict makes that a mismatch"
     assert said[-1] == "equal within bounds: 1 pass, 31 unsupported in 12 s"
-    assert lines(report(ABSENT))[-1] == "nothing could be compared: 1 unsupported in 12 s"
+    assert lines(report(ABSENT))[-1] == (
+        "no artifact could be compared, float64 alone with itself: 1 unsupported in 12 s"
+    )
     died = replace(FAILED, verdict="error", runtime="libtorch", reason="killed by SIGSEGV")
     for others in ((), (died,)):  # which is no mismatch under --strict, but an error
         said = lines(report(PASSED, *others))

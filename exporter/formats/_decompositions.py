@@ -371,8 +371,9 @@ def _convolution_dweight(
     batch = x.shape[0]
     if isinstance(batch, int) and batch == 0:
         return torch.zeros_like(weight)  # ONNX knows of no convolution of no channels
-    pointwise = max(weight.shape[2:]) == max(stride) == 1 and max(padding) == 0
-    if pointwise or (max(stride) > 2 and max(dilation) == 1):
+    if max(weight.shape[2:]) == 1:
+        return _pointwise_dweight(cotangent, x, weight, stride, padding, groups)
+    if max(stride) > 2 and max(dilation) == 1:
         # Where a convolution has one output position, ONNX Runtime adds up one product after
         # another: a product of matrices is off by a tenth of that in a volume, and faster.
         # Evaluators that know of no dilation fill the filter up with zeros: stride² times the work.
@@ -389,6 +390,26 @@ def _convolution_dweight(
         if stride[axis] > 1:
             taps = aten.slice.Tensor(taps, 2 + axis, 0, size)
     return taps.transpose(0, 1)
+
+
+def _pointwise_dweight(
+    cotangent: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """One product of matrices: filters of one tap see every stride-th position."""
+    seen = _constant_pad(x, [n for pad in reversed(padding) for n in (pad, pad)])
+    for axis, step in enumerate(stride):
+        if step > 1:
+            end = (cotangent.shape[2 + axis] - 1) * step + 1
+            seen = aten.slice.Tensor(seen, 2 + axis, 0, end, step)
+    # (b, g, o, positions) · (b, g, positions, i)
+    left = cotangent.flatten(2).unflatten(1, (groups, -1))
+    right = seen.flatten(2).unflatten(1, (groups, -1)).transpose(2, 3)
+    return torch.matmul(left, right).sum(0).reshape(weight.shape)
 
 
 def _strided_dweight(

@@ -19,6 +19,7 @@ __all__ = [
     "conditional",
     "jobs",
     "seeded",
+    "ungraded",
 ]
 
 GIVEN = "as given"
@@ -32,6 +33,7 @@ _MOVED_UP = 16
 _TOGETHER = 3  # dimensions that are moved up each by itself
 _LARGER = 64  # than the export's
 _READABLE = 100  # characters of a condition
+_LISTED = 3  # gradients that there are none of
 _APART = 1_000_003  # cases of one bundle have seeds that count up
 _EDGE = 65  # one step past the chunk of 64 after which scans save their state
 
@@ -185,6 +187,21 @@ def _nearby(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     ups = product(steps, repeat=len(sizes)) if len(sizes) <= _TOGETHER else ()
     for up in sorted(ups, key=sum) or [(step,) * len(sizes) for step in steps]:
         yield {name: size + more for (name, size), more in zip(sizes.items(), up, strict=True)}
+
+
+def ungraded(program: Mapping[str, Any]) -> list[str]:
+    """A note on gradients that the model does not give, by a gradient program's part in a manifest.
+
+    Of these, that an artifact gives none either is what is compared.
+    """
+    absent = list(program["none"])
+    if not absent:
+        return []
+    if not any(output["name"].startswith("grad/") for output in program["outputs"]):
+        return ["the model gives no gradient at all: its outputs depend on nothing by autograd"]
+    more = f" and {len(absent) - _LISTED} more" if len(absent) > _LISTED else ""
+    named = ", ".join(absent[:_LISTED])
+    return [f"the model gives no {named}{more}: its outputs do not depend on that by autograd"]
 
 
 def conditional(entry: str, conditions: Sequence[str], places: Sequence[str] = ()) -> str:

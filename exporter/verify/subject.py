@@ -213,6 +213,8 @@ def prepare(
         for entry, program in manifest["programs"].items()
         if "conditions" in program
     )
+    if "gradient" in manifest["programs"]:
+        notes += plan.ungraded(manifest["programs"]["gradient"])
     return Subject(
         bundle,
         {s.case.name: s for s in samples if s.refused is None},

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuseport.exporter.verify.compare import Verdict
+from fuseport.exporter.verify.diagnosis import Diagnosis
 from fuseport.exporter.verify.report.model import Report, Row
 from fuseport.exporter.verify.report.parts import (
     Group,
@@ -33,7 +34,7 @@ _STYLES: Mapping[Verdict, str] = {
 _VERDICTS = {
     "pass": "equal within bounds",
     "fail": "not equal",
-    "unsupported": "nothing could be compared",
+    "unsupported": "no artifact could be compared, float64 alone with itself",
 }
 _OTHERS = 61  # columns of a table beside the names of tensors
 _SHORTEST = 12  # of these names
@@ -67,8 +68,9 @@ def table(report: Report, width: int = 80) -> Table:
 def lines(report: Report) -> list[str]:
     """What stands below the table: notes, diagnoses, the worst rows, and the sum of it."""
     found = [f"note: {note}" for note in notes(report, short=True)]
-    found += (f"diagnosis: {diagnosis_text(d)}" for d in report.diagnoses[:_DIAGNOSED])
-    found += _rest(len(report.diagnoses) - _DIAGNOSED, "diagnoses")
+    places = _places(report.diagnoses)
+    found += (f"diagnosis: {_of_place(place)}" for place in places[:_DIAGNOSED])
+    found += _rest(len(places) - _DIAGNOSED, "diagnoses")
     rows = _gathered(worst_first(report.results))
     found += rows[:_LISTED]
     found += _rest(len(rows) - _LISTED, "of what is no pass")
@@ -88,6 +90,32 @@ def failures(report: Report) -> list[str]:
         key = of_artifact if row.verdict == "unsupported" else (str(number),)
         alike.setdefault(key, []).append(row)
     return [_line(rows[0]) if len(rows) == 1 else _one_reason(rows) for rows in alike.values()]
+
+
+def _places(diagnoses: Sequence[Diagnosis]) -> list[list[Diagnosis]]:
+    """Those of one artifact that blame the same, at the same place, together."""
+    alike: dict[object, list[Diagnosis]] = {}
+    for number, one in enumerate(diagnoses):
+        at = one.divergence
+        place = number if at is None else (at.tensor, at.op, at.direction)
+        alike.setdefault((one.artifact, one.program, one.way, one.cause, place), []).append(one)
+    return list(alike.values())
+
+
+def _of_place(diagnoses: Sequence[Diagnosis]) -> str:
+    """The first of them, and where else the same was found."""
+    first, *others = diagnoses
+    text = diagnosis_text(first)
+    if not others:
+        return text
+    told = [f"the same in {len(others)} more"]
+    for what, found in (
+        ("runtimes", {d.runtime for d in diagnoses}),
+        ("cases", {d.case for d in diagnoses}),
+    ):
+        if len(found) > 1:
+            told.append(f"{len(found)} {what}")
+    return f"{text} ({', '.join(told)})"
 
 
 def _gathered(rows: Sequence[Row]) -> list[str]:
