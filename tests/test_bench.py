@@ -138,6 +138,13 @@ def test_what_is_missing_is_said_and_nothing_timed_is_no_success(tmp_path: Path)
     assert result.reasons() == ["onnxruntime: forward.onnx: is not installed"]
 
 
+def test_that_there_is_nothing_beside_eager_is_told_with_the_option() -> None:
+    row = Timing("torchscript", "forward.pt", "forward", "run", {}, seconds=0.25)
+    alone = Bench("b", "0", 1, (row,), {})
+    assert [line.endswith("--model") for line in alone.reasons()] == [True]
+    assert Bench("b", "0", 1, (row, replace(row, ratio=0.5)), {}).reasons() == []
+
+
 def test_without_the_model_there_are_times_and_no_ratios() -> None:
     row = Timing("torchscript", "forward.pt", "forward", "run", {}, seconds=0.25, peak_bytes=2**30)
     text = printed(Bench("b", "0", 1, (row,), {}))

@@ -101,9 +101,13 @@ class Bench:
         return 6 if failed or not any(timing.seconds for timing in self.results) else 0
 
     def reasons(self) -> list[str]:
-        """Why there is no time, a line for each reason."""
+        """Why there is no time, or no ratio, a line for each reason."""
         why = {(t.runtime, t.artifact, t.reason): t for t in self.results if t.reason is not None}
-        return [f"{runtime}: {artifact}: {reason}" for runtime, artifact, reason in why]
+        found = [f"{runtime}: {artifact}: {reason}" for runtime, artifact, reason in why]
+        timed = [timing for timing in self.results if timing.seconds]
+        if timed and all(timing.ratio is None for timing in timed):
+            found.append("nothing beside eager: that is the model itself, by its code: --model")
+        return found
 
     def to_json(self) -> str:
         """Version 1 of the format that README describes."""
