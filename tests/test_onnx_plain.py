@@ -145,6 +145,22 @@ FORMS = {
 }
 
 
+def parted(x: Tensor) -> Tensor:
+    """A scan whose derivative has copies of views in it, which torch makes in regions alone."""
+
+    def step(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = torch.split((h + y).sigmoid(), 2, 0)
+        return torch.cat([first, second.tanh()], 0), first.exp() + second
+
+    out: Tensor = scan(
+        step, x.new_zeros(4, x.shape[3]), x.flatten(0, 2)[:, None].expand(-1, 4, -1)
+    )[1]
+    return out
+
+
+FORMS["a scan that splits"] = parted
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_what_torch_onnx_has_no_form_of(name: str, tmp_path: Path) -> None:
     assert_holds(FORMS[name], tmp_path)

@@ -176,12 +176,38 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
             node.target = aten.reshape.default
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):
             _become(node, node.args[0].conjugate())  # an operator takes tensors, not a number
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            _without_copies(part.graph)
     for node in regions(module.graph):
         if isinstance(node.meta["val"], list):  # torch's serializer takes a tuple alone
             node.meta["val"] = tuple(node.meta["val"])
     module.graph.eliminate_dead_code()
     provenance.tidy(module.graph)
     return _Joint(module, connected)
+
+
+def _without_copies(graph: fx.Graph) -> None:
+    """Views where torch has copies of them, as in regions, which formats have no other form of.
+
+    What a region returns stays a copy: it must be nothing of what goes in.
+    """
+    returned = graph.output_node().all_input_nodes
+    for node in graph.nodes:
+        name, _, overload = str(node.target).removeprefix("aten.").partition(".")
+        view = name.removesuffix("_copy")
+        if view == name or view not in _VIEWS or node.op != "call_function":
+            continue
+        if view == "detach":
+            node.target = aten.clone.default
+        elif node not in returned:
+            node.target = getattr(getattr(aten, view), overload)
+
+
+_VIEWS = {
+    "alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "t", "transpose", "unbind", "unsqueeze", "view",
+}  # fmt: skip
 
 
 def _become(node: fx.Node, number: complex) -> None:

@@ -190,18 +190,18 @@ def _nearby(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
 
 
 def ungraded(program: Mapping[str, Any]) -> list[str]:
-    """A note on gradients that the model does not give, by a gradient program's part in a manifest.
+    """A note on gradients that there are none of, by a gradient program's part in a manifest.
 
-    Of these, that an artifact gives none either is what is compared.
+    Of these, that an artifact gives none, as the model does, is what is compared.
     """
     absent = list(program["none"])
     if not absent:
         return []
     if not any(output["name"].startswith("grad/") for output in program["outputs"]):
-        return ["the model gives no gradient at all: its outputs depend on nothing by autograd"]
+        return ["there is no gradient at all: the program's outputs depend on nothing by autograd"]
     more = f" and {len(absent) - _LISTED} more" if len(absent) > _LISTED else ""
     named = ", ".join(absent[:_LISTED])
-    return [f"the model gives no {named}{more}: its outputs do not depend on that by autograd"]
+    return [f"there is no {named}{more}: the program's outputs do not depend on that by autograd"]
 
 
 def conditional(entry: str, conditions: Sequence[str], places: Sequence[str] = ()) -> str:
