@@ -11,18 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from fuseport.exporter import admission, formats, models, shims
+from fuseport.exporter import admission, arguments, formats, models, shims
 from fuseport.exporter import bench as timing
 from fuseport.exporter import checkpoint as checkpoints
-from fuseport.exporter.arguments import (
-    Code,
-    Examples,
-    Inputs,
-    code_of,
-    given_of,
-    names_of,
-    specs_of,
-)
+from fuseport.exporter.arguments import Code, Examples, Inputs
 from fuseport.exporter.availability import chosen_runtimes, refuse, require, unavailable
 from fuseport.exporter.bench import Bench, Timing
 from fuseport.exporter.bundle import (
@@ -45,6 +37,7 @@ from fuseport.exporter.errors import (
     StorageError,
     UsageError,
 )
+from fuseport.exporter.models import weights as weights_of
 from fuseport.exporter.models.given import Dynamic
 from fuseport.exporter.models.model import Model, at
 from fuseport.exporter.program import (
@@ -85,13 +78,13 @@ def export(
     inputs: Inputs | None = None,
     shim: str | Sequence[str] = (),
     given: Examples | None = None,
-    dynamic: Dynamic | None = None,
-    sizes: Mapping[str, int] | None = None,
+    dynamic: Dynamic | str | Sequence[str] | None = None,
+    sizes: Mapping[str, int] | str | None = None,
     programs: Kind | Sequence[Kind] = PROGRAMS,
     format: str | Sequence[str] | None = None,
     opset: int = formats.DEFAULT_OPSET,
     device: str = "cpu",
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     seed: int = 0,
     force: bool = False,
     progress: Progress = lambda _: None,
@@ -141,8 +134,11 @@ def export(
         raise UsageError(
             f"opset {opset}: choose one of {formats.OPSETS[0]} to {formats.OPSETS[-1]}"
         )
-    code, kinds = code_of(model), names_of(programs) or ()
-    wanted = formats.default() if format is None else names_of(format) or ()
+    code, kinds = arguments.code_of(model), arguments.kinds_of(programs)
+    specs, examples = arguments.specs_of(inputs), arguments.given_of(given)
+    if specs is not None and examples is not None:
+        raise UsageError("inputs say it all: leave given out, or give tensors alone")
+    wanted = formats.default() if format is None else arguments.names_of(format) or ()
     stand_ins = shims.chosen(shim)
     if stand_ins and code is None:
         raise UsageError("shims are for model code: give --model too")
@@ -156,11 +152,19 @@ def export(
     with own_ops(ops) as own:
         progress("reading the checkpoint")
         loaded = checkpoints.load(Path(checkpoint), weights)
-        examples = given_of(given)
         built, notes = models.from_checkpoint(
-            loaded, code=code, inputs=specs_of(inputs), shim=stand_ins, given=examples
+            loaded, code=code, inputs=specs, shim=stand_ins, given=examples
         )
-        built, more = prepared(built, examples, dynamic, sizes, dtype, seed, progress)
+        notes = (*loaded.notes, *notes)
+        built, more = prepared(
+            built,
+            examples,
+            arguments.dynamic_of(dynamic),
+            arguments.sizes_of(sizes),
+            arguments.dtype_of(dtype),
+            seed,
+            progress,
+        )
         notes += more
         built, more = tried(built, seed)
         notes += more
@@ -172,7 +176,7 @@ def export(
         )
         cases, dropped, conditions = _planned(built, captured, seed)
         with staged(target, force=force) as (folder, manifest):
-            save_file(_state(built), folder / WEIGHTS)
+            save_file(weights_of.once(built.module), folder / WEIGHTS)
             manifest |= describe(loaded, built, captured, (*notes, *dropped), seed)
             if "gradient" in manifest["programs"]:
                 manifest["notes"] += plan.ungraded(manifest["programs"]["gradient"])
@@ -215,8 +219,8 @@ def verify(
     program: Kind | None = None,
     model: Code | None = None,
     ops: str | None = None,
-    tolerance: Tolerance | Tolerances | None = None,
-    seeds: Sequence[int] = (0,),
+    tolerance: Tolerance | Tolerances | float | None = None,
+    seeds: int | Sequence[int] = (0,),
     limits: Limits | None = None,
     device: str = "cpu",
     trust_native: Sequence[str] = (),
@@ -233,14 +237,16 @@ def verify(
         bundle: its folder.
         runtime: names of runtimes, see `runtimes.RUNTIMES`; None for all that are here.
         artifact: a file made or changed elsewhere, to be compared instead of the bundle's own.
-        program: that the artifact holds; None to tell from the file.
+        program: that the artifact holds, None to tell from the file; without an artifact, which of
+            `forward`, `gradient` and `step` is compared alone.
         model: the user's own code, where the bundle came from it; without it, the samples of the
             export are compared.
         ops: the user's own ops, where the bundle has some; without them, what needs them is
             unsupported.
         tolerance: the user's, for all tensors or by their names, instead of the rule of the
-            baseline.
-        seeds: of the values of each case: 0 for those of the export, others for further ones.
+            baseline; a number is an absolute one for all.
+        seeds: of the values of each case: 0 for those of the export, others for further ones; a
+            number stands for so many, from 0.
         limits: of each runtime's process; None for the default.
         device: `cpu`, or `cuda` for the runtimes that run on a GPU. What they give is compared with
             float64 on the CPU in either case. Of loaded outputs it is theirs.
@@ -261,10 +267,13 @@ def verify(
             seeds are wanted and the model cannot be built again.
     """
     begin, spent, limits = time.monotonic(), Spent(), limits or Limits()
-    model, runtime = code_of(model), names_of(runtime)
+    model, runtime = arguments.code_of(model), arguments.names_of(runtime)
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    if program is not None:
+        arguments.kinds_of(program)
     with spent.on("opening"):
         opened = open_bundle(Path(bundle))
-    tolerances = Tolerances.everywhere(tolerance) if isinstance(tolerance, Tolerance) else tolerance
+    tolerances = arguments.tolerances_of(tolerance)
     if tolerances is not None:
         tolerances.check(opened.tensors)
     for sha256 in trust_native:
@@ -297,6 +306,8 @@ def verify(
         else:
             jobs = {name: list(subject.jobs(name, file, program, named=named)) for name in chosen}
         busy = [name for name in jobs if jobs[name]]
+        if program is not None and file is None and subject.samples and not busy:
+            raise UsageError(f"{opened.folder}: nothing in it is to compare of program {program}")
         # Of all of them, before the first one runs: what is refused is refused at once.
         reasons = {n: None if loads else unavailable(n, opened, file, named=named) for n in busy}
         for name, reason in reasons.items():
@@ -334,7 +345,7 @@ def self_test(
     and one runtime for each format, and `seed` is that of the places where bugs are planted.
     """
     begin = time.monotonic()
-    model, runtime = code_of(model), names_of(runtime)
+    model, runtime = arguments.code_of(model), arguments.names_of(runtime)
     opened = open_bundle(Path(bundle))
     chosen = chosen_runtimes(runtime, device, opened.manifest["ops"])
     if runtime is not None:
@@ -381,7 +392,7 @@ def bench(
         CorruptInput: the bundle is not as it was written.
         Missing: a runtime that was named is not installed, or there is no such device.
     """
-    model, runtime = code_of(model), names_of(runtime)
+    model, runtime = arguments.code_of(model), arguments.names_of(runtime)
     opened = open_bundle(Path(bundle))
     chosen = chosen_runtimes(runtime, device, opened.manifest["ops"])
     if runtime is not None:
@@ -483,13 +494,3 @@ def _needed(
             file.unlink()
             others.setdefault(reason, []).append(file.name)
     return needed, [f"no {' and '.join(files)}: {reason}" for reason, files in others.items()]
-
-
-def _state(model: Model) -> dict[str, torch.Tensor]:
-    """The tensors that the module's state dict holds, tied ones once."""
-    kept: dict[int, str] = {}
-    for name, tensor in model.module.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor):  # a model may put more into it
-            kept.setdefault(id(tensor), name)
-    state = model.module.state_dict()
-    return {name: state[name].contiguous() for name in kept.values()}

@@ -5,14 +5,38 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.models.given import Given, read_given
+from fuseport.exporter.models.given import (
+    Dynamic,
+    Given,
+    checked,
+    parse_dynamic,
+    parse_sizes,
+    read_given,
+)
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program import KINDS, Kind, TensorSpec
+from fuseport.exporter.verify.compare import Tolerance
+from fuseport.exporter.verify.tolerances import Tolerances
 
-__all__ = ["Code", "Examples", "Inputs", "code_of", "given_of", "names_of", "specs_of"]
+__all__ = [
+    "Code",
+    "Examples",
+    "Inputs",
+    "code_of",
+    "dtype_of",
+    "dynamic_of",
+    "given_of",
+    "kinds_of",
+    "names_of",
+    "sizes_of",
+    "specs_of",
+    "tolerances_of",
+]
 
 Code = str | Callable[..., Any]
 """`module:callable`, `file.py:callable`, or a class or function that a file defines."""
@@ -31,15 +55,36 @@ def names_of(given: Name | Sequence[Name] | None) -> Sequence[Name] | None:
     return [given] if isinstance(given, str) else given
 
 
+def kinds_of(given: Kind | Sequence[Kind]) -> Sequence[Kind]:
+    """Kinds of programs.
+
+    Raises:
+        UsageError: there is none of a name, or none is named.
+    """
+    kinds = names_of(given) or ()
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(f"{kind} is not a program; there are: {', '.join(KINDS)}")
+    if not kinds:
+        raise UsageError(f"programs: name one at least, of {', '.join(KINDS)}")
+    return kinds
+
+
 def specs_of(given: Inputs | None) -> tuple[TensorSpec, ...] | None:
     """Inputs of a model.
 
     Raises:
-        UsageError: a text is not of the form, or a name is there twice.
+        UsageError: one is neither a text of the form nor a `TensorSpec`, or a name is there twice.
     """
     if given is None:
         return None
     each = [given] if isinstance(given, str) else list(given)
+    for one in each:
+        if not isinstance(one, str | TensorSpec):
+            raise UsageError(
+                f"inputs: a {type(one).__name__}, where a text such as x:[batch,3,length] is "
+                "wanted; tensors are for `given`, by name"
+            )
     parsed = iter(parse_inputs([text for text in each if isinstance(text, str)]))
     specs = tuple(next(parsed) if isinstance(one, str) else one for one in each)
     for spec in specs:
@@ -49,16 +94,63 @@ def specs_of(given: Inputs | None) -> tuple[TensorSpec, ...] | None:
 
 
 def given_of(examples: Examples | None) -> Given | None:
-    """Example inputs.
+    """Example inputs, contiguous and with memory of their own.
 
     Raises:
-        UsageError, CorruptInput: a file is not as `read_given` wants it.
+        UsageError, CorruptInput: they are no tensors by name, or a file is not as `read_given`
+            wants it.
     """
     if examples is None or isinstance(examples, Given):
         return examples
-    if isinstance(examples, Mapping):
-        return Given("given", dict(examples))
-    return read_given(Path(examples))
+    if isinstance(examples, str | Path):
+        return read_given(Path(examples))
+    if not isinstance(examples, Mapping):
+        raise UsageError(f"given: tensors by name, or a safetensors file, not a {_type(examples)}")
+    values = {}
+    for name, value in examples.items():
+        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if not isinstance(tensor, Tensor):
+            raise UsageError(f"given: {name} is a {_type(value)}, which is no tensor")
+        values[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return checked(Given("given", values))
+
+
+def dynamic_of(given: Dynamic | str | Sequence[str] | None) -> Dynamic | None:
+    """Names of dynamic dimensions, by input and position, or as `x:{0:batch,1:length}`.
+
+    Raises:
+        UsageError: they are neither.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return parse_dynamic([given] if isinstance(given, str) else given)
+    for name, dims in given.items():
+        if not isinstance(dims, Mapping):
+            raise UsageError(f"dynamic: {name} wants names by position, such as {{0: 'batch'}}")
+    return given
+
+
+def sizes_of(given: Mapping[str, int] | str | None) -> Mapping[str, int] | None:
+    """Sizes by dimension, or as `length=64,batch=2`."""
+    return parse_sizes(given) if isinstance(given, str) else given
+
+
+def dtype_of(given: str | torch.dtype | None) -> str | None:
+    """A dtype's name."""
+    return str(given).removeprefix("torch.") if isinstance(given, torch.dtype) else given
+
+
+def tolerances_of(given: Tolerance | Tolerances | float | None) -> Tolerances | None:
+    """Tolerances by tensor; a number is an absolute one of all."""
+    if given is None or isinstance(given, Tolerances):
+        return given
+    one = given if isinstance(given, Tolerance) else Tolerance(float(given), 0.0)
+    return Tolerances.everywhere(one)
+
+
+def _type(value: object) -> str:
+    return type(value).__name__
 
 
 def code_of(model: Code | None) -> str | None:

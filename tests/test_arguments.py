@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fuseport import ops
 from fuseport.exporter import arguments
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.verify.compare import Tolerance
 
 NET = """
 from torch import nn
@@ -83,6 +85,45 @@ def test_examples_are_tensors_or_a_file(tmp_path: Path) -> None:
         found = arguments.given_of(given)  # type: ignore[arg-type]
         assert found is not None
         assert torch.equal(found.values["x"], values["x"])
+
+
+def test_examples_may_be_of_any_layout_and_share_memory() -> None:
+    x = torch.randn(4, 7)
+    found = arguments.given_of({"a": x.t(), "b": x, "c": x[:1].expand(4, 7), "d": x.numpy()})
+    assert found is not None
+    assert all(t.is_contiguous() for t in found.values.values())
+    assert len({t.untyped_storage().data_ptr() for t in found.values.values()}) == 4
+    assert torch.equal(found.values["a"], x.t())
+    assert torch.equal(found.values["d"], x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: arguments.given_of({"x": 3.0}), "given: x is a float, which is no tensor"),
+        (lambda: arguments.given_of([torch.ones(1)]), "given: tensors by name, or a safetensors"),
+        (lambda: arguments.given_of({}), "there is no tensor in it"),
+        (lambda: arguments.given_of({"x": torch.ones(0, 4)}), r"x is of shape \(0, 4\): empty"),
+        (lambda: arguments.specs_of([torch.ones(1)]), "inputs: a Tensor, where a text such as"),
+        (lambda: arguments.kinds_of(("fwd",)), "fwd is not a program; there are: forward"),
+        (lambda: arguments.kinds_of(()), "programs: name one at least"),
+        (lambda: arguments.dynamic_of({"x": ["b"]}), "dynamic: x wants names by position"),
+        (lambda: fuseport.verify("b", program="fwd"), "fwd is not a program"),
+    ],
+)
+def test_what_is_of_no_form_is_told_in_one_line(call: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+def test_forms_of_the_command_do_too() -> None:
+    assert arguments.dynamic_of("x:{0:batch}") == {"x": {0: "batch"}}
+    assert arguments.sizes_of("length=3,batch=1") == {"length": 3, "batch": 1}
+    assert arguments.dtype_of(torch.bfloat16) == "bfloat16"
+    of_all = arguments.tolerances_of(1e-3)
+    assert of_all is not None
+    assert of_all.of("x") == Tolerance(1e-3, 0.0)
 
 
 def test_what_other_processes_cannot_import_is_refused(net: ModuleType) -> None:

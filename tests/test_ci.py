@@ -273,8 +273,9 @@ def test_all_of_a_file_is_exported_and_verified_with_one_verdict(
     assert "c.pt" in result.output
     folder = tmp_path / "fuseport-report"
     assert {path.name for path in folder.iterdir()} == {
-        "mamba.html", "mamba.json", "mamba.xml", "summary.json",
+        "bad.xml", "mamba.html", "mamba.json", "mamba.xml", "summary.json",
     }  # fmt: skip
+    assert "c.pt" in (folder / "bad.xml").read_text()
     saved = Report.from_json((folder / "mamba.json").read_text())
     assert saved.exit_code() == 0
     assert {row.runtime for row in saved.results} == {"torchscript", "float64"}

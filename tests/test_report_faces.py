@@ -11,6 +11,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
+from fuseport.exporter.commands._shared import show
 from fuseport.exporter.errors import CorruptInput
 from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS
 from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
@@ -314,3 +315,19 @@ def test_a_report_that_was_tampered_with_is_refused(change: dict[str, Any]) -> N
 def test_a_folder_whose_name_is_no_text_leaves_a_report_that_can_be_read() -> None:
     odd = report(PASSED, bundle="b\udce9")
     assert Report.from_json(odd.to_json()) == replace(odd, bundle="b?")
+
+
+def test_a_file_that_nothing_was_compared_of_is_named() -> None:
+    unseen = replace(
+        ABSENT, runtime="onnxruntime", artifact="other.onnx", reason="it draws numbers"
+    )
+    said = lines(report(PASSED, unseen))
+    assert f"nothing was compared of {unseen.artifact}: --strict makes that a mismatch" in said
+    assert not any("nothing was compared" in line for line in lines(report(PASSED)))
+
+
+def test_names_that_are_codes_of_emoji_are_printed_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show(None, ["the model comes from net.py:Two: give it again"])
+    assert "net.py:Two: give" in capsys.readouterr().out

@@ -11,7 +11,15 @@ from fuseport.exporter.capture import blockers, integers
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import forget, repeatable
 from fuseport.exporter.models.model import Model, at, examples
-from fuseport.exporter.program import Entry, Kind, Program, count_nodes, entry_of, one_line
+from fuseport.exporter.program import (
+    Entry,
+    Kind,
+    Program,
+    count_nodes,
+    entry_of,
+    named_outputs,
+    one_line,
+)
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.user_code import own_backward
@@ -47,10 +55,12 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
             torch.no_grad(),
             own_backward.seen() as functions,
         ):
-            repeatable(model.module, model.module)(*inputs.values())
+            result = repeatable(model.module, model.module)(*inputs.values())
     except Exception as error:  # the user's code can raise anything
         failed = ExportFailed(f"the model itself does not run, {_at(model, inputs, error)}")
         raise _explained(failed, model, inputs, runs=False) from error
+    if not named_outputs(result):
+        raise ExportFailed(f"the model returns no tensor, but a {type(result).__name__}")
     used = sorted({*model.config["shims"], *late})
     config = {**model.config, "functions": list(functions), "shims": used}
     names = ", ".join(sorted(late))
@@ -61,6 +71,14 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
 def _at(model: Model, inputs: Mapping[str, torch.Tensor], error: Exception) -> str:
     """What it does not run at, why, and how to run it at something else."""
     at = ", ".join(f"{name} {tuple(t.shape)}" for name, t in inputs.items())
+    held = {str(p.dtype)[6:] for p in model.module.parameters() if p.is_floating_point()}
+    passed = sorted({str(t.dtype)[6:] for t in inputs.values() if t.is_floating_point()})
+    if len(held) == 1 and passed and not held.intersection(passed):
+        (wanted,) = held
+        return (
+            f"at {at}: {one_line(error)}; its weights are {wanted}, its inputs {passed[0]}: give "
+            f"inputs of {wanted}, or --dtype {passed[0]}"
+        )
     other = "if its inputs are of other shapes, give such examples"
     if model.given is None:
         other = "if its inputs are of other shapes: --input-shapes"

@@ -20,6 +20,7 @@ from fuseport.exporter.errors import FuseportError, StorageError, UsageError
 from fuseport.exporter.models.given import parse_dynamic, parse_sizes, read_given
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import KINDS
+from fuseport.exporter.verify.report import Report, Row
 from fuseport.exporter.verify.run import Limits, quick_starts
 from fuseport.ops.build import cache_folder
 
@@ -73,7 +74,8 @@ def run(
 
 def write(outcome: Outcome, folder: Path) -> None:
     """Write a checkpoint's report into the folder of reports: JSON and HTML, and JUnit XML, which
-    has expected failures as passes and mended ones as failures.
+    has expected failures as passes and mended ones as failures. Of one that has no report, JUnit
+    XML with what ended it.
 
     Raises:
         OSError, StorageError: it cannot be written.
@@ -83,6 +85,10 @@ def write(outcome: Outcome, folder: Path) -> None:
         # Of an earlier run: it would be taken for this one's.
         (folder / f"{outcome.name}{suffix}").unlink(missing_ok=True)
     if outcome.report is None or outcome.judged is None:
+        reason = " · ".join((outcome.error or "no report", *outcome.details))
+        row = Row("fuseport", None, "*", "*", "run", "*", "*", "error", reason)
+        found = Report(outcome.path, "", environment(), 0.0, (row,))
+        write_whole(folder / f"{outcome.name}.xml", found.to_junit().encode())
         return
     faces = {
         ".json": outcome.report.to_json() + "\n",

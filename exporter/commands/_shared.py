@@ -92,7 +92,7 @@ def _telling() -> "Iterator[Progress]":
         return
     from rich.console import Console
 
-    with Console(stderr=True).status("starting") as status:
+    with Console(stderr=True, emoji=False, markup=False).status("starting") as status:
         yield lambda message: status.update(message)
 
 
@@ -175,7 +175,7 @@ def show(table: "Table | None", lines: Iterable[str]) -> None:
     """Print a table and lines below it on standard output."""
     from rich.console import Console
 
-    out = Console(highlight=False, width=width())
+    out = Console(highlight=False, emoji=False, width=width())
     if table is not None:
         out.print(table)
     for line in lines:

@@ -45,7 +45,10 @@ Exit codes: 0 pass, 1 mismatch, 2 usage, 3 refused as unsafe, 4 unreadable or co
     help="A file made or changed elsewhere, compared instead of the bundle's own.",
 )
 @click.option(
-    "--program", metavar="NAME", help="That the artifact holds, if its name does not say."
+    "--program",
+    metavar="NAME",
+    help="Compare forward, gradient or step alone; of --artifact: what it holds, if its name does "
+    "not say.",
 )
 @click.option("--model", metavar="MODULE:CALLABLE", help="Your own code that builds the model.")
 @OPS
@@ -187,4 +190,8 @@ def verify(
         write(power, json_, power.lines())
         sys.exit(power.exit_code())
     faces.write(report)
-    sys.exit(report.exit_code(strict=strict))
+    code = report.exit_code(strict=strict)
+    if strict and code and not report.exit_code():
+        count = report.summary["unsupported"]
+        click.echo(f"not equal under --strict: {count} unsupported", err=True)
+    sys.exit(code)

@@ -133,7 +133,6 @@ def _translate(
                 dynamo=True,
                 opset_version=opset,
                 input_names=[spec.name for spec in program.inputs],
-                output_names=[spec.name for spec in program.outputs],
                 optimize=False,
                 verbose=False,
             )
@@ -179,6 +178,7 @@ def _values(model: ir.Model, translated: ExportedProgram) -> dict[str, ir.Value]
 def _part_outputs(model: ir.Model, program: Program) -> None:
     """Give each output a value and a name of its own: torch lets one value be several.
 
+    One may be an input's, too, which torch itself would give the output's name.
     In the graphs of a Scan or an If, too: where a Scan's new state is its output as well, ONNX
     Runtime, 1.31 at least, takes memory of the one for the other.
     """

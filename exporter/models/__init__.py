@@ -93,8 +93,11 @@ def from_checkpoint(
     if code is not None:
         model = user.model(code, checkpoint.config, inputs, shim, given)
         source = str(checkpoint.path)
+        others = [note for note in checkpoint.notes if note.endswith("(--weights)")]
         got = model.notes[0] if checkpoint.config else "no hyperparameters are in the checkpoint"
-        report = weights.fit(model.module, checkpoint.tensors, source, own_code=got)
+        report = weights.fit(
+            model.module, checkpoint.tensors, source, own_code="; ".join([got, *others])
+        )
         remember(model.module.eval())
         return model, (*model.notes, *report.notes())
     found = recognised(checkpoint)

@@ -17,6 +17,7 @@ from fuseport.exporter.program import TensorSpec
 __all__ = [
     "Dynamic",
     "Given",
+    "checked",
     "fitted",
     "named",
     "parse_dynamic",
@@ -54,16 +55,25 @@ def read_given(path: Path) -> Given:
     if not path.is_file():
         hint = f"; shapes are --input-shapes '{path}'" if "[" in path.name else ""
         raise UsageError(f"--inputs {path}: there is no such file{hint}")
-    values = read_safetensors(path)
-    if not values:
-        raise UsageError(f"--inputs {path}: there is no tensor in it")
-    for name, tensor in values.items():
+    return checked(Given(str(path), read_safetensors(path)))
+
+
+def checked(given: Given) -> Given:
+    """The same examples, if they can be inputs.
+
+    Raises:
+        UsageError: there is none, or one is empty, or of a dtype that inputs do not have.
+    """
+    place = f"--inputs {given.place}"
+    if not given.values:
+        raise UsageError(f"{place}: there is no tensor in it")
+    for name, tensor in given.values.items():
         if _dtype(tensor) not in _DTYPES:
             known = ", ".join(_DTYPES)
-            raise UsageError(f"--inputs {path}: {name} is {_dtype(tensor)}, none of {known}")
+            raise UsageError(f"{place}: {name} is {_dtype(tensor)}, none of {known}")
         if not tensor.numel():
-            raise UsageError(f"--inputs {path}: {name} is of shape {tuple(tensor.shape)}: empty")
-    return Given(str(path), values)
+            raise UsageError(f"{place}: {name} is of shape {tuple(tensor.shape)}: empty")
+    return given
 
 
 def parse_dynamic(texts: Sequence[str]) -> Dynamic:

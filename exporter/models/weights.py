@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
 
-__all__ = ["FitReport", "fit", "some", "unwrap"]
+__all__ = ["FitReport", "fit", "once", "some", "unwrap"]
 
 # Segments that wrappers insert anywhere in a name; no module of a model is called so.
 _WRAPPERS = frozenset(["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
@@ -92,6 +92,9 @@ def fit(
         if isinstance(value, Tensor)
     }
     prefix, given, left_out = _strip(tensors, own, source)
+    # Files of before torch 0.4.1, and others' conversions, lack these counts, as torch allows.
+    counts = [name for name in own if name.endswith("num_batches_tracked") and name not in given]
+    given |= {name: torch.zeros((), dtype=own[name].dtype) for name in counts}
     groups = _tied_groups(own)
     problems = {
         "missing": [group[0] for group in groups if not any(name in given for name in group)],
@@ -216,3 +219,13 @@ def some(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
     return ", ".join(show(name, 120) for name in listed[:_LISTED]) + more
+
+
+def once(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that a module's state dict holds, tied ones once, contiguous."""
+    kept: dict[int, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):  # a model may put more into it
+            kept.setdefault(id(tensor), name)
+    state = module.state_dict()
+    return {name: state[name].contiguous() for name in kept.values()}

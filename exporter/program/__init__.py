@@ -6,7 +6,7 @@ the gradient program from the first, and `formats` write any, so that all format
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -138,17 +138,21 @@ def trainable(module: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def named_outputs(result: Any, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+def named_outputs(
+    result: Any, names: Sequence[str] | None = None, inputs: Collection[str] = ()
+) -> dict[str, Tensor]:
     """What a module returned, as name → tensor: keys of a mapping, else `names`, else `output…`.
 
     What is inside a value of a mapping has the keys and positions on the way to it after a dot,
-    `states.0`. What is no tensor is left out; see `left_out`.
+    `states.0`. What is no tensor is left out; see `left_out`. One that is called as one of `inputs`
+    is `output_<name>`: in ONNX, a name is of one value.
 
     Raises:
         ExportFailed: there are other names than tensors, or two tensors of one name.
     """
     if _keyed(result) is not None:
-        found = [(name, value) for name, value in _within("", result) if isinstance(value, Tensor)]
+        within = [(name, value) for name, value in _within("", result) if isinstance(value, Tensor)]
+        found = [(f"output_{n}" if n in inputs else n, value) for n, value in within]
         named = dict(found)
         if len(named) < len(found):
             raise ExportFailed(f"of the outputs {', '.join(name for name, _ in found)} two are one")
@@ -158,6 +162,7 @@ def named_outputs(result: Any, names: Sequence[str] | None = None) -> dict[str, 
         names = ["output"] if len(leaves) == 1 else [f"output_{i}" for i in range(len(leaves))]
     if len(names) != len(leaves):
         raise ExportFailed(f"the model returned {len(leaves)} tensors where {len(names)} are named")
+    names = [f"output_{name}" if name in inputs else name for name in names]
     return dict(zip(names, leaves, strict=True))
 
 

@@ -81,7 +81,7 @@ def capture_forward(
     def call(*tensors: Tensor) -> Any:
         with _Symbolic():
             result = module.forward(*tensors)
-        outputs = named_outputs(result, output_names)
+        outputs = named_outputs(result, output_names, list(inputs))
         names[:] = outputs
         beside[:] = left_out(result)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
@@ -107,7 +107,8 @@ def capture_forward(
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if mutated:
         raise ExportFailed(
-            f"{kind} writes to {', '.join(mutated)}: a program has no state that it could change"
+            f"{kind} writes to {', '.join(mutated)}: a program changes neither its inputs nor "
+            "buffers; compute something new there, x = x / n for x /= n"
         )
     _forget_ones(exported)
     exported = _untied(exported, module)

@@ -42,6 +42,8 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
         whole.module.to(device)
     model = at(whole, entry_of(program.get("kind", "forward")))
 
+    given = [spec.name for spec in model.inputs]
+
     def call(*inputs: Tensor) -> Any:
         with model.fused():
             try:
@@ -53,7 +55,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     session = ModuleSession(
         repeatable(model.module, call),
         model.module.named_parameters(),
-        lambda result: named_outputs(result, model.outputs),
+        lambda result: named_outputs(result, model.outputs, given),
         device,
         _explained,
     )

@@ -62,7 +62,7 @@ class Subject:
         Args:
             runtime: its name.
             artifact: a file made elsewhere.
-            program: that it holds; None to tell from the file.
+            program: that it holds, None to tell from the file; of the bundle's, that to compare.
             named: whether the user asked for this runtime, so that it must have something to do.
 
         Raises:
@@ -74,9 +74,8 @@ class Subject:
             names.setdefault(sample.case.entry, []).append(sample.case.name)
         if artifact is None:
             folder, manifest = self.bundle.folder, self.bundle.manifest
-            found = list(
-                plan.jobs(folder, manifest, [runtime], names, rebuilt=self.rebuilt, forms=True)
-            )
+            every = plan.jobs(folder, manifest, [runtime], names, rebuilt=self.rebuilt, forms=True)
+            found = [job for job in every if program in (None, job.program)]
         else:
             format_name, kind = _recognised(artifact, program, self.bundle.manifest)
             runs = format_name == runtimes.get(runtime).FORMAT

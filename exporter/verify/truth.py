@@ -104,9 +104,11 @@ def _sample(
         passed |= {f"cotangent/{name}": t for name, t in cotangents.items()}
         exact = _exact(model, wide, inputs, cotangents)
         none = tuple(name for name, tensor in exact.items() if tensor is None)
-        kept = apart({f"truth/{n}": t.contiguous() for n, t in exact.items() if t is not None})
+        kept = {f"truth/{n}": t.contiguous() for n, t in exact.items() if t is not None}
         # From here on the truth is read from disk, so that memory has it once, then not at all.
         del exact
+        both = apart(passed | kept)  # a model may return what it was given
+        passed, kept = ({name: both.pop(name) for name in part} for part in (passed, kept))
         _save(passed | kept, file)
     omitted = [name for name, t in kept.items() if limit is not None and t.nbytes > limit]
     names = [name.removeprefix("truth/") for name in kept]
@@ -167,10 +169,11 @@ def _cotangent(output: Tensor, layout: str, generator: torch.Generator) -> Tenso
 
 def session(model: Model, module: nn.Module) -> ModuleSession:
     """What runs and differentiates the model's module, or a copy of that in another dtype."""
+    given = [spec.name for spec in model.inputs]
     return ModuleSession(
         repeatable(module, module),
         module.named_parameters(),
-        lambda result: named_outputs(result, model.outputs),
+        lambda result: named_outputs(result, model.outputs, given),
     )
 
 

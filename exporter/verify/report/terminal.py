@@ -20,6 +20,7 @@ from fuseport.exporter.verify.report.parts import (
     hint,
     located,
     notes,
+    way,
     worst_first,
 )
 
@@ -157,14 +158,22 @@ def _one_reason(rows: Sequence[Row]) -> str:
 
 
 def _left_out(report: Report) -> list[str]:
-    """The runtimes of which all is unsupported, where others' results were compared."""
+    """The runtimes of which all is unsupported, where others' results were compared, and files."""
     verdicts: dict[str, set[str]] = {}
     for row in report.results:
         verdicts.setdefault(row.runtime, set()).add(row.verdict)
     left = [name for name, found in verdicts.items() if found == {"unsupported"}]
-    if not left or len(left) == len(verdicts):
+    if len(left) == len(verdicts):
         return []
-    return [f"nothing was compared in {', '.join(left)}: --strict makes that a mismatch"]
+    files: dict[str, set[str]] = {}
+    for row in report.results:
+        if row.runtime not in left and row.artifact != "*" and not row.way.endswith("forms"):
+            files.setdefault(f"{row.artifact}{way(row.way)}", set()).add(row.verdict)
+    lacking = [f"in {', '.join(left)}"] if left else []
+    unseen = [name for name, found in files.items() if found == {"unsupported"}]
+    lacking += [f"of {', '.join(unseen)}"] if unseen else []
+    told = ", nor ".join(lacking)
+    return [f"nothing was compared {told}: --strict makes that a mismatch"] if told else []
 
 
 def _line(row: Row) -> str:
