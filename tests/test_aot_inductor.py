@@ -93,7 +93,7 @@ def test_python_and_cpp_give_the_same_bits_even_of_nothing(bundle: Path) -> None
         assert list(one) == list(other) == [entry["name"] for entry in spec["outputs"]]
         for name, value in one.items():
             assert torch.equal(value, other[name]), (name, batch)
-        assert torch.equal(one["x"], x)
+        assert torch.equal(one["output_x"], x)
 
 
 def test_a_wrong_weight_in_a_package_is_located(bundle: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ torch is imported when a writer needs it: a process without it is forked in no t
 """
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -194,6 +195,7 @@ def _library(folder: Path) -> None:
     from fuseport.ops import build
 
     os.environ["CXX"] = str(folder / "src" / "c++")
+    logging.getLogger("fuseport").setLevel(logging.INFO)  # as commands have it
     build.compiler_version.cache_clear()
     source = build.Unit(folder / "src" / "tiny" / "kernel.cpp")
     with _cache(folder / "cache"):
