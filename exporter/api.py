@@ -28,7 +28,7 @@ from fuseport.exporter.bundle import (
     trust,
 )
 from fuseport.exporter.bundle.staging import work_folder
-from fuseport.exporter.capture import PROGRAMS, capture, tried
+from fuseport.exporter.capture import PROGRAMS, capture
 from fuseport.exporter.capture.prepare import prepared
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.describe import describe, environment
@@ -136,6 +136,8 @@ def export(
         )
     code, kinds = arguments.code_of(model), arguments.kinds_of(programs)
     specs, examples = arguments.specs_of(inputs), arguments.given_of(given)
+    dims, wanted_sizes = arguments.dynamic_of(dynamic), arguments.sizes_of(sizes)
+    wanted_dtype = arguments.dtype_of(dtype)
     if specs is not None and examples is not None:
         raise UsageError("inputs say it all: leave given out, or give tensors alone")
     wanted = formats.default() if format is None else arguments.names_of(format) or ()
@@ -156,17 +158,7 @@ def export(
             loaded, code=code, inputs=specs, shim=stand_ins, given=examples
         )
         notes = (*loaded.notes, *notes)
-        built, more = prepared(
-            built,
-            examples,
-            arguments.dynamic_of(dynamic),
-            arguments.sizes_of(sizes),
-            arguments.dtype_of(dtype),
-            seed,
-            progress,
-        )
-        notes += more
-        built, more = tried(built, seed)
+        built, more = prepared(built, examples, dims, wanted_sizes, wanted_dtype, seed, progress)
         notes += more
         captured = list(capture(built, kinds, seed, progress))
         notes += tuple(
@@ -178,8 +170,7 @@ def export(
         with staged(target, force=force) as (folder, manifest):
             save_file(weights_of.once(built.module), folder / WEIGHTS)
             manifest |= describe(loaded, built, captured, (*notes, *dropped), seed)
-            if "gradient" in manifest["programs"]:
-                manifest["notes"] += plan.ungraded(manifest["programs"]["gradient"])
+            manifest["notes"] += plan.ungraded(manifest["programs"])
             for entry, found in conditions.items():
                 manifest["programs"][entry]["conditions"] = found
             if own is not None and (noted := own.noted(manifest["ops"])):

@@ -82,7 +82,7 @@ def specs_of(given: Inputs | None) -> tuple[TensorSpec, ...] | None:
     for one in each:
         if not isinstance(one, str | TensorSpec):
             raise UsageError(
-                f"inputs: a {type(one).__name__}, where a text such as x:[batch,3,length] is "
+                f"inputs: a {_type(one)}, where a text such as x:[batch,3,length] is "
                 "wanted; tensors are for `given`, by name"
             )
     parsed = iter(parse_inputs([text for text in each if isinstance(text, str)]))
@@ -164,7 +164,7 @@ def code_of(model: Code | None) -> str | None:
     module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", "")
     found = getattr(inspect.getmodule(model), name, None)
     if found is not model or module in (None, "__main__"):
-        what = name or f"an instance of {type(model).__name__}"
+        what = name or f"an instance of {_type(model)}"
         raise UsageError(
             f"model: {what}: other processes cannot import it; give a class or function of a "
             "module of its own, or 'module:callable' or 'file.py:callable'"

@@ -13,7 +13,7 @@ from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import Kind
 from fuseport.exporter.program.conditions import in_words, summarised
-from fuseport.exporter.verify.plan import admitted, cases, conditional
+from fuseport.exporter.verify.plan import admitted, cases, conditional, ungraded
 
 SIZES = {"batch": 2, "length": 16}
 
@@ -259,3 +259,15 @@ def test_programs_have_the_gradient_of_what_is_written_to_in_place(
     )
     power = api.self_test(bundle.folder, model=model, runtime=["exported_program"])
     assert power.exit_code() == 0
+
+
+def test_gradients_that_there_are_none_of_are_told() -> None:
+    def said(none: list[str], *outputs: str) -> list[str]:
+        entry = {"none": none, "outputs": [{"name": name} for name in outputs]}
+        return ungraded({"forward": {"none": ["grad/w"]}, "gradient": entry})
+
+    assert ungraded({"forward": {"none": []}}) == []
+    assert said([], "y", "grad/x") == []
+    assert "there is no gradient at all" in said(["grad/x"], "y")[0]
+    (note,) = said([f"grad/{i}" for i in range(5)], "y", "grad/x")
+    assert note.startswith("there is no grad/0, grad/1, grad/2 and 2 more: ")

@@ -41,8 +41,8 @@ def prepared(
 
     Raises:
         UsageError: the inputs, the dimensions or the dtype do not fit the model.
-        ExportFailed: the model cannot be captured to find its dynamic dimensions, or does not run
-            in the dtype.
+        ExportFailed: the model does not run, in its dtype or in the one wanted, or cannot be
+            captured to find its dynamic dimensions.
     """
     notes: list[str] = []
     own = model.architecture == user.NAME
@@ -58,11 +58,12 @@ def prepared(
     if dtype is not None:
         model, said = _converted(model, dtype, seed)
         notes += said
+    model, more = tried(model, seed)  # before anything is traced: its error should be its own
+    notes += more
     if given is not None and own:
         for spec in (spec for spec in model.inputs if spec.high is not None):
             notes.append(f"{spec.name}: compared on values below {spec.high}, as in the example")
         if dynamic is None:
-            tried(model, seed)  # before anything is traced: the error should be its own
             progress("finding dynamic dimensions")
             assert model.given is not None
             with model.fused():

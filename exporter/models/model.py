@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.program import Entry, TensorSpec
+from fuseport.exporter.program import Entry, TensorSpec, named_outputs
 
-__all__ = ["OWN_CODE", "Model", "at", "example", "examples"]
+__all__ = ["OWN_CODE", "Model", "at", "example", "examples", "named"]
 
 OWN_CODE = "give your own code: --model your_code.py:Model --input-shapes 'x:[batch,length,64]'"
 """What to do about a checkpoint of which no architecture is known."""
@@ -69,6 +69,11 @@ def examples(model: Model, generator: torch.Generator) -> dict[str, Tensor]:
     if model.given is not None:
         return dict(model.given)
     return {spec.name: example(spec, model.sizes, generator) for spec in model.inputs}
+
+
+def named(model: Model, result: Any) -> dict[str, Tensor]:
+    """What the model's module returned, by name; see `program.named_outputs`."""
+    return named_outputs(result, model.outputs, [spec.name for spec in model.inputs])
 
 
 def at(model: Model, entry: Entry) -> Model:

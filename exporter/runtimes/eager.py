@@ -12,8 +12,8 @@ from torch._functorch import config as functorch
 
 from fuseport.exporter import models, shims
 from fuseport.exporter.models.fresh import repeatable
-from fuseport.exporter.models.model import at
-from fuseport.exporter.program import entry_of, named_outputs, one_line
+from fuseport.exporter.models.model import at, named
+from fuseport.exporter.program import entry_of, one_line
 from fuseport.exporter.runtimes import Unsupported
 from fuseport.exporter.runtimes._device import OF_TORCH, device_of
 from fuseport.exporter.runtimes._ops import prepare
@@ -42,8 +42,6 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
         whole.module.to(device)
     model = at(whole, entry_of(program.get("kind", "forward")))
 
-    given = [spec.name for spec in model.inputs]
-
     def call(*inputs: Tensor) -> Any:
         with model.fused():
             try:
@@ -55,7 +53,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     session = ModuleSession(
         repeatable(model.module, call),
         model.module.named_parameters(),
-        lambda result: named_outputs(result, model.outputs, given),
+        lambda result: named(model, result),
         device,
         _explained,
     )

@@ -189,14 +189,15 @@ def _nearby(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
         yield {name: size + more for (name, size), more in zip(sizes.items(), up, strict=True)}
 
 
-def ungraded(program: Mapping[str, Any]) -> list[str]:
-    """A note on gradients that there are none of, by a gradient program's part in a manifest.
+def ungraded(programs: Mapping[str, Any]) -> list[str]:
+    """A note on gradients that there are none of, by a manifest's programs.
 
     Of these, that an artifact gives none, as the model does, is what is compared.
     """
-    absent = list(program["none"])
-    if not absent:
+    program = programs.get("gradient")
+    if program is None or not program["none"]:
         return []
+    absent = list(program["none"])
     if not any(output["name"].startswith("grad/") for output in program["outputs"]):
         return ["there is no gradient at all: the program's outputs depend on nothing by autograd"]
     more = f" and {len(absent) - _LISTED} more" if len(absent) > _LISTED else ""

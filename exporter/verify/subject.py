@@ -212,8 +212,7 @@ def prepare(
         for entry, program in manifest["programs"].items()
         if "conditions" in program
     )
-    if "gradient" in manifest["programs"]:
-        notes += plan.ungraded(manifest["programs"]["gradient"])
+    notes += plan.ungraded(manifest["programs"])
     return Subject(
         bundle,
         {s.case.name: s for s in samples if s.refused is None},

@@ -21,8 +21,8 @@ from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
 from fuseport.exporter.models.fresh import fresh, repeatable
-from fuseport.exporter.models.model import at, example
-from fuseport.exporter.program import Entry, named_outputs, one_line
+from fuseport.exporter.models.model import at, example, named
+from fuseport.exporter.program import Entry, one_line
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
@@ -169,11 +169,10 @@ def _cotangent(output: Tensor, layout: str, generator: torch.Generator) -> Tenso
 
 def session(model: Model, module: nn.Module) -> ModuleSession:
     """What runs and differentiates the model's module, or a copy of that in another dtype."""
-    given = [spec.name for spec in model.inputs]
     return ModuleSession(
         repeatable(module, module),
         module.named_parameters(),
-        lambda result: named_outputs(result, model.outputs, given),
+        lambda result: named(model, result),
     )
 
 

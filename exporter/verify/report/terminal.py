@@ -1,6 +1,6 @@
 """A report in the terminal: a table, and lines below it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rich import box
@@ -109,13 +109,8 @@ def _of_place(diagnoses: Sequence[Diagnosis]) -> str:
     text = diagnosis_text(first)
     if not others:
         return text
-    told = [f"the same in {len(others)} more"]
-    for what, found in (
-        ("runtimes", {d.runtime for d in diagnoses}),
-        ("cases", {d.case for d in diagnoses}),
-    ):
-        if len(found) > 1:
-            told.append(f"{len(found)} {what}")
+    spread = _spread(runtimes={d.runtime for d in diagnoses}, cases={d.case for d in diagnoses})
+    told = [f"the same in {len(others)} more", *spread]
     return f"{text} ({', '.join(told)})"
 
 
@@ -142,14 +137,17 @@ def _gathered(rows: Sequence[Row]) -> list[str]:
 def _worst_of(rows: Sequence[Row]) -> str:
     """The first of rows, how many there are, and what would pardon all of them."""
     worst = rows[0]
-    told = [f"the worst of {len(rows)} rows"]
-    for what, found in (("tensors", {r.tensor for r in rows}), ("cases", {r.case for r in rows})):
-        if len(found) > 1:
-            told.append(f"{len(found)} {what}")
+    spread = _spread(tensors={r.tensor for r in rows}, cases={r.case for r in rows})
+    told = [f"the worst of {len(rows)} rows", *spread]
     pardons = [row.would_pass_at for row in rows if row.would_pass_at is not None]
     if len(pardons) == len(rows) and (pardoned := hint(replace(worst, would_pass_at=max(pardons)))):
         told.append(f"all {pardoned}")
     return f"{worst.verdict}: {located(worst)}: {worst.reason} ({', '.join(told)})"
+
+
+def _spread(**found: Collection[str]) -> list[str]:
+    """How many there are of each kind, of those that are several."""
+    return [f"{len(names)} {what}" for what, names in found.items() if len(names) > 1]
 
 
 def _one_reason(rows: Sequence[Row]) -> str:
