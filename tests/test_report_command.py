@@ -122,6 +122,8 @@ class TestReport:
     ) -> None:
         done = run("report", saved(tmp_path, ROW, WRONG, LACKING), *arguments)
         assert done.exit_code == code, done.output
+        of_strict = "--strict" in arguments
+        assert ("not equal under --strict: 1 unsupported" in done.stderr) == of_strict
 
     def test_writes_faces_and_leaves_what_it_reads(self, tmp_path: Path) -> None:
         file = saved(tmp_path, ROW, WRONG)

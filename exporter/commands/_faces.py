@@ -51,10 +51,17 @@ class Faces:
                 raise UsageError(f"{path}: --{same[0]} and --{same[1]} cannot share a file")
             _check_place(path)
 
-    def write(self, report: "Report") -> None:
+    def write(self, report: "Report", *, strict: bool) -> int:
         """Write every face, and print the report, whatever the verdict is.
 
         Where `GITHUB_STEP_SUMMARY` is set, Markdown is appended to that file, too.
+
+        Args:
+            report: to show.
+            strict: whether what is unsupported is a mismatch.
+
+        Returns:
+            The command's exit code.
 
         Raises:
             StorageError: a face could not be written; the others were.
@@ -88,6 +95,11 @@ class Faces:
             _print(report)
         if failed:
             raise StorageError(str(failed[0]), [str(error) for error in failed[1:]])
+        code = report.exit_code(strict=strict)
+        if code and not report.exit_code():  # the report itself knows of no --strict
+            count = report.summary["unsupported"]
+            click.echo(f"not equal under --strict: {count} unsupported", err=True)
+        return code
 
 
 def FACES(command: Command) -> Command:  # noqa: N802  # a decorator like OPS, of four options

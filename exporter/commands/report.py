@@ -65,5 +65,4 @@ def report(
         raise StorageError(f"{file}: cannot be read: {error.strerror}") from error
     if tolerances is not None:
         shown = rejudged(shown, tolerances)
-    faces.write(shown)
-    sys.exit(shown.exit_code(strict=strict))
+    sys.exit(faces.write(shown, strict=strict))
