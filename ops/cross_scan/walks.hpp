@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cross_scan/problem.hpp"
+#include "native/lanes.hpp"
 #include "native/storage.hpp"
 
 namespace fuseport::cross_scan::FUSEPORT_ISA {
@@ -83,9 +84,7 @@ static void scan_unit(const Problem& p, const Scan& s, int64_t unit) {
       int64_t w = 0;
       for (; w + LANES <= p.width; w += LANES) {
         typename F::Vector block[LANES];
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; ++i) block[i] = load<F>(x + (h + i) * s.row_stride + w);
-        transpose<F>(block);
+        load_columns<F>(x + h * s.row_stride + w, s.row_stride, block);
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; ++i) {
           const int64_t at = (w + i) * height + h;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "deform_conv2d/samples.hpp"
+#include "native/lanes.hpp"
 #include "native/products.hpp"
 
 namespace fuseport::deform_conv2d::FUSEPORT_ISA {

@@ -2,6 +2,7 @@
 // wherever one of the strides is 1. Compiled once per instruction set, as vector.hpp is.
 #pragma once
 
+#include "native/lanes.hpp"
 #include "native/storage.hpp"
 
 namespace fuseport::FUSEPORT_ISA {
@@ -27,10 +28,15 @@ static void load_block(const Stored* from, int64_t row_stride, int64_t column_st
       int c = 0;
       for (; c + LANES <= columns; c += LANES) {
         typename F::Vector block[LANES];
+        if constexpr (sizeof(Stored) == sizeof(typename F::Real)) {
+          const auto* first = (const typename F::Real*)from + c * column_stride + r;
+          load_columns<F>(first, column_stride, block);
+        } else {
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; ++i)
-          block[i] = load_reals<F>(from + (c + i) * column_stride + r);
-        transpose<F>(block);
+          for (int i = 0; i < LANES; ++i)
+            block[i] = load_reals<F>(from + (c + i) * column_stride + r);
+          transpose<F>(block);
+        }
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; ++i) store<F>(tile + (r + i) * tile_stride + c, block[i]);
       }
@@ -64,9 +70,7 @@ static void store_block(const typename F::Real* tile, int tile_stride, int rows,
       int c = 0;
       for (; c + LANES <= columns; c += LANES) {
         typename F::Vector block[LANES];
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; ++i) block[i] = load<F>(tile + (r + i) * tile_stride + c);
-        transpose<F>(block);
+        load_columns<F>(tile + r * tile_stride + c, tile_stride, block);
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; ++i)
           store_reals<F>(block[i], to + (c + i) * column_stride + r);

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -31,9 +30,11 @@ constexpr int WIDTH = 16;
 // result, or of 1 for the last two. ROUND + k holds the integer k in its low bits; from WHOLE on all
 // numbers are integers.
 //
-// A vector of 16 floats holds ROOTS, 2^(i/16), too. Of a number in sixteenths the four low bits choose
-// among them, as they are in SIXTEENTHS + k; what is left, |r| ≤ 1/32, needs shorter polynomials:
-// 2^r = 1 + r·EXP2_NEAR(r), and exp(r) = 1 + r + r²·EXP_NEAR(r) for |r| ≤ ln(2)/32.
+// A vector of 16 floats holds ROOTS, 2^(i/16) times a number near 1, too. Of a number in sixteenths the
+// four low bits choose among them, as they are in SIXTEENTHS + k; what is left, |r| ≤ 1/32, needs
+// shorter polynomials. That number is the first root, and one of those for which all others, rounded,
+// are good to 0.24 of an ulp, where those of 1 are to half of one. The polynomials divide by it: with
+// it, 1 + EXP2_NEAR(r) is 2^r, and 1 + EXP_NEAR(r) is exp(r) for |r| ≤ ln(2)/32.
 struct F32 {
   using Real = float;
   typedef float Vector __attribute__((vector_size(WIDTH)));
@@ -53,18 +54,14 @@ struct F32 {
       0x1p+0f, -0x1.ffffb8p-2f, 0x1.554bd6p-2f, -0x1.ff0254p-3f, 0x1.92b43p-3f, -0x1.38b908p-3f,
       0x1.afdde8p-4f, -0x1.cdd008p-5f, 0x1.402f4cp-6f, -0x1.a04acap-9f};
   static constexpr float SIXTEENTHS = 0x1.8p19f;
-  static constexpr float ROOTS[] = {0x1p+0f,        0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f,
-                                    0x1.306fep+0f,  0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
-                                    0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
-                                    0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f};
-  // What they lack of these numbers, as a part of them.
-  static constexpr float ROOTS_LACK[] = {
-      0x0p+0f,         0x1.8d96d4p-25f,  -0x1.9c0c22p-27f, 0x1.964904p-25f,
-      0x1.125002p-25f, 0x1.370be4p-25f,  -0x1.0a355p-25f,  -0x1.00d8acp-27f,
-      0x1.26055cp-26f, -0x1.05cb44p-25f, 0x1.67a1cap-28f,  0x1.a3b5e4p-28f,
-      -0x1.f9c304p-27f, -0x1.6961b4p-28f, -0x1.a5217cp-28f, 0x1.61428ep-28f};
-  static constexpr float EXP2_NEAR[] = {0x1.62e43p-1f, 0x1.ebff92p-3f, 0x1.c6b29ap-5f};
-  static constexpr float EXP_NEAR[] = {0x1.000148p-1f, 0x1.55565cp-3f};
+  static constexpr float ROOTS[] = {0x1.ffe586p-1f, 0x1.0b47b4p+0f, 0x1.171d14p+0f, 0x1.237894p+0f,
+                                    0x1.306022p+0f, 0x1.3dd9f4p+0f, 0x1.4bec82p+0f, 0x1.5a9e9p+0f,
+                                    0x1.69f72ep+0f, 0x1.79fdbap+0f, 0x1.8ab9eap+0f, 0x1.9c33c6p+0f,
+                                    0x1.ae73b6p+0f, 0x1.c1827ep+0f, 0x1.d56946p+0f, 0x1.ea31ap+0f};
+  static constexpr float EXP2_NEAR[] = {0x1.a7b5eap-13f, 0x1.62f68cp-1f, 0x1.ec1904p-3f,
+                                        0x1.c6ca1ep-5f};
+  static constexpr float EXP_NEAR[] = {0x1.a7b5eap-13f, 0x1.000d3ep+0f, 0x1.000f2ap-1f,
+                                       0x1.556886p-3f};
   static constexpr float WHOLE = 0x1p23f;
   static constexpr float SIN[] = {0x1.921fb6p1f, -0x1.4abbc4p2f, 0x1.4668fp1f, -0x1.32531ep-1f,
                                   0x1.3e142p-4f};
@@ -205,14 +202,10 @@ FUSEPORT_INLINE typename F::Vector scale(typename F::Vector v, typename F::Integ
 }
 
 #if defined(__AVX512F__)
-// Of these numbers, those that the low bits of `shifted` choose.
-FUSEPORT_INLINE __m512 chosen(__m512 shifted, const float (&sixteen)[16]) {
-  return _mm512_permutexvar_ps((__m512i)shifted, _mm512_loadu_ps(sixteen));
-}
-
-// 2^k·(1 + q) for k in sixteenths, of which `shifted` is SIXTEENTHS + k.
+// 2^k·(1 + q), but for the number that is in ROOTS, for k in sixteenths, of which `shifted` is
+// SIXTEENTHS + k.
 FUSEPORT_INLINE __m512 scaled_root(__m512 shifted, __m512 k, __m512 q) {
-  const __m512 root = chosen(shifted, F32::ROOTS);
+  const __m512 root = _mm512_permutexvar_ps((__m512i)shifted, _mm512_loadu_ps(F32::ROOTS));
   return _mm512_scalef_ps(_mm512_fmadd_ps(root, q, root), k);  // which takes the floor of k
 }
 #endif
@@ -226,9 +219,7 @@ FUSEPORT_INLINE typename F::Vector exp_below(typename F::Vector x) {
   if constexpr (sizeof(typename F::Real) == 4) {
     const Vector shifted = x * F::LOG2E + F::SIXTEENTHS, k = shifted - F::SIXTEENTHS;
     const Vector r = x - k * F::LN2_HIGH - k * F::LN2_LOW;
-    const Vector lack = (Vector)chosen((__m512)shifted, F::ROOTS_LACK);
-    const Vector q = r * r * polynomial(F::EXP_NEAR, r) + (r + lack);
-    return (Vector)scaled_root((__m512)shifted, (__m512)k, (__m512)q);
+    return (Vector)scaled_root((__m512)shifted, (__m512)k, (__m512)polynomial(F::EXP_NEAR, r));
   }
 #endif
   const Vector shifted = x * F::LOG2E + F::ROUND;
@@ -244,7 +235,7 @@ FUSEPORT_INLINE typename F::Vector exp_below(typename F::Vector x) {
 #endif
 }
 
-// exp to about one ulp (in float32 with AVX-512, 0.6), down to the subnormal numbers; exp(-Inf) = 0, and
+// exp to about one ulp (in float32 with AVX-512, 0.8), down to the subnormal numbers; exp(-Inf) = 0, and
 // Inf and NaN stay.
 template <class F>
 FUSEPORT_INLINE typename F::Vector exp(typename F::Vector x) {
@@ -293,9 +284,7 @@ FUSEPORT_INLINE typename F::Vector exp2_of_product(typename F::Vector x, typenam
   if constexpr (sizeof(typename F::Real) == 4) {
     const Vector shifted = x * c + F::SIXTEENTHS, k = shifted - F::SIXTEENTHS;
     const Vector r = (Vector)_mm512_fmsub_ps((__m512)x, (__m512)c, (__m512)k);
-    const Vector lack = (Vector)chosen((__m512)shifted, F::ROOTS_LACK);
-    const Vector q = polynomial(F::EXP2_NEAR, r) * r + lack;
-    return (Vector)scaled_root((__m512)shifted, (__m512)k, (__m512)q);
+    return (Vector)scaled_root((__m512)shifted, (__m512)k, (__m512)polynomial(F::EXP2_NEAR, r));
   } else {
     const __m512d t = (__m512d)(x * c);
     const __m512d k = _mm512_roundscale_pd(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -424,66 +413,6 @@ FUSEPORT_INLINE typename F::Vector first_or(typename F::Vector v, int count,
 template <class F>
 FUSEPORT_INLINE typename F::Vector first_lanes(typename F::Vector v, int count) {
   return first_or<F>(v, count, 0);
-}
-
-// Lanes of a and b in turn, from lane START of each on.
-template <class F, int START, int... I>
-FUSEPORT_INLINE typename F::Vector zip(typename F::Vector a, typename F::Vector b,
-                                       std::integer_sequence<int, I...>) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, (I % 2 * F::LANES + START + I / 2)...);
-#else
-  return __builtin_shuffle(a, b, typename F::Integers{(I % 2 * F::LANES + START + I / 2)...});
-#endif
-}
-
-// Every second lane of a and then of b, from lane START on: what undoes zip.
-template <class F, int START, int... I>
-FUSEPORT_INLINE typename F::Vector unzip(typename F::Vector a, typename F::Vector b,
-                                         std::integer_sequence<int, I...>) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, (2 * I + START)...);
-#else
-  return __builtin_shuffle(a, b, typename F::Integers{(2 * I + START)...});
-#endif
-}
-
-// Rows become columns: as many perfect shuffles of the rows as an index of them has bits.
-template <class F>
-FUSEPORT_INLINE void transpose(typename F::Vector (&rows)[F::LANES]) {
-  constexpr int HALF = F::LANES / 2;
-  constexpr std::make_integer_sequence<int, F::LANES> lanes;
-#pragma GCC unroll 4
-  for (int stage = 1; stage < F::LANES; stage *= 2) {
-    typename F::Vector mixed[F::LANES];
-#pragma GCC unroll 8
-    for (int i = 0; i < HALF; ++i) {
-      mixed[2 * i] = zip<F, 0>(rows[i], rows[i + HALF], lanes);
-      mixed[2 * i + 1] = zip<F, HALF>(rows[i], rows[i + HALF], lanes);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < F::LANES; ++i) rows[i] = mixed[i];
-  }
-}
-
-// Sums of the lanes of each row, in part: lane i, lane i + ROWS and so on add up to that of rows[i].
-template <class F, int ROWS>
-FUSEPORT_INLINE typename F::Vector partial_sums(typename F::Vector (&rows)[ROWS]) {
-  static_assert(ROWS <= F::LANES && (ROWS & (ROWS - 1)) == 0);
-  constexpr std::make_integer_sequence<int, F::LANES> lanes;
-#pragma GCC unroll 4
-  for (int half = ROWS / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-    for (int i = 0; i < half; ++i)
-      rows[i] = zip<F, 0>(rows[i], rows[i + half], lanes) +
-                zip<F, F::LANES / 2>(rows[i], rows[i + half], lanes);
-  return rows[0];
-}
-
-// In lane i the sum of the lanes of rows[i].
-template <class F>
-FUSEPORT_INLINE typename F::Vector sums_of_lanes(typename F::Vector (&rows)[F::LANES]) {
-  return partial_sums<F, F::LANES>(rows);
 }
 
 }  // namespace fuseport::FUSEPORT_ISA

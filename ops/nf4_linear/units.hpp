@@ -135,9 +135,7 @@ static void transposed_tile_of(const Problem& p, int64_t row, int64_t column, in
     }
     for (int k = 0; k < depth; k += LANES) {
       typename F::Vector block[LANES];
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; ++i) block[i] = load<F>(lines + i * DEPTH + k);
-      transpose<F>(block);
+      load_columns<F>(lines + k, DEPTH, block);
 #pragma GCC unroll 16
       for (int i = 0; i < LANES; ++i) store<F>(tile + (k + i) * STRIP + c, block[i]);
     }

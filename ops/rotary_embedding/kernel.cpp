@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "native/lanes.hpp"
 #include "native/parts.hpp"
 
 namespace fuseport::rotary_embedding::FUSEPORT_ISA {

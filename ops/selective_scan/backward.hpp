@@ -72,9 +72,7 @@ struct Shares {
     for (int v = 0; v < VECTORS; ++v)
       for (int t = 0; t < steps.count; t += LANES) {
         Vector of_step[LANES];  // past the last step: of an earlier chunk, and not stored
-#pragma GCC unroll 16
-        for (int j = 0; j < LANES; ++j) of_step[j] = load<F>(shares + ((t + j) * VECTORS + v) * LANES);
-        transpose<F>(of_step);
+        load_columns<F>(shares + (t * VECTORS + v) * LANES, VECTORS * LANES, of_step);
 #pragma GCC unroll 16
         for (int r = 0; r < FOLDED; ++r) {
           Vector sum = of_step[r];

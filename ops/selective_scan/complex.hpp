@@ -13,7 +13,7 @@ struct Parts {
 template <class F>
 struct ComplexForwardScratch {
   using Real = typename F::Real;
-  Real *u, *delta, *drive, *y, *gate;  // as in ForwardScratch
+  Real *delta, *drive, *y;  // as in ForwardScratch
   Real *exponent, *turns, *turns_low;  // log2(e)·Re A; Im A/2π as a sum
   Parts<Real> state, B, C;
   Real *D, *bias, *limit;
@@ -21,7 +21,7 @@ struct ComplexForwardScratch {
 
   ComplexForwardScratch(const Problem& p, void* base) {
     Scratch s{(char*)base};
-    s.take(TILE, &u, &delta, &drive, &y, &gate);
+    s.take(TILE, &delta, &drive, &y);
     s.take(p.states * BLOCK, &exponent, &turns, &turns_low, &state.re, &state.im);
     s.take(p.states * CHUNK, &B.re, &B.im, &C.re, &C.im);
     s.take(BLOCK, &D, &bias, &limit);

@@ -28,14 +28,15 @@ struct Unit {
   }
 };
 
-// A chunk of time.
+// A chunk of time, or a part of it.
 struct Steps {
   int64_t start;
   int count;
 
-  Steps(const Problem& p, int64_t chunk) {
-    start = chunk * CHUNK;
-    count = (int)(p.length - start < CHUNK ? p.length - start : CHUNK);
+  Steps(const Problem& p, int64_t chunk) : Steps(p, chunk * CHUNK, CHUNK) {}
+
+  Steps(const Problem& p, int64_t start, int64_t most) : start(start) {
+    count = (int)(p.length - start < most ? p.length - start : most);
   }
 };
 
@@ -60,7 +61,7 @@ static void store_tile(const typename F::Real* tile, const Unit& unit, const Ste
                  s.channel);
 }
 
-// A tile that load_tile or store_tile will touch.
+// A tile that will be read or written.
 template <class Stored, class Sequence>
 static void foresee_tile(const Sequence& s, const Unit& unit, const Steps& steps, Ahead* ahead) {
   const Stored* first = first_of<const Stored>(s, unit, steps);
