@@ -5,6 +5,7 @@ import io
 import math
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
@@ -35,6 +36,7 @@ from fuseport.exporter.program import (
     rebuilt,
     shape_env,
 )
+from fuseport.exporter.program._recurrent import recurrent
 from fuseport.exporter.program.portable import DIFFERENTIABLE
 
 __all__ = [
@@ -86,7 +88,9 @@ def capture_forward(
         beside[:] = left_out(result)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
-    with failing_as(kind), any_sizes(), known_constants():
+    with failing_as(kind), any_sizes(), known_constants(), warnings.catch_warnings():
+        # That of a recurrent layer is a list of its parameters, which all enter the graph.
+        warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[")
         exported = torch.export.export(
             entry(module, specs, call),
             tuple(inputs.values()),
@@ -329,6 +333,9 @@ class _Symbolic(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.max_pool1d:
             return _max_pool1d(*args, **(kwargs or {}))
+        layers = recurrent(func, args, kwargs or {})
+        if layers is not None:
+            return layers
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Size) and any(
             isinstance(size, torch.SymInt) for size in result

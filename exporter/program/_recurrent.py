@@ -1,0 +1,143 @@
+"""Recurrent layers over a dynamic length, as `scan`: torch has them as one step after another."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from fuseport.exporter.errors import ExportFailed
+
+__all__ = ["recurrent"]
+
+# One step of a layer: (what inputs add to the gates, states, weights of the states, their bias, those
+# of an LSTM's projection) → states; the first of them is the output. Formulas and order of gates:
+# torch.nn.LSTM, GRU and RNN.
+_Step = Callable[..., tuple[Tensor, ...]]
+
+
+def _lstm(
+    given: Tensor,
+    states: Sequence[Tensor],
+    weight: Tensor,
+    bias: Tensor,
+    projection: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    h, c = states
+    i, f, g, o = (given + (h @ weight + bias)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return (h if projection is None else h @ projection), c
+
+
+def _gru(
+    given: Tensor, states: Sequence[Tensor], weight: Tensor, bias: Tensor
+) -> tuple[Tensor, ...]:
+    (h,) = states
+    r, z, n = given.chunk(3, -1)
+    of_r, of_z, of_n = (h @ weight + bias).chunk(3, -1)
+    n = torch.tanh(n + torch.sigmoid(r + of_r) * of_n)
+    return ((h - n) * torch.sigmoid(z + of_z) + n,)
+
+
+def _tanh(
+    given: Tensor, states: Sequence[Tensor], weight: Tensor, bias: Tensor
+) -> tuple[Tensor, ...]:
+    return (torch.tanh(given + (states[0] @ weight + bias)),)
+
+
+def _relu(
+    given: Tensor, states: Sequence[Tensor], weight: Tensor, bias: Tensor
+) -> tuple[Tensor, ...]:
+    return (torch.relu(given + (states[0] @ weight + bias)),)
+
+
+_STEPS: dict[Any, _Step] = {
+    torch.lstm: _lstm,
+    torch.gru: _gru,
+    torch.rnn_tanh: _tanh,
+    torch.rnn_relu: _relu,
+}
+
+_PACK = torch._VF._pack_padded_sequence
+_PACKED = (
+    "a packed sequence has lengths, and so sizes, that depend on values: give recurrent layers "
+    "padded sequences, without pack_padded_sequence"
+)
+
+
+def recurrent(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` returns, or None.
+
+    None is for other functions, for a length that is a number and for dropout.
+
+    Raises:
+        ExportFailed: a packed sequence, whose sizes depend on values.
+    """
+    if func is _PACK and isinstance(args[1], FakeTensor) and args[1].constant is None:
+        raise ExportFailed(_PACKED)
+    step = _STEPS.get(func)
+    if step is None or kwargs or len(args) != 9:
+        return None
+    if not isinstance(args[3], bool):  # (packed, sizes of batches, states, weights, …)
+        try:
+            return func(*args)
+        except GuardOnDataDependentSymNode as error:
+            raise ExportFailed(_PACKED) from error
+    x, given, weights, biased, layers, dropout, training, both, batch_first = args
+    directions = 2 if both else 1
+    if training and dropout:
+        return None
+    if batch_first:
+        x = x.transpose(0, 1)
+    if not isinstance(x.shape[0], torch.SymInt):
+        return None
+    of_layer = len(weights) // (layers * directions)
+    first = given if isinstance(given, (list, tuple)) else [given]
+    last: list[list[Tensor]] = [[] for _ in first]
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            output, states = _layer(
+                step,
+                x,
+                [state[at] for state in first],
+                weights[at * of_layer : (at + 1) * of_layer],
+                biased,
+                backwards=direction == 1,
+            )
+            outputs.append(output)
+            for of_kind, state in zip(last, states, strict=True):
+                of_kind.append(state)
+        x = torch.cat(outputs, -1) if both else outputs[0]
+    if batch_first:
+        x = x.transpose(0, 1)
+    return (x, *(torch.stack(states) for states in last))
+
+
+def _layer(
+    step: _Step,
+    x: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biased: bool,
+    backwards: bool,
+) -> tuple[Tensor, Sequence[Tensor]]:
+    given, weight = x @ weights[0].mT, weights[1].mT.contiguous()
+    bias = weights[3] if biased else torch.zeros_like(weight[0])
+    if biased:
+        given = given + weights[2]
+    projection = [w.mT.contiguous() for w in weights[4 if biased else 2 :]]
+
+    def one(states: list[Tensor], at: Tensor) -> tuple[list[Tensor], Tensor]:
+        after = step(at, states, weight, bias, *projection)
+        # A state and an output must not be one tensor, nor a state what comes in.
+        return list(after), after[0].clone()
+
+    # Those given may be one tensor, as the zeros of nn.LSTM are, or expanded.
+    states, output = scan(one, [s.clone() for s in first], given, dim=0, reverse=backwards)
+    return output, states

@@ -1,0 +1,115 @@
+"""Recurrent layers at a dynamic length: captured as scans, exported, verified."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter import api
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.formats import Options, torchscript
+from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
+
+SavedWith = Callable[..., tuple[Path, str]]
+
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True)
+        self.b = torch.nn.GRU(8, 3, batch_first=True)
+
+    def forward(self, x):
+        y, (h, c) = self.a(x)
+        return self.b(y)[0], c
+"""
+
+
+def test_recurrent_layers_are_verified_at_any_length(tmp_path: Path, saved_with: SavedWith) -> None:
+    torch.manual_seed(0)
+    lstm = nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True)
+    checkpoint, model = saved_with(NET, a=lstm, b=nn.GRU(8, 3, batch_first=True))
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+    report = api.verify(bundle.folder, model=model)
+    assert report.exit_code() == 0, report.failures()
+    passed = [row for row in report.results if row.verdict == "pass"]
+    names = ("a.weight_ih_l0", "a.bias_hh_l1_reverse", "b.weight_hh_l0")
+    for tensor in (f"grad/{name}" for name in names):
+        found = {row.runtime for row in passed if row.tensor == tensor}
+        assert {"exported_program", "torchscript", "onnxruntime", "libtorch"} <= found, tensor
+
+
+LAYERS: dict[str, Callable[[], nn.RNNBase]] = {
+    "tanh": lambda: nn.RNN(3, 4, 2),
+    "relu, both directions": lambda: nn.RNN(3, 4, nonlinearity="relu", bidirectional=True),
+    "gru, no bias": lambda: nn.GRU(3, 4, bias=False),
+    "lstm, projections, both directions": lambda: nn.LSTM(3, 4, 2, proj_size=2, bidirectional=True),
+    "lstm, dropout": lambda: nn.LSTM(3, 4, 2, dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_what_torch_has(name: str, tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = LAYERS[name]()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            y, last = self.layer(x)
+            return (y, *last) if isinstance(last, tuple) else (y, last)
+
+    torch.manual_seed(0)
+    module = Net().eval()
+    spec = TensorSpec("x", "float32", ("length", "batch", 3))
+    forward = capture_forward(module, {"x": torch.randn(5, 2, 3)}, [spec])
+    for program in (forward, capture_gradient(forward)):
+        torchscript.write(program, tmp_path / f"{program.kind}.pt", Options(tmp_path / "w"))
+    exported, gradient = (torch.jit.load(tmp_path / f"{k}.pt") for k in ("forward", "gradient"))
+    parameters = dict(module.named_parameters())
+    for sizes in ((5, 2, 3), (1, 1, 3), (9, 3, 3)):
+        x = torch.randn(sizes, requires_grad=True)
+        ys = module(x)
+        torch.testing.assert_close(tuple(exported(x).values()), ys)
+        seeds = [torch.randn_like(y) for y in ys]
+        wanted = torch.autograd.grad(ys, [x, *parameters.values()], seeds)
+        results = gradient(x.detach(), *seeds)
+        for of, expected in zip(["x", *parameters], wanted, strict=True):
+            torch.testing.assert_close(results[f"grad/{of}"], expected)
+
+
+def packed_by_lengths(layer: nn.Module, x: Tensor) -> Tensor:
+    lengths = x[:, 0].abs().long() + 1
+    packed = nn.utils.rnn.pack_padded_sequence(x[..., None], lengths, enforce_sorted=False)
+    last: Tensor = layer(packed)[1][0]
+    return last
+
+
+def packed_by_hand(layer: nn.Module, x: Tensor) -> Tensor:
+    sizes = torch.ones(x.shape[0], dtype=torch.int64)
+    packed = nn.utils.rnn.PackedSequence(x, sizes)
+    data: Tensor = layer(packed)[0].data
+    return data
+
+
+@pytest.mark.parametrize("call", [packed_by_lengths, packed_by_hand])
+def test_packed_sequences_are_refused_in_a_line(call: Callable[..., Tensor]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(1 if call is packed_by_lengths else 5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return call(self.layer, x)
+
+    spec = TensorSpec("x", "float32", ("length", 5))
+    with pytest.raises(ExportFailed, match="padded sequences, without pack_padded_sequence"):
+        capture_forward(Net().eval(), {"x": torch.randn(5, 5)}, [spec])
