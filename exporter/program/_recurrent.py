@@ -13,9 +13,9 @@ from fuseport.exporter.errors import ExportFailed
 
 __all__ = ["recurrent"]
 
-# One step of a layer: (what inputs add to the gates, states, weights of the states, their bias, those
-# of an LSTM's projection) → states; the first of them is the output. Formulas and order of gates:
-# torch.nn.LSTM, GRU and RNN.
+# One step of a layer: (what inputs add to the gates, states, weights of the states, their bias, and
+# those of an LSTM's projection) → states; the first of them is the output. Formulas and order of
+# gates: torch.nn.LSTM, GRU and RNN.
 _Step = Callable[..., tuple[Tensor, ...]]
 
 
