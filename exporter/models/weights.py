@@ -138,7 +138,7 @@ def fit(
             f"{show(source)}: {show(error)}; give a checkpoint of this architecture"
         ) from error
     for group in groups:
-        _tie(module, group)
+        _keep(module, group, own[group[0]])
     restored = tuple(name for group in groups for name in group if name not in given)
     dtypes = Counter(_dtype(state[group[0]]) for group in groups)
     return FitReport(prefix, restored, tuple(left_out), dict(dtypes.most_common()))
@@ -186,14 +186,24 @@ def _tied_groups(own: Mapping[str, Tensor]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _tie(module: nn.Module, group: list[str]) -> None:
-    """Make all names of a group the first one's parameter again: assigning gave each its own."""
-    if len(group) > 1:
-        first_owner, _, first_leaf = group[0].rpartition(".")
-        shared = getattr(module.get_submodule(first_owner), first_leaf)
-        for name in group[1:]:
-            owner, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, shared)
+def _keep(module: nn.Module, group: list[str], tensor: Tensor) -> None:
+    """Give all names of a group one tensor again, with the new values: assigning gave each its own.
+
+    It is the module's, which its code may have in a list, too; or the new one, in a module that was
+    on the meta device.
+    """
+    places = [(module.get_submodule(owner), leaf) for owner, leaf in map(_parted, group)]
+    new = getattr(*places[0])
+    if tensor.device == new.device:
+        tensor.data, new = new.data, tensor
+    for owner, leaf in places:
+        if getattr(owner, leaf) is not new:
+            setattr(owner, leaf, new)
+
+
+def _parted(name: str) -> tuple[str, str]:
+    owner, _, leaf = name.rpartition(".")
+    return owner, leaf
 
 
 def _differ(tensors: list[Tensor]) -> bool:

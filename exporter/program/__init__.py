@@ -276,6 +276,7 @@ def rebuilt(
         for key in _ORIGIN:
             node.meta.pop(key, None)
     results: Any = graph.output_node().args[0]
+    taken = {spec.target for spec in inputs}
     return ExportedProgram(
         graph.owning_module or exported.graph_module,
         graph,
@@ -286,7 +287,11 @@ def rebuilt(
         exported.state_dict if state is None else state,
         exported.range_constraints,
         [replace(entry, signature=signature)],
-        constants=exported.constants,
+        constants={
+            name: constant
+            for name, constant in exported.constants.items()
+            if name in taken or not isinstance(constant, torch.Tensor)
+        },
         verifiers=exported.verifiers,
     )
 

@@ -415,12 +415,17 @@ def _untied(exported: ExportedProgram, module: nn.Module) -> ExportedProgram:
     """A tied parameter enters the graph once, under its first name.
 
     torch.export gives each of its names a placeholder, and `ep.module()` a parameter, which
-    training would then change apart from the others.
+    training would then change apart from the others. One that the module's code has in a list of
+    its own, too, is a constant there.
     """
     first: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), name)
     original = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+    held = {_memory(p): name for name, p in module.named_parameters() if p.numel()}
+    for name, constant in exported.constants.items():
+        if isinstance(constant, Tensor) and _memory(constant) in held:
+            original[name] = held[_memory(constant)]
     graph = exported.graph
     nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
     specs = exported.graph_signature.input_specs
@@ -431,3 +436,7 @@ def _untied(exported: ExportedProgram, module: nn.Module) -> ExportedProgram:
         graph.erase_node(placeholders[name])
     state = {name: value for name, value in exported.state_dict.items() if name not in others}
     return rebuilt(exported, graph, [s for s in specs if s.target not in others], state=state)
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
