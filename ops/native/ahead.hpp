@@ -31,8 +31,8 @@ class Ahead {
 
   inline __attribute__((always_inline)) void some(Place& place) const {
     for (int i = 0; i < at_once_ && place.block < count_; ++i) {
-      __builtin_prefetch(place.at, 0, LEVEL);
-      __builtin_prefetch(place.at + LINE, 0, LEVEL);
+      __builtin_prefetch(place.at);
+      __builtin_prefetch(place.at + LINE);
       place.at += 2 * LINE;
       const Block& block = blocks_[place.block];
       if (++place.pair < block.pairs) continue;
@@ -47,7 +47,6 @@ class Ahead {
 
  private:
   static constexpr int64_t LINE = 64;
-  static constexpr int LEVEL = 2;  // of __builtin_prefetch: the second-level cache
   static constexpr int MOST = 8;
   struct Block {
     const char* first;
