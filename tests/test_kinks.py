@@ -199,6 +199,14 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "max": lambda x: beside_zeros(x).max(dim=-1).values,
     "max that keeps its dimension": lambda x: beside_zeros(x).max(-1, True)[0].squeeze(-1),
     "min": lambda x: beside_zeros(x).min(-1)[0],
+    "sort": lambda x: beside_zeros(x).sort().values[..., 1],
+    "sort downwards": lambda x: beside_zeros(x).sort(-1, descending=True)[0][..., 0],
+    "stable sort": lambda x: torch.sort(beside_zeros(x), stable=True)[0][..., 1],
+    "msort": lambda x: beside_zeros(x).movedim(-1, 0).msort()[0],
+    "topk": lambda x: beside_zeros(x).topk(1)[0].squeeze(-1),
+    "lowest": lambda x: torch.topk(beside_zeros(x), 1, -1, False)[0].squeeze(-1),
+    "kthvalue": lambda x: beside_zeros(x).kthvalue(2).values,
+    "median": lambda x: beside_zeros(x).median(-1)[0],
     "max_pool1d": lambda x: F.max_pool1d(beside_zeros(x), 2).squeeze(-1),
     "max_pool2d": lambda x: nn.MaxPool2d((1, 2))(beside_zeros(x)).squeeze(-1),
     "max_pool3d": lambda x: F.max_pool3d(beside_zeros(x)[None], (1, 1, 2))[0].squeeze(-1),
@@ -222,9 +230,11 @@ def test_the_value_nearest_to_zero_changes_sides(name: str) -> None:
         net(inputs["x"])
     with Near(sampled.samples) as near:
         plain, slopes = run(net, x)
-    assert near.places()[0] == (0, 0, 47)
-    assert (0, 0, 3) not in near.places()
-    with Flipped((0, 0, 47)):
+    each = 2 if "sort" in name and name != "msort" else 1  # gaps of a value: of a sorted row, two
+    place = (0, 0, 47 * each)
+    assert near.places()[0] == place
+    assert (0, 0, 3 * each) not in near.places()
+    with Flipped(place):
         y, moved = run(net, x)
     torch.testing.assert_close(y, plain, rtol=1e-5, atol=2e-6)
     differs = (moved - slopes).abs() > 0.01
@@ -278,6 +288,32 @@ def test_a_maximum_leaves_its_input_as_it_is() -> None:
         y.max(-1, True)[0].sum().backward()
     assert x.grad is not None
     assert x.grad[0, 0] > 0 == x.grad[0, 1]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_kth_value_has_a_kink_on_both_sides(k: int) -> None:
+    values = torch.tensor([2.0, 2.0000002, 2.0000005])
+    x = values.clone().requires_grad_()
+    with Sampled() as sampled:
+        torch.tensor([2.0, 2.0000007, 2.0000014]).kthvalue(k)
+    with Near(sampled.samples) as near:
+        x.kthvalue(k).values.backward()
+    assert sorted(near.places()) == [(0, number, 0) for number in range(2 if k == 2 else 1)]
+    assert x.grad is not None
+    before, found = int(x.grad.argmax()), set()
+    for place in near.places():
+        x.grad = None
+        with Flipped(place):
+            x.kthvalue(k).values.backward()
+        found.add(int(x.grad.argmax()))
+    assert (before, found) == (k - 1, {1} if k != 2 else {0, 2})
+
+
+def test_a_number_has_no_order() -> None:
+    x = torch.ones(())
+    with Sampled() as sampled:
+        x.sort(), x.topk(1), x.kthvalue(1), x.median(), torch.ones(1).median()
+    assert [len(kinks) for kinks in sampled.samples] == [0, 0, 0, 0, 0]
 
 
 def test_a_maximum_of_one_value_has_no_kink() -> None:

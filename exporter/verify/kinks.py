@@ -1,10 +1,10 @@
 """Both sides of a kink, where rounding decides on which a value comes to lie.
 
-The derivative of `relu` and its kin jumps at zero, that of a clamp at its bounds, that of a maximum
-where two values are alike. What is within a rounding of that may lie on either side of it, in two
-computations that are equally good; the gradients of all that comes before then differ by far more
-than by rounding. By how much is known for each such value: by that alone, and for all tensors
-together, can a result be explained.
+The derivative of `relu` and its kin jumps at zero, that of a clamp at its bounds, that of a
+maximum, a median or an order where two values are alike. What is within a rounding of that may lie
+on either side of it, in two computations that are equally good; the gradients of all that comes
+before then differ by far more than by rounding. By how much is known for each such value: by that
+alone, and for all tensors together, can a result be explained.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -121,6 +121,46 @@ def _nearest_two(rows: Tensor, numbers: Tensor, sign: float) -> list[_Kink]:
     return [_Kink(gaps.reshape(-1), numbers.gather(-1, places[..., :1]).reshape(-1))]
 
 
+def _sorted(x: Tensor, dim: int = -1, descending: bool = False, **_: Any) -> list[_Kink]:
+    """Of each value in order by its distance from the next; the last has none."""
+    return _neighbours(x, dim, x.shape[dim] if x.dim() else 1, largest=descending)
+
+
+def _topk(
+    x: Tensor, k: int, dim: int = -1, largest: bool = True, *_: Any, **__: Any
+) -> list[_Kink]:
+    """The same of the first k."""
+    return _neighbours(x, dim, k, largest=largest)
+
+
+def _neighbours(x: Tensor, dim: int, count: int, *, largest: bool) -> list[_Kink]:
+    if not x.dim():
+        return []
+    values, places = x.movedim(dim, -1).sort(descending=largest)
+    none = values.new_full((*values.shape[:-1], 1), torch.inf)
+    gaps = torch.cat([values[..., :-1] - values[..., 1:], none], -1)[..., :count]
+    owners = _numbers(x).movedim(dim, -1).gather(-1, places)[..., :count]
+    in_place = [t.movedim(-1, dim).reshape(-1) for t in (gaps, owners)]
+    return [_Kink(*in_place)]
+
+
+def _kthvalue(x: Tensor, k: int, dim: int = -1, *_: Any, **__: Any) -> list[_Kink]:
+    """Of the k-th smallest, by its distances from that before it and from the next."""
+    if not x.dim():
+        return []
+    values, places = x.movedim(dim, -1).sort()
+    owners = _numbers(x).movedim(dim, -1).gather(-1, places)[..., k - 1].reshape(-1)
+    others = [n for n in (k - 2, k) if 0 <= n < values.shape[-1]]
+    return [_Kink((values[..., k - 1] - values[..., n]).reshape(-1), owners) for n in others]
+
+
+def _median(x: Tensor, dim: int | None = None, *_: Any, **__: Any) -> list[_Kink]:
+    """The same of the lower of those in the middle."""
+    if dim is None:
+        return _kthvalue(x.reshape(-1), (x.numel() + 1) // 2) if x.numel() else []
+    return _kthvalue(x, (x.shape[dim] + 1) // 2, dim) if x.dim() else []
+
+
 _KINKS: dict[str, Callable[..., list[_Kink]]] = {
     **dict.fromkeys(
         (
@@ -138,6 +178,11 @@ _KINKS: dict[str, Callable[..., list[_Kink]]] = {
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin"), _of_two),
     **dict.fromkeys(("max", "amax"), _largest(1.0)),
     **dict.fromkeys(("min", "amin"), _largest(-1.0)),
+    "sort": _sorted,
+    "msort": lambda x: _sorted(x, 0),
+    "topk": _topk,
+    "kthvalue": _kthvalue,
+    "median": _median,
     **{
         f"max_pool{dims}d{suffix}": _pool(dims)
         for dims in (1, 2, 3)
