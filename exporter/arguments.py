@@ -85,8 +85,8 @@ def specs_of(given: Inputs | None) -> tuple[TensorSpec, ...] | None:
                 f"inputs: a {_type(one)}, where a text such as x:[batch,3,length] is "
                 "wanted; tensors are for `given`, by name"
             )
-    parsed = iter(parse_inputs([text for text in each if isinstance(text, str)]))
-    specs = tuple(next(parsed) if isinstance(one, str) else one for one in each)
+    parsed = (parse_inputs([one]) if isinstance(one, str) else (one,) for one in each)
+    specs = tuple(spec for some in parsed for spec in some)
     for spec in specs:
         if [other.name for other in specs].count(spec.name) > 1:
             raise UsageError(f"inputs: {spec.name} is there twice")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fuseport import ops
-from fuseport.exporter import models
+from fuseport.exporter import arguments, models
 from fuseport.exporter.checkpoint import Checkpoint, load
 from fuseport.exporter.errors import CorruptInput, FuseportError, Missing, UsageError
 from fuseport.exporter.models import user
@@ -93,11 +93,19 @@ def test_inputs_are_parsed() -> None:
     )
 
 
+def test_inputs_may_be_in_one_text() -> None:
+    apart = user.parse_inputs(["x:[batch,3]", "ids:int64[batch, length]<7", "y:float16[]"])
+    assert user.parse_inputs(["x:[batch,3], ids:int64[batch, length]<7, y:float16[]"]) == apart
+    assert arguments.specs_of(["x:[batch,3],ids:int64[batch,length]<7", apart[2]]) == apart
+
+
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
         (["x"], "write NAME:"),
         (["x:[a;b]"], "write NAME:"),
+        (["ids:int64[b]<11>"], "without the last >"),
+        (["x:[a],x:[b]"], "is twice"),
         (["x:complex64[a]"], "dtype complex64 is none of"),
         (["x:int64[a]"], "integers need a bound"),
         (["x:float32[a]<3"], "a bound is for integers"),

@@ -37,11 +37,14 @@ NAME = "user"
 _INPUT = re.compile(
     r"(?P<name>[A-Za-z_]\w*):(?P<dtype>[a-z]+\d*)?\[(?P<dims>[\w, ]*)\](?:<(?P<high>\d+))?"
 )
+_NEXT = re.compile(r",(?=[A-Za-z_]\w*:)")  # no dimension has a colon
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
     """Inputs as users write them: `x:[batch,3,length]`, `ids:int64[batch,length]<50257`.
+
+    One text may have several of them, with commas between.
 
     A dimension is a size, or a name: a dynamic dimension, the same wherever the name occurs. The
     dtype is float32 if not given; integers need an exclusive upper bound, the lower one is 0.
@@ -50,12 +53,13 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
         UsageError: a text is not of that form.
     """
     specs: list[TensorSpec] = []
-    for text in texts:
-        match = _INPUT.fullmatch(text.replace(" ", ""))
+    for text in (one for several in texts for one in _NEXT.split(several.replace(" ", ""))):
+        match = _INPUT.fullmatch(text)
         if match is None:
             raise UsageError(
                 f"--input-shapes {text}: write NAME:[DIM,…] or NAME:DTYPE[DIM,…]<BOUND, "
                 "for example x:[batch,3,length] or ids:int64[batch,length]<50257"
+                + (", without the last >" if _INPUT.fullmatch(text.removesuffix(">")) else "")
             )
         dtype = match["dtype"] or "float32"
         if dtype not in _DTYPES:
