@@ -46,3 +46,31 @@ def test_they_have_the_weights_of_the_checkpoint_and_gradients(
     assert report.exit_code() == 0, report.failures()
     gradients = {r.tensor for r in report.results if r.runtime == "onnxruntime"}
     assert {"grad/a.weight", "grad/b.weight"} <= gradients
+
+
+VIEW = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+        self.held = {"turned": [self.a.weight.T]}
+
+    def forward(self, x):
+        return self.a(x) + x @ self.held["turned"][0]
+"""
+
+
+def test_a_view_of_a_parameter_has_the_weights_of_the_checkpoint(
+    tmp_path: Path, saved_with: SavedWith
+) -> None:
+    torch.manual_seed(0)
+    a, x = nn.Linear(3, 3), torch.randn(4, 3)
+    checkpoint, model = saved_with(VIEW, a=a)
+    inputs, wanted = parse_inputs(["x:[n,3]"]), ["torchscript"]
+    bundle = api.export(
+        checkpoint, tmp_path / "b", model=model, inputs=inputs, format=wanted, programs="forward"
+    )
+    found = torch.jit.load(bundle.folder / "forward.pt")(x)
+    torch.testing.assert_close(found, a(x) + x @ a.weight.T)

@@ -53,6 +53,24 @@ def test_tokens_are_counted_by_sizes() -> None:
         assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
 
 
+class Ordered(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        order = x.sum(-1).argsort(1)
+        rows = torch.take_along_dim(x, order[..., None], dim=1)
+        first = torch.take_along_dim(x[:1], x.argsort(-1), dim=-1)
+        return rows + first + torch.take_along_dim(x, order.reshape(-1)[:1])
+
+
+def test_sizes_stay_dynamic_where_indices_are_broadcast() -> None:
+    forward, gradient = captured(Ordered())
+    for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):
+        assert not violated(forward, sizes)
+        inputs = inputs_of(SEQUENCE, sizes)
+        cotangents = cotangents_of(Ordered(), inputs)
+        expected = eager(Ordered(), inputs, cotangents)
+        assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
+
+
 class Stem(nn.Module):
     """As U-nets behind a stem of 7 with stride 2: sizes that sympy has no solution of."""
 

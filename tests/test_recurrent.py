@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter import api
+from fuseport.exporter.capture.dynamic import found_dynamic
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options, torchscript
+from fuseport.exporter.formats import onnx as onnx_format
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
@@ -84,6 +86,87 @@ def test_layers_are_what_torch_has(name: str, tmp_path: Path) -> None:
         results = gradient(x.detach(), *seeds)
         for of, expected in zip(["x", *parameters], wanted, strict=True):
             torch.testing.assert_close(results[f"grad/{of}"], expected)
+
+
+def test_in_bfloat16_too(tmp_path: Path) -> None:
+    """Of bfloat16, ONNX has no sequences, into which torch.onnx would split the gates."""
+    module = nn.LSTM(3, 4, batch_first=True).eval().bfloat16()
+    spec = TensorSpec("x", "bfloat16", ("batch", "length", 3))
+    inputs = {"x": torch.randn(2, 5, 3, dtype=torch.bfloat16)}
+    forward = capture_forward(Outputs(module), inputs, [spec])
+    for program in (forward, capture_gradient(forward)):
+        path = tmp_path / f"{program.kind}.onnx"
+        types = onnx_format.write_as(program, path, Options(tmp_path / "w"), {})
+        assert {"Scan", "Split"} <= types
+        assert not {"SplitToSequence", "SequenceAt"} & types
+
+
+class Outputs(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)[0]
+        return y
+
+
+def test_their_length_is_found_to_be_dynamic() -> None:
+    module = Outputs(nn.GRU(3, 4, batch_first=True)).eval()
+    (spec,), _ = found_dynamic(
+        module, {"x": torch.randn(2, 5, 3)}, [TensorSpec("x", "float32", (2, 5, 3))]
+    )
+    assert spec.dims == ("batch", "x_1", 3)
+
+
+def test_a_loop_over_the_length_is_said_to_be_one(tmp_path: Path, saved_with: SavedWith) -> None:
+    checkpoint, model = saved_with(LOOP, a=nn.GRUCell(3, 3))
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    with pytest.raises(ExportFailed, match=r"dimension 1 of input x .* a layer such as nn\.LSTM"):
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+
+
+LOOP = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.GRUCell(3, 3)
+
+    def forward(self, x):
+        h = x[:, 0]
+        for t in range(x.shape[1]):
+            h = self.a(x[:, t], h)
+        return h
+"""
+
+NORMED = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.GRU(3, 4, batch_first=True)
+        self.a = torch.nn.utils.weight_norm(layer, "weight_hh_l0")
+
+    def forward(self, x):
+        return self.a(x)[0]
+"""
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_a_layer_whose_weights_are_computed(tmp_path: Path, saved_with: SavedWith) -> None:
+    torch.manual_seed(0)
+    layer = nn.utils.weight_norm(nn.GRU(3, 4, batch_first=True), "weight_hh_l0")
+    checkpoint, model = saved_with(NORMED, a=layer)
+    inputs, wanted = parse_inputs(["x:[batch,length,3]"]), ["torchscript"]
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format=wanted)
+    report = api.verify(bundle.folder, model=model, runtime=["torchscript"])
+    assert report.exit_code() == 0, report.failures()
+    assert "grad/a.weight_hh_l0_g" in {row.tensor for row in report.results}
+    x = torch.randn(2, 9, 3)
+    torch.testing.assert_close(torch.jit.load(bundle.folder / "forward.pt")(x), layer(x)[0])
 
 
 def packed_by_lengths(layer: nn.Module, x: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ leaves torch: functions of extension modules, memory handed out, operators witho
 kernels. What a `torch.autograd.Function` does in it is noted as its.
 """
 
+import linecache
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -121,13 +123,27 @@ def fixed_sizes() -> Iterator[dict[int, tuple[str, str | None]]]:
 
     def noted(self: ShapeEnv, symbol: Any, becomes: Any, why: str) -> None:
         if becomes.is_Integer:
-            where, around = _place(sys._getframe(1))
-            found.setdefault(int(becomes), (where, stand_in(around[0]) if around else None))
+            frame = sys._getframe(1)
+            where, around = _place(frame)
+            instead = stand_in(around[0]) if around else None
+            found.setdefault(int(becomes), (where, instead or _for_a_loop(frame)))
         replace(self, symbol, becomes, why)
 
     with mock.patch.object(ShapeEnv, "_set_replacement", noted):
         yield found
 
+
+def _for_a_loop(frame: FrameType | None) -> str | None:
+    """What computes in a graph what a loop in Python does, if there is one."""
+    while frame is not None and not is_users(frame):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return _LOOPS if re.search(r"\bfor\b.*\bin\b", line) else None
+
+
+_LOOPS = "a layer such as nn.LSTM or torch's scan"
 
 # Calls on tensors that leave torch: what is handed out, and why that cannot be followed.
 _MEMORY = {

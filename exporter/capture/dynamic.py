@@ -8,7 +8,13 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from fuseport.exporter.program import TensorSpec, named_outputs
-from fuseport.exporter.program.forward import any_sizes, entry, failing_as, known_constants
+from fuseport.exporter.program.forward import (
+    Symbolic,
+    any_sizes,
+    entry,
+    failing_as,
+    known_constants,
+)
 
 __all__ = ["found_dynamic"]
 
@@ -30,9 +36,14 @@ def found_dynamic(
     Raises:
         ExportFailed: torch cannot capture the module.
     """
+
+    def call(*given: Tensor) -> dict[str, Tensor]:
+        with Symbolic():
+            return named_outputs(module.forward(*given))
+
     with failing_as("forward"), any_sizes(), known_constants():
         exported = torch.export.export(
-            entry(module, specs, lambda *given: named_outputs(module.forward(*given))),
+            entry(module, specs, call),
             tuple(inputs.values()),
             dynamic_shapes=tuple(
                 {i: Dim.AUTO if n > 1 else Dim.STATIC for i, n in enumerate(t.shape)}

@@ -34,6 +34,7 @@ from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lacking import lacking
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
 from fuseport.exporter.formats._quiet import quiet
+from fuseport.exporter.formats._splits import without_sequences
 from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.exporter.program.regions import refuse_writers
 from fuseport.ops import OPS
@@ -146,6 +147,7 @@ def _translate(
     model.graph.name = program.kind
     assert onnx_program.exported_program is not None
     in_full(model, onnx_program.exported_program)
+    without_sequences(model)
     in_float32(model)
     values = _values(model, onnx_program.exported_program)
     for clean in (

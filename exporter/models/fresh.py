@@ -90,7 +90,7 @@ def _restore(part: nn.Module, before: _Before, name: str) -> None:
 def fresh(module: nn.Module) -> nn.Module:
     """A copy of a module as it was when it was remembered, but with today's parameters."""
     with _as_before(module):
-        held = [value for part in module.modules() for value in _own(part).values()]
+        held = [t for part in module.modules() for t in _tensors(_own(part))]
         # A tensor that its constructor computed has no copy with its graph.
         copied = copy.deepcopy(module, {id(t): t.detach().clone() for t in held if _computed(t)})
     remember(copied)
@@ -151,9 +151,16 @@ def _as_it_was(part: nn.Module, before: _Before) -> bool:
 
 def _computed(value: Any) -> bool:
     """Whether it is of what autograd knows the origin of, or holds that."""
-    if isinstance(value, dict | list | set | tuple):
-        return any(map(_computed, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Tensor) and value.grad_fn is not None
+    return any(tensor.grad_fn is not None for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """It, or those that it holds."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | set | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
 
 
 def _own(part: nn.Module) -> dict[str, Any]:

@@ -189,13 +189,17 @@ def _tied_groups(own: Mapping[str, Tensor]) -> list[list[str]]:
 def _keep(module: nn.Module, group: list[str], tensor: Tensor) -> None:
     """Give all names of a group one tensor again, with the new values: assigning gave each its own.
 
-    It is the module's, which its code may have in a list, too; or the new one, in a module that was
-    on the meta device.
+    It is the module's, which its code may have in a list, too, or a view of; or the new one, in a
+    module that was on the meta device.
     """
     places = [(module.get_submodule(owner), leaf) for owner, leaf in map(_parted, group)]
     new = getattr(*places[0])
     if tensor.device == new.device:
-        tensor.data, new = new.data, tensor
+        if tensor.dtype == new.dtype:
+            tensor.data.copy_(new.data)
+        else:
+            tensor.data = new.data
+        new = tensor
     for owner, leaf in places:
         if getattr(owner, leaf) is not new:
             setattr(owner, leaf, new)

@@ -41,6 +41,7 @@ from fuseport.exporter.program.portable import DIFFERENTIABLE
 
 __all__ = [
     "FixedDimension",
+    "Symbolic",
     "any_sizes",
     "capture_forward",
     "entry",
@@ -81,7 +82,7 @@ def capture_forward(
     beside: list[str] = []
 
     def call(*tensors: Tensor) -> Any:
-        with _Symbolic():
+        with Symbolic():
             result = module.forward(*tensors)
         outputs = named_outputs(result, output_names, list(inputs))
         names[:] = outputs
@@ -327,12 +328,14 @@ def entry(module: nn.Module, specs: Sequence[TensorSpec], call: Callable[..., An
     return entry
 
 
-class _Symbolic(TorchFunctionMode):
+class Symbolic(TorchFunctionMode):
     """Keeps sizes dynamic where torch fixes them: in `x.shape[2:].numel()`, and in pooling."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.max_pool1d:
             return _max_pool1d(*args, **(kwargs or {}))
+        if func is torch.take_along_dim:
+            return _take_along_dim(*args, **(kwargs or {}))
         layers = recurrent(func, args, kwargs or {})
         if layers is not None:
             return layers
@@ -383,6 +386,23 @@ def _max_pool1d(
     )
     values, indices = pytree.tree_map(lambda t: t.squeeze(-2), pooled)
     return (values, indices) if return_indices else values
+
+
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    # Sizes that are alike stay dynamic; of two, the one that is 1 is expanded.
+    if dim is None:
+        return input.reshape(-1).gather(0, indices.reshape(-1))
+    dim %= input.dim()
+
+    def expanded(t: Tensor, like: Tensor) -> Tensor:
+        sizes = enumerate(zip(t.shape, like.shape, strict=True))
+        return t.expand([b if i != dim and _is_one(a) else a for i, (a, b) in sizes])
+
+    return expanded(input, indices).gather(dim, expanded(indices, input))
+
+
+def _is_one(size: int | torch.SymInt) -> bool:
+    return isinstance(size, int) and size == 1
 
 
 def _detach_regions(module: torch.fx.GraphModule) -> None:
