@@ -38,6 +38,7 @@ def test_what_was_written_opens(bundle: Path) -> None:
     opened = open_bundle(bundle)
     assert opened.manifest["name"] == "one"
     assert opened.manifest["schema"] == SCHEMA
+    assert "schema" not in repr(opened)
     assert set(opened.manifest["files"]) == {"weights.safetensors", "samples/case0.safetensors"}
     assert opened.weights.read_text() == "one"
     assert [p.name for p in bundle.parent.iterdir()] == ["b"]

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Bundle:
     """
 
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: Mapping[str, Any] = field(repr=False)
     sha256: str
 
     @property
