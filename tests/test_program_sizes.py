@@ -57,7 +57,7 @@ class Ordered(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         order = x.sum(-1).argsort(1)
         rows = torch.take_along_dim(x, order[..., None], dim=1)
-        first = torch.take_along_dim(x[:1], x.argsort(-1), dim=-1)
+        first = x[:1].take_along_dim(x.argsort(-1), dim=-1)
         return rows + first + torch.take_along_dim(x, order.reshape(-1)[:1])
 
 

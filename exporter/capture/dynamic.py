@@ -8,13 +8,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from fuseport.exporter.program import TensorSpec, named_outputs
-from fuseport.exporter.program.forward import (
-    Symbolic,
-    any_sizes,
-    entry,
-    failing_as,
-    known_constants,
-)
+from fuseport.exporter.program.forward import any_sizes, entry, failing_as, known_constants
+from fuseport.exporter.program.symbolic import Symbolic
 
 __all__ = ["found_dynamic"]
 
