@@ -42,6 +42,9 @@ def test_they_have_the_weights_of_the_checkpoint_and_gradients(
     expected = norm.eval()(expected) + norm.running_mean
     found = torch.jit.load(bundle.folder / "forward.pt")(x)
     torch.testing.assert_close(found, expected)
+    program = torch.export.load(bundle.folder / "forward.pt2")
+    taken = {spec.target for spec in program.graph_signature.input_specs}
+    assert program.constants.keys() <= taken
     report = api.verify(bundle.folder, model=model)
     assert report.exit_code() == 0, report.failures()
     gradients = {r.tensor for r in report.results if r.runtime == "onnxruntime"}

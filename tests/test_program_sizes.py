@@ -1,5 +1,6 @@
 """Sizes that stay dynamic in a capture, and those that a program holds for."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,17 +44,9 @@ class Tokens(nn.Module):
         return mixed.mT.reshape(x.shape[0], 1, *dims)[:, 0] / tokens + x.new_ones(x.shape[1:])
 
 
-def test_tokens_are_counted_by_sizes() -> None:
-    forward, gradient = captured(Tokens())
-    for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):
-        assert not violated(forward, sizes)
-        inputs = inputs_of(SEQUENCE, sizes)
-        cotangents = cotangents_of(Tokens(), inputs)
-        expected = eager(Tokens(), inputs, cotangents)
-        assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
-
-
 class Ordered(nn.Module):
+    """Indices that are broadcast."""
+
     def forward(self, x: Tensor) -> Tensor:
         order = x.sum(-1).argsort(1)
         rows = torch.take_along_dim(x, order[..., None], dim=1)
@@ -61,13 +54,14 @@ class Ordered(nn.Module):
         return rows + first + torch.take_along_dim(x, order.reshape(-1)[:1])
 
 
-def test_sizes_stay_dynamic_where_indices_are_broadcast() -> None:
-    forward, gradient = captured(Ordered())
+@pytest.mark.parametrize("module", [Tokens(), Ordered()])
+def test_sizes_stay_dynamic(module: nn.Module) -> None:
+    forward, gradient = captured(module)
     for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):
         assert not violated(forward, sizes)
         inputs = inputs_of(SEQUENCE, sizes)
-        cotangents = cotangents_of(Ordered(), inputs)
-        expected = eager(Ordered(), inputs, cotangents)
+        cotangents = cotangents_of(module, inputs)
+        expected = eager(module, inputs, cotangents)
         assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
 
 

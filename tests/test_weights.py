@@ -191,3 +191,29 @@ def test_transposed_weights_become_contiguous(tensors: dict[str, Tensor]) -> Non
     fit(module, tensors, "f")
     assert module.layer.weight.is_contiguous()
     assert_loaded(module, tensors)
+
+
+def test_memory_that_others_hold_is_kept_where_it_can_be() -> None:
+    """Not that of an expanded buffer, which is one number, nor of what another dtype replaces."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = nn.Parameter(torch.zeros(3, 4))
+            self.turned = nn.Parameter(torch.zeros(3, 4).t())
+            self.narrow = nn.Parameter(torch.zeros(3))
+            self.register_buffer("expanded", torch.zeros(1).expand(3))
+
+    tensors = {
+        "plain": torch.randn(3, 4),
+        "turned": torch.randn(4, 3),
+        "narrow": torch.randn(3).bfloat16(),
+        "expanded": torch.randn(3),
+    }
+    module = Shared()
+    before, view = dict(module.named_parameters()), module.plain.detach().t()
+    fit(module, tensors, "x.pt")
+    assert_loaded(module, tensors)
+    assert all(parameter is before[name] for name, parameter in module.named_parameters())
+    assert torch.equal(view, tensors["plain"].t())
+    assert all(tensor.is_contiguous() for tensor in module.state_dict().values())

@@ -190,12 +190,13 @@ def _keep(module: nn.Module, group: list[str], tensor: Tensor) -> None:
     """Give all names of a group one tensor again, with the new values: assigning gave each its own.
 
     It is the module's, which its code may have in a list, too, or a view of; or the new one, in a
-    module that was on the meta device.
+    module that was on the meta device. What is not contiguous, as an expanded buffer, or changes
+    its dtype gets the new one's memory.
     """
     places = [(module.get_submodule(owner), leaf) for owner, leaf in map(_parted, group)]
     new = getattr(*places[0])
     if tensor.device == new.device:
-        if tensor.dtype == new.dtype:
+        if tensor.dtype == new.dtype and tensor.is_contiguous():
             tensor.data.copy_(new.data)
         else:
             tensor.data = new.data

@@ -89,7 +89,7 @@ template <class F, class Stored, bool ACROSS, class Tiles>
 static void prepare_squares(const Tiles& s, const Problem& p, const Unit& unit, const Steps& steps) {
   using Vector = typename F::Vector;
   using Real = typename F::Real;
-  constexpr int LANES = F::LANES, SIZE = LANES * LANES, STRIDE = ACROSS ? LANES : BLOCK;
+  constexpr int LANES = F::LANES, SIZE = Square<F, ACROSS>::SIZE, STRIDE = ACROSS ? LANES : BLOCK;
   alignas(64) Real us[SIZE], raws[SIZE], turned[2][SIZE];
   each_square<F, ACROSS>(unit, steps, [&](const Square<F, ACROSS>& square) {
     const auto u = square.template rows<Stored>(p.u, us);
@@ -127,7 +127,7 @@ static void write_squares(const Tiles& s, const Problem& p, const Forward& f, co
                           const Steps& steps) {
   using Vector = typename F::Vector;
   using Real = typename F::Real;
-  constexpr int LANES = F::LANES, SIZE = LANES * LANES, STRIDE = ACROSS ? LANES : BLOCK;
+  constexpr int LANES = F::LANES, SIZE = Square<F, ACROSS>::SIZE, STRIDE = ACROSS ? LANES : BLOCK;
   alignas(64) Real us[SIZE], zs[SIZE], turned[SIZE], outs[SIZE];
   each_square<F, ACROSS>(unit, steps, [&](const Square<F, ACROSS>& square) {
     const auto u = square.template rows<Stored>(p.u, us);
