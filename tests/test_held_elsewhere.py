@@ -20,11 +20,13 @@ class Net(torch.nn.Module):
         self.a, self.b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
         self.norm = torch.nn.BatchNorm1d(3)
         self.held = {"weights": [self.a.weight, self.b.weight], "mean": (self.norm.running_mean,)}
+        self.apart = [self.b.weight.detach()]
 
     def forward(self, x):
         for weight in self.held["weights"]:
             x = (x @ weight).tanh()
-        return self.norm(x + self.a.bias + self.b.bias) + self.held["mean"][0]
+        x = self.norm(x + self.a.bias + self.b.bias) + self.held["mean"][0]
+        return x * (x @ self.apart[0])
 """
 
 
@@ -40,6 +42,7 @@ def test_they_have_the_weights_of_the_checkpoint_and_gradients(
     x = torch.randn(4, 3)
     expected = ((x @ a.weight).tanh() @ b.weight).tanh() + a.bias + b.bias
     expected = norm.eval()(expected) + norm.running_mean
+    expected = expected * (expected @ b.weight)
     found = torch.jit.load(bundle.folder / "forward.pt")(x)
     torch.testing.assert_close(found, expected)
     program = torch.export.load(bundle.folder / "forward.pt2")

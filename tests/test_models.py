@@ -198,6 +198,17 @@ def test_settings_beside_a_state_dict_are_its_hyperparameters(
     assert notes[0] == "Net got of the checkpoint's hyperparameters: width=6"
 
 
+@pytest.mark.parametrize("kind", [dict, argparse.Namespace])
+def test_of_a_scripts_settings_it_is_said_that_they_are_not_passed(
+    kind: Any, net: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "w.pth"
+    torch.save({"model": nn.Linear(3, 3).state_dict(), "args": kind(width=6, lr=0.1)}, file)
+    said = "hyperparameters in the checkpoint: none; .* settings are not passed: width, lr$"
+    with pytest.raises(Missing, match=said):
+        models.from_checkpoint(load(file), code=f"{net}:build", inputs=SPECS)
+
+
 def test_all_hyperparameters_go_to_what_takes_all(net: Path) -> None:
     hyper = {"width": 6, "lr": 0.1, "depth": 2}
     model = user.model(f"{net}:Wrapped", hyper, None)

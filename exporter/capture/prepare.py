@@ -11,7 +11,7 @@ from fuseport.exporter.capture.dynamic import found_dynamic
 from fuseport.exporter.capture.float32 import kept
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models import Model, user
-from fuseport.exporter.models.given import Dynamic, Given, fitted, named
+from fuseport.exporter.models.given import Dynamic, Given, fitted, named, undefined
 
 __all__ = ["prepared"]
 
@@ -53,6 +53,7 @@ def prepared(
         model = user.with_inputs(model, named(model.inputs, dynamic))
     if given is not None:
         model = fitted(model, given)
+        notes += undefined(given)
     if sizes is not None:
         model = _sized(model, sizes)
     if dtype is not None:

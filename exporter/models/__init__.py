@@ -91,7 +91,8 @@ def from_checkpoint(
         UsageError: `code` names nothing that can be called.
     """
     if code is not None:
-        model = user.model(code, checkpoint.config, inputs, shim, given)
+        training = list(checkpoint.training)
+        model = user.model(code, checkpoint.config, inputs, shim, given, training)
         source = str(checkpoint.path)
         others = [note for note in checkpoint.notes if note.endswith("(--weights)")]
         got = model.notes[0] if checkpoint.config else "no hyperparameters are in the checkpoint"

@@ -24,6 +24,7 @@ __all__ = [
     "parse_sizes",
     "read_given",
     "specs_of",
+    "undefined",
 ]
 
 Dynamic = Mapping[str, Mapping[int, str]]
@@ -74,6 +75,16 @@ def checked(given: Given) -> Given:
         if not tensor.numel():
             raise UsageError(f"{place}: {name} is of shape {tuple(tensor.shape)}: empty")
     return given
+
+
+def undefined(given: Given) -> list[str]:
+    """A note on each example that has NaN in it."""
+    return [
+        f"{name} of {given.place} has {count} NaN: where an output or gradient is NaN throughout in "
+        "float64, too, verify has nothing to compare, and says unsupported"
+        for name, tensor in given.values.items()
+        if (count := int(tensor.isnan().sum()))
+    ]
 
 
 def parse_dynamic(texts: Sequence[str]) -> Dynamic:

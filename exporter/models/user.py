@@ -90,6 +90,7 @@ def model(
     inputs: Sequence[TensorSpec] | None,
     shim: Sequence[str] = (),
     given: Given | None = None,
+    training: Sequence[str] = (),
 ) -> Model:
     """Call the user's code for a module.
 
@@ -102,6 +103,7 @@ def model(
             dynamic.
         shim: which stand-ins there are for packages that it imports; see `shims.installed`.
         given: example inputs, which tell those of the module instead.
+        training: names of the training script's settings, for the error: they are not passed.
 
     Raises:
         UsageError: nothing of that name can be called, or the inputs are unknown.
@@ -110,7 +112,7 @@ def model(
     with shims.installed(shim) as used:
         file, function = _find(code)
         passed = _passed(function, hyper_parameters)
-        module = _call(code, function, passed, hyper_parameters)
+        module = _call(code, function, passed, hyper_parameters, training)
     if given is not None:
         specs = specs_of(given, module)
     elif inputs:
@@ -204,7 +206,11 @@ def _told(code: str, passed: Mapping[str, Any], hyper_parameters: Mapping[str, A
 
 
 def _call(
-    code: str, function: Any, passed: Mapping[str, Any], hyper_parameters: Mapping[str, Any]
+    code: str,
+    function: Any,
+    passed: Mapping[str, Any],
+    hyper_parameters: Mapping[str, Any],
+    training: Sequence[str],
 ) -> nn.Module:
     try:
         module = function(**passed)
@@ -212,6 +218,8 @@ def _call(
         raise
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         known = ", ".join(hyper_parameters) or "none"
+        if training:
+            known += f"; the training script's settings are not passed: {some(training)}"
         raise Missing(
             f"--model {code}: calling it failed: {one_line(error)}{user_code.hint(error)}; "
             f"hyperparameters in the checkpoint: {known}"

@@ -19,6 +19,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import DimConstraints
+from torch.utils._pytree import tree_leaves
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import (
@@ -354,23 +355,33 @@ def _untied(exported: ExportedProgram, module: nn.Module) -> ExportedProgram:
 
     torch.export gives each of its names a placeholder, and `ep.module()` a parameter, which
     training would then change apart from the others. One that the module's code has in a list of
-    its own, too, is a constant there.
+    its own, too, is a constant there; detached, it has the values but no gradient.
     """
     first: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), name)
     original = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
     held = {_memory(p): name for name, p in module.named_parameters() if p.numel()}
+    kept = {id(value) for part in module.modules() for value in tree_leaves(vars(part))}
+    detached = set()
     for name, constant in exported.constants.items():
         if isinstance(constant, Tensor) and _memory(constant) in held:
             original[name] = held[_memory(constant)]
+            if id(constant) in kept:  # of a parameter torch.export keeps its `data`
+                detached.add(name)
     graph = exported.graph
     nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
     specs = exported.graph_signature.input_specs
     placeholders = {spec.target: nodes[spec.arg.name] for spec in specs if spec.target is not None}
     others = {n for n in placeholders if original.get(n, n) != n}
+    begin = next(node for node in graph.nodes if node.op != "placeholder")
     for name in others:
-        placeholders[name].replace_all_uses_with(placeholders[original[name]])
+        value = placeholders[original[name]]
+        if name in detached:
+            with graph.inserting_before(begin):
+                value = graph.call_function(aten.detach.default, (value,))
+            value.meta["val"] = placeholders[name].meta["val"]
+        placeholders[name].replace_all_uses_with(value)
         graph.erase_node(placeholders[name])
     state = {name: value for name, value in exported.state_dict.items() if name not in others}
     return rebuilt(exported, graph, [s for s in specs if s.target not in others], state=state)

@@ -378,7 +378,7 @@ def unrepeated(samples: Iterable[Sample]) -> list[str]:
     others = f", and {len(more)} tensors more" if more else ""
     return [
         f"two runs of the model on the same inputs give another {first}{others}: it draws random "
-        "numbers, or adds in no fixed order; verify compares none of these"
+        "numbers, counts its calls, or adds in no fixed order; verify compares none of these"
     ]
 
 

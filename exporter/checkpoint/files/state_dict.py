@@ -16,7 +16,7 @@ SIGNS: tuple[str, ...] = ()  # what no other layout recognises
 _USUAL = ("state_dict", "model", "model_state_dict")
 
 # Where scripts put what the model was made of; of several, the first. Not `args`: those are of the
-# script, and of other things as well.
+# script, of other things as well, and so of the training.
 _SETTINGS = (
     "hyper_parameters", "hparams", "model_args", "model_kwargs", "model_config", "config", "cfg"
 )  # fmt: skip
@@ -26,7 +26,8 @@ _MAPPINGS = (Mapping, Namespace, Boxed)
 def recognise(path: Path, loaded: Mapping[Any, Any]) -> Content | None:
     """The weights: of the file itself, or every state dict one level below.
 
-    `config` are the settings beside them that the model was made of, as data.
+    `config` are the settings beside them that the model was made of, `training` the script's, as
+    data.
 
     Raises:
         CorruptInput: these nest without end.
@@ -36,7 +37,9 @@ def recognise(path: Path, loaded: Mapping[Any, Any]) -> Content | None:
         why = tuple(f"a state dict under {candidate.name}" for candidate in candidates)
         named = next((key for key in _SETTINGS if isinstance(loaded.get(key), _MAPPINGS)), None)
         config = {} if named is None else settings(path, named, loaded[named])
-        return Content("state_dict", candidates, config, why=why)
+        given = loaded.get("args")
+        training = settings(path, "args", given) if isinstance(given, _MAPPINGS) else {}
+        return Content("state_dict", candidates, config, training, why=why)
     if not is_state_dict(loaded):
         return None
     return Content("state_dict", (Candidate("state dict", loaded),), why=("names of tensors",))
