@@ -161,6 +161,7 @@ def _translate(
     _part_outputs(model, program)
     # torch names a value after its operator, though a buffer or parameter be called `mean` too.
     NameFixPass()(model)
+    _name_apart(model)
     left = {value for node in model.graph for value in node.outputs}
     named = {node: str(value.name) for node, value in values.items() if value in left}
     outputs = zip(program.exported.graph_signature.user_outputs, program.outputs, strict=True)
@@ -184,8 +185,7 @@ def _part_outputs(model: ir.Model, program: Program) -> None:
     In the graphs of a Scan or an If, too: where a Scan's new state is its output as well, ONNX
     Runtime, 1.31 at least, takes memory of the one for the other.
     """
-    regions = {node.graph for node in model.graph.all_nodes() if node.graph is not None}
-    for graph in {model.graph, *regions}:
+    for graph in _graphs(model):
         values = graph.outputs
         for i, value in enumerate(tuple(values)):
             if value in values[:i] or value.is_graph_input() or value.is_initializer():
@@ -195,6 +195,28 @@ def _part_outputs(model: ir.Model, program: Program) -> None:
                 values[i] = copy.outputs[0]
     for value, spec in zip(model.graph.outputs, program.outputs, strict=True):
         value.name = spec.name
+
+
+def _name_apart(model: ir.Model) -> None:
+    """Give each value in the graphs of a Scan or an If a name that no other value has.
+
+    ONNX Runtime refuses one that a value further below, outside, has too: the pass looks above.
+    """
+    taken: set[str | None] = set()
+    for graph in _graphs(model):
+        values = [*graph.inputs, *(value for node in graph for value in node.outputs if value.name)]
+        for value in values:
+            name, count = value.name, 1
+            while value.name in taken:
+                value.name, count = f"{name}_{count}", count + 1
+            taken.add(value.name)
+        taken |= graph.initializers.keys()
+
+
+def _graphs(model: ir.Model) -> list[ir.Graph]:
+    """A model's graph, then those inside."""
+    found = dict.fromkeys(node.graph for node in model.graph.all_nodes())
+    return [model.graph, *(g for g in found if isinstance(g, ir.Graph) and g is not model.graph)]
 
 
 def _table(exported: ExportedProgram, instead: Decompositions) -> Table:

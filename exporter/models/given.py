@@ -80,8 +80,8 @@ def checked(given: Given) -> Given:
 def undefined(given: Given) -> list[str]:
     """A note on each example that has NaN in it."""
     return [
-        f"{name} of {given.place} has {count} NaN: where an output or gradient is NaN throughout in "
-        "float64, too, verify has nothing to compare, and says unsupported"
+        f"{name} of {given.place} has {count} NaN: where an output or gradient is NaN throughout, "
+        "in float64 too, verify has nothing to compare, and says unsupported"
         for name, tensor in given.values.items()
         if (count := int(tensor.isnan().sum()))
     ]

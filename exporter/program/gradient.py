@@ -26,6 +26,7 @@ from fuseport.exporter.program import (
     rebuilt,
     shape_env,
 )
+from fuseport.exporter.program._loops import lighten
 from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program.portable import PORTABLE
@@ -179,6 +180,8 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
     for part in module.modules():
         if isinstance(part, fx.GraphModule):
             _without_copies(part.graph)
+    module.graph.eliminate_dead_code()
+    lighten(module)
     for node in regions(module.graph):
         if isinstance(node.meta["val"], list):  # torch's serializer takes a tuple alone
             node.meta["val"] = tuple(node.meta["val"])
@@ -198,10 +201,13 @@ def _without_copies(graph: fx.Graph) -> None:
         view = name.removesuffix("_copy")
         if view == name or view not in _VIEWS or node.op != "call_function":
             continue
-        if view == "detach":
+        if node not in returned:
+            if view == "detach":
+                node.replace_all_uses_with(node.args[0])
+            else:
+                node.target = getattr(getattr(aten, view), overload)
+        elif view == "detach":
             node.target = aten.clone.default
-        elif node not in returned:
-            node.target = getattr(getattr(aten, view), overload)
 
 
 _VIEWS = {
