@@ -35,7 +35,8 @@ test: lint ## style, types and all tests
 	@$(MAKE) --no-print-directory ort-headers || \
 		echo 'so the tests of fused kernels in ONNX Runtime will be skipped'
 	$(BIN)/fuseport ops build
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+	@$(MAKE) --no-print-directory coverage
+	$(call IN_PARALLEL) $(addprefix --ignore=,$(COVERED))
 
 test-all: test ## the same, every check of every op, the whole vocabulary, every fault
 	$(BIN)/fuseport ops check
@@ -68,11 +69,13 @@ COUNT ?= 100000
 fuzz: $(SET_UP) ## mutated checkpoints and artifacts, 100,000 of them; it takes hours
 	$(BIN)/python -W ignore -m fuseport.tests.corpus.fuzz --count $(COUNT)
 
+# Of the rest nobody counts branches, which takes time.
+COVERED := $(addprefix tests/test_,$(addsuffix .py,corpus checkpoint checkpoint_shards \
+	checkpoint_layouts corners bundle compare writers))
+IN_PARALLEL = $(BIN)/python $(1) -m pytest -n logical --maxprocesses 8 --dist loadfile
+
 coverage: $(SET_UP) ## branches of the loader, the writer and the comparator that tests take
-	$(BIN)/python -m coverage run -m pytest -q -n logical --maxprocesses 8 --dist loadfile \
-		tests/test_corpus.py tests/test_checkpoint.py tests/test_checkpoint_shards.py \
-		tests/test_checkpoint_layouts.py tests/test_corners.py tests/test_bundle.py \
-		tests/test_compare.py tests/test_writers.py
+	$(call IN_PARALLEL,-m coverage run) $(COVERED)
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report
 

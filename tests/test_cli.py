@@ -108,9 +108,10 @@ def test_bad_checkpoints(make: "object", code: int, tmp_path: Path) -> None:
 )
 def test_bad_options(option: str, value: str, word: str, tmp_path: Path) -> None:
     checkpoint = FIXTURES / "lightning" / "mamba-kjv.ckpt"
-    done = fuseport("export", checkpoint, "-o", tmp_path / "b", option, value)
-    assert done.returncode == 2
-    assert word in done.stderr.splitlines()[-1]
+    words = ["export", str(checkpoint), "-o", str(tmp_path / "b"), option, value]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert word in result.output.splitlines()[-1]
     assert not list(tmp_path.iterdir())
 
 
@@ -142,7 +143,7 @@ def test_an_unknown_runtime_lists_those_there_are(lightning_bundle: Path) -> Non
 
 
 def test_names_are_given_with_commas_or_several_times(lightning_bundle: Path) -> None:
-    wanted = ["onnx_reference", "torchscript"]
+    wanted = ["eager", "torchscript"]
     for words in (["--runtime", ",".join(wanted)], [f"--runtime={name}" for name in wanted]):
         done = fuseport("verify", lightning_bundle, "--json=-", *words)
         assert done.returncode == 0, done.stderr
