@@ -1,12 +1,16 @@
-"""Parameters and buffers that a model's code has in a list of its own, too."""
+"""Parameters, buffers and views of them that a model's code has elsewhere, too."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fuseport.exporter import api
+from fuseport.exporter.models import views
+from fuseport.exporter.models.fresh import fresh
 from fuseport.exporter.models.user import parse_inputs
 
 SavedWith = Callable[..., tuple[Path, str]]
@@ -54,29 +58,63 @@ def test_they_have_the_weights_of_the_checkpoint_and_gradients(
     assert {"grad/a.weight", "grad/b.weight"} <= gradients
 
 
-VIEW = """
+VIEWS = """
 import torch
+
+class Part(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.held = {"turned": [weight.T, 3], "row": (weight[1], "of it")}
 
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.a = torch.nn.Linear(3, 3)
-        self.held = {"turned": [self.a.weight.T]}
+        self.part = Part(self.a.weight)
+        self.flat = self.a.weight.view(-1)
+        self.some = self.a.weight[:2, 1:]
 
     def forward(self, x):
-        return self.a(x) + x @ self.held["turned"][0]
+        y = (x @ self.part.held["turned"][0]).tanh() * self.part.held["row"][0]
+        return self.a(y) * self.flat.square().sum() + (y[:, :2] @ self.some.T).sum()
 """
 
 
-def test_a_view_of_a_parameter_has_the_weights_of_the_checkpoint(
+def by_hand(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    y = (x @ weight.T).tanh() * weight[1]
+    return (y @ weight.T + bias) * weight.square().sum() + (y[:, :2] @ weight[:2, 1:].T).sum()
+
+
+def test_views_of_parameters_have_their_values_and_gradients(
     tmp_path: Path, saved_with: SavedWith
 ) -> None:
     torch.manual_seed(0)
-    a, x = nn.Linear(3, 3), torch.randn(4, 3)
-    checkpoint, model = saved_with(VIEW, a=a)
-    inputs, wanted = parse_inputs(["x:[n,3]"]), ["torchscript"]
-    bundle = api.export(
-        checkpoint, tmp_path / "b", model=model, inputs=inputs, format=wanted, programs="forward"
-    )
-    found = torch.jit.load(bundle.folder / "forward.pt")(x)
-    torch.testing.assert_close(found, a(x) + x @ a.weight.T)
+    a, x, seed = nn.Linear(3, 3), torch.randn(4, 3), torch.randn(4, 3)
+    checkpoint, model = saved_with(VIEWS, a=a)
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs="x:[n,3]")
+    expected = by_hand(x, a.weight, a.bias)
+    wanted = torch.autograd.grad(expected, [a.weight, a.bias], seed)
+    found = torch.jit.load(bundle.folder / "gradient.pt")(x, seed)
+    names = "output", "grad/a.weight", "grad/a.bias"
+    for name, value in zip(names, (expected, *wanted), strict=True):
+        torch.testing.assert_close(found[name], value)
+    report = api.verify(bundle.folder, model=model)
+    assert report.exit_code() == 0, report.failures()
+
+
+def test_a_copy_has_views_of_its_own_parameters() -> None:
+    scope: dict[str, Any] = {}
+    exec(VIEWS, scope)
+    module = scope["Net"]()
+    kept = module.part.held, module.flat, module.some
+    views.renew(module)
+    x = torch.randn(4, 3)
+    copied = fresh(module).double()
+    with torch.no_grad():
+        copied.a.weight.mul_(2)
+    for each in (module, copied):
+        expected = by_hand(x.to(each.a.weight), each.a.weight, each.a.bias)
+        torch.testing.assert_close(each(x.to(expected)), expected)
+    assert inspect.signature(copied.forward) == inspect.signature(scope["Net"]().forward)
+    now = module.part.held, module.flat, module.some
+    assert all(after is before for after, before in zip(now, kept, strict=True))

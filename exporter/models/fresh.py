@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-__all__ = ["forget", "fresh", "remember", "repeatable"]
+__all__ = ["attributes", "forget", "fresh", "remember", "repeatable"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ _TORCHS = frozenset(vars(nn.Module()))  # attributes that every module has
 def remember(module: nn.Module) -> None:
     """Take note of a module as it is, before any call of it."""
     for part in module.modules():
-        own = _own(part)
+        own = attributes(part)
         items = {name: copy.copy(v) for name, v in own.items() if isinstance(v, dict | list | set)}
         buffers = {name: value is not None for name, value in part._buffers.items()}
         _before[part] = _Before(own, items, buffers)
@@ -56,7 +56,7 @@ def _as_before(module: nn.Module) -> Iterator[None]:
     Parameters, and buffers that were there, are as they are now. A module that was not remembered
     stays as it is.
     """
-    now = [(part, _own(part), dict(part._buffers)) for part in module.modules()]
+    now = [(part, attributes(part), dict(part._buffers)) for part in module.modules()]
     for part, own, buffers in now:
         if before := _before.get(part):
             for name in dict.fromkeys((*own, *buffers, *before.attributes)):
@@ -65,7 +65,7 @@ def _as_before(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for part, own, buffers in now:
-            for name in _own(part).keys() - own.keys():
+            for name in attributes(part).keys() - own.keys():
                 del vars(part)[name]
             vars(part).update(own)
             part._buffers.clear()
@@ -90,7 +90,7 @@ def _restore(part: nn.Module, before: _Before, name: str) -> None:
 def fresh(module: nn.Module) -> nn.Module:
     """A copy of a module as it was when it was remembered, but with today's parameters."""
     with _as_before(module):
-        held = [t for part in module.modules() for t in _tensors(_own(part))]
+        held = [t for part in module.modules() for t in _tensors(attributes(part))]
         # A tensor that its constructor computed has no copy with its graph.
         copied = copy.deepcopy(module, {id(t): t.detach().clone() for t in held if _computed(t)})
     remember(copied)
@@ -134,13 +134,13 @@ def _learned(module: nn.Module, call: Callable[[], Any]) -> tuple[tuple[str, str
             (path, name)
             for path, (part, before) in parts.items()
             if before is not None
-            for name, value in (*_own(part).items(), *part._buffers.items())
+            for name, value in (*attributes(part).items(), *part._buffers.items())
             if _computed(value) and before.attributes.get(name) is not value
         )
 
 
 def _as_it_was(part: nn.Module, before: _Before) -> bool:
-    own = _own(part)
+    own = attributes(part)
     return (
         own.keys() == before.attributes.keys()
         and all(own[name] is value for name, value in before.attributes.items())
@@ -163,8 +163,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def _own(part: nn.Module) -> dict[str, Any]:
-    """Its attributes, but parameters, buffers and modules."""
+def attributes(part: nn.Module) -> dict[str, Any]:
+    """A module's own attributes, but parameters, buffers and modules."""
     return {name: value for name, value in vars(part).items() if name not in _TORCHS}
 
 
