@@ -67,9 +67,9 @@ def a_sum_itself(state: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
 STEPS = (linear, both_ways, of_rows, squared, nothing_shared, a_sum_itself)
 
 
-def gradient_of(step: Step) -> tuple[Net, Program]:
+def gradient_of(step: Step, of: type[Net] = Net) -> tuple[Net, Program]:
     torch.manual_seed(0)
-    module = Net(step).eval()
+    module = of(step).eval()
     spec = TensorSpec("x", "float32", ("batch", "length", 4))
     forward = capture_forward(module, {"x": torch.randn(2, 5, 4)}, [spec])
     return module, capture_gradient(forward)
@@ -77,7 +77,10 @@ def gradient_of(step: Step) -> tuple[Net, Program]:
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_gradients_are_what_they_were(step: Step) -> None:
-    module, program = gradient_of(step)
+    compare(*gradient_of(step))
+
+
+def compare(module: Net, program: Program) -> None:
     run = program.exported.module()
     leaves = dict(module.named_parameters())
     for sizes in ((2, 5, 4), (1, 1, 4), (3, 9, 4)):
@@ -115,7 +118,28 @@ def test_weights_are_no_state_and_no_slices_of_the_loop_back(step: Step) -> None
     assert len(products) == (1 if step is linear else 2)
 
 
-def test_a_state_that_is_a_sum_of_the_models_own_is_one_after_the_loop() -> None:
+class Summing(Net):
+    """A scan with two states, of which one is a sum that begins with a parameter."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def one(states: tuple[Tensor, Tensor], at: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+            state, total = states
+            state = torch.tanh(state @ self.weight + at)
+            return (state, total + state.mT @ at), state * self.bias
+
+        start = self.start.expand(x.shape[0], 4).clone()
+        (last, total), outputs = scan(one, (start, self.weight.clone()), x.transpose(0, 1).clone())
+        return last @ total, outputs
+
+
+def test_a_state_of_the_models_own_that_is_a_sum_begins_where_it_did() -> None:
+    module, program = gradient_of(linear, Summing)
+    (_, states, *_), *_ = (node.args for node, _ in loops(program))
+    assert len(states) == 1
+    compare(module, program)
+
+
+def test_a_scans_only_state_stays_one() -> None:
     _, program = gradient_of(a_sum_itself)
-    (_, states, _, _), *_ = (node.args for node, _ in loops(program))
-    assert len(states) == 1  # a scan has a state, and this is its only one
+    (_, states, *_), *_ = (node.args for node, _ in loops(program))
+    assert len(states) == 1

@@ -8,6 +8,7 @@ back get the former once, and the latter is one product after the loop, over all
 """
 
 import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -151,14 +152,15 @@ def _like(old: Any, new: list[fx.Node]) -> Any:
 
 
 def _found(module: fx.GraphModule) -> Iterator[_Loop]:
-    for node in module.graph.nodes:
-        if node.target is not _SCAN:
-            continue
-        body = getattr(module, node.args[0].target)
+    nodes: Any = module.graph.find_nodes(op="call_function", target=_SCAN)
+    bodies = Counter(node.args[0].target for node in nodes)
+    for node in nodes:
+        name = node.args[0].target
+        body: Any = module.get_submodule(name)
         outside = [list(given) for given in node.args[1:]]
         results = list(body.graph.output_node().args[0])
         users = list(node.users)
-        if len(node.args[0].users) > 1 or not all(u.target is operator.getitem for u in users):
+        if bodies[name] > 1 or not all(user.target is operator.getitem for user in users):
             continue
         if not all(isinstance(each, fx.Node) for each in chain(results, *outside)):
             continue
