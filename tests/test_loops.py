@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._higher_order_ops.scan import scan
 
-from fuseport.exporter.program import Program, TensorSpec
+from fuseport.exporter.program import Program, TensorSpec, _loops
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 
@@ -139,7 +139,27 @@ def test_a_state_of_the_models_own_that_is_a_sum_begins_where_it_did() -> None:
     compare(module, program)
 
 
+class OnlyTotal(Net):
+    """A scan whose one state is a sum."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def one(total: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+            return total + at.mT @ at, at * self.bias
+
+        return scan(one, self.weight.clone(), x.transpose(0, 1).clone())
+
+
 def test_a_scans_only_state_stays_one() -> None:
-    _, program = gradient_of(a_sum_itself)
-    (_, states, *_), *_ = (node.args for node, _ in loops(program))
-    assert len(states) == 1
+    module, program = gradient_of(linear, OnlyTotal)
+    for _, states, *_ in (node.args for node, _ in loops(program)):
+        assert len(states) == 1
+    compare(module, program)
+
+
+def test_large_products_are_one_after_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_loops, "_SMALL", 15)
+    for step in (linear, both_ways):
+        module, program = gradient_of(step)
+        compare(module, program)
+        targets = [node.target for node in program.exported.graph.nodes]
+        assert torch.ops.aten.bmm.default not in targets

@@ -54,7 +54,14 @@ class Ordered(nn.Module):
         return rows + first + torch.take_along_dim(x, order.reshape(-1)[:1])
 
 
-@pytest.mark.parametrize("module", [Tokens(), Ordered()])
+class Powers(nn.Module):
+    """As nanoRWKV's decays: of a size, of which torch has no derivative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sigmoid().pow(x.shape[1]) + x.shape[1] ** x + torch.arange(8) ** x.shape[0]
+
+
+@pytest.mark.parametrize("module", [Tokens(), Ordered(), Powers()])
 def test_sizes_stay_dynamic(module: nn.Module) -> None:
     forward, gradient = captured(module)
     for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):

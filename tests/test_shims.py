@@ -218,6 +218,30 @@ def test_the_kernels_of_a_copy_of_mamba_ssm_have_the_stand_ins(copy_inside: Path
             del sys.modules[name]
 
 
+@pytest.mark.skipif(find_spec("triton") is not None, reason="auto leaves a triton that is there")
+def test_copied_kernels_are_known_in_a_folder_of_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BlackMamba and Bi-Mamba4TS have them in packages that are called otherwise."""
+    folder = tmp_path / "renamed_copy" / "ops" / "triton"
+    folder.mkdir(parents=True)
+    kernel = "import triton\n\n@triton.jit\ndef _{}_kernel(\n    X,\n): pass\n\ntheirs = True\n"
+    (folder / "layernorm.py").write_text(kernel.format("layer_norm_fwd_1pass"))
+    (folder / "layer_norm.py").write_text(kernel.format("another"))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    with shims.installed("auto"):
+        copied = importlib.import_module("renamed_copy.ops.triton.layernorm")
+        other = importlib.import_module("renamed_copy.ops.triton.layer_norm")
+        assert not hasattr(copied, "theirs")
+        assert other.theirs
+        x, weight = torch.randn(2, 3, 8), torch.randn(8)
+        expected = torch.nn.functional.rms_norm(x, (8,), weight, 1e-6)
+        torch.testing.assert_close(copied.rms_norm_fn(x, weight, None, eps=1e-6), expected)
+    for name in [name for name in sys.modules if name.startswith("renamed_copy")]:
+        del sys.modules[name]
+
+
 def test_the_kernels_of_a_copy_are_left_where_triton_is_installed(
     copy_inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

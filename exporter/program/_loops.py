@@ -24,6 +24,7 @@ __all__ = ["lighten"]
 aten = torch.ops.aten
 
 _SCAN = torch.ops.higher_order.scan
+_SMALL = 4096  # numbers in a product, of which memory may hold one for each step
 _SUM = aten.sum.dim_IntList
 _ZEROS = (aten.zeros.default, aten.zeros_like.default)
 _COPIES: dict[Any, Any] = {
@@ -295,15 +296,19 @@ def _total(loop: _Loop, node: fx.Node) -> fx.Node:
 
 
 def _product(loop: _Loop, a: fx.Node, b: fx.Node) -> fx.Node:
+    """The sum over all steps of a·b: small ones step by step, as torch rounds them."""
     rows, columns = a.meta["val"].shape[0], b.meta["val"].shape[1]
+    right = loop.stacked(b)
     if a.target is aten.t.default:
         (turned,) = a.all_input_nodes
-        left = loop.call(aten.reshape.default, loop.stacked(turned), [-1, rows])
-        left = loop.call(aten.t.default, left)
+        left = loop.call(aten.transpose.int, loop.stacked(turned), 1, 2)
     else:
-        left = loop.call(aten.permute.default, loop.stacked(a), [1, 0, 2])
-        left = loop.call(aten.reshape.default, left, [rows, -1])
-    right = loop.call(aten.reshape.default, loop.stacked(b), [-1, columns])
+        left = loop.stacked(a)
+    if rows * columns <= _SMALL:
+        return loop.call(_SUM, loop.call(aten.bmm.default, left, right), [0])
+    left = loop.call(aten.permute.default, left, [1, 0, 2])
+    left = loop.call(aten.reshape.default, left, [rows, -1])
+    right = loop.call(aten.reshape.default, right, [-1, columns])
     return loop.call(aten.mm.default, left, right)
 
 

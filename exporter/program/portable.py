@@ -74,6 +74,19 @@ def _of_real(scatter: Callable[..., Any], x: Tensor, source: Tensor, dim: int = 
     return torch.view_as_complex(scatter(*real, dim % x.dim(), *at))
 
 
+def _power(base: Any, exponent: Any) -> Any:
+    """Of a size, or to one, torch knows no derivative, and ONNX's exporter no form."""
+    if not isinstance(base, torch.SymInt) and not isinstance(exponent, torch.SymInt):
+        return NotImplemented
+    x = base if isinstance(base, Tensor) else exponent
+    dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
+
+    def tensor(value: Any) -> Tensor:
+        return value if value is x else torch.scalar_tensor(value, dtype=dtype, device=x.device)
+
+    return aten.pow.Tensor_Tensor(tensor(base), tensor(exponent))
+
+
 _ADAPTIVE_AVG_POOLS = (
     aten.adaptive_avg_pool1d.default,
     aten.adaptive_avg_pool2d.default,
@@ -82,6 +95,8 @@ _ADAPTIVE_AVG_POOLS = (
 
 DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
     aten.copy.default: _copy,
+    aten.pow.Tensor_Scalar: _power,
+    aten.pow.Scalar: _power,
     aten.slice_scatter.default: partial(_of_real, aten.slice_scatter.default),
     aten.select_scatter.default: partial(_of_real, aten.select_scatter.default),
 }

@@ -16,6 +16,7 @@ One is of a device: `torch.cuda`, under which `x.cuda()` and `device="cuda"` lea
 
 import importlib.util
 import pkgutil
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -42,6 +43,12 @@ SHIMS: tuple[str, ...] = tuple(
 _FOLDER = Path(__file__).parent
 
 _KERNELS = "mamba_ssm.ops.triton"
+_COPIED = re.compile(r"(\.mamba_ssm)?(?:\.|^)ops\.triton\.(\w+)$")
+# Of the files that have stand-ins, one kernel each.
+_THEIRS = re.compile(
+    rb"^def (_layer_norm_fwd_1pass|_selective_scan_update|_chunk_scan_chunk_state_bwd_dx)_kernel\(",
+    re.MULTILINE,
+)
 
 # Each stand-in is executed once in a process, so that `isinstance` of its classes holds from one
 # use to the next: user modules that stay imported keep the classes of the first.
@@ -147,7 +154,7 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         root = _root(fullname)
-        if (own := _kernels_of(fullname)) and self._replaces_kernels():
+        if (own := self._kernels_of(fullname, path)) and self._replaces_kernels():
             return importlib.util.spec_from_loader(fullname, _Lender(importlib.import_module(own)))
         if root not in SHIMS or root in _aside:
             return None
@@ -175,6 +182,22 @@ class _Finder(MetaPathFinder):
             fullname, file, loader=_Loader(file, self.used), submodule_search_locations=folder
         )
 
+    def _kernels_of(self, fullname: str, path: Sequence[str] | None) -> str | None:
+        """The stand-in for a file of Triton kernels that is copied from mamba_ssm; None if it is no
+        such. In a copy of the package the name tells; elsewhere, what the file defines."""
+        found = _COPIED.search(fullname)
+        if found is None or _root(fullname) in SHIMS or _file(f"{_KERNELS}.{found[2]}") is None:
+            return None
+        if not found[1]:
+            spec = next(filter(None, (f.find_spec(fullname, path) for f in self._others())), None)
+            file = None if spec is None or spec.origin is None else Path(spec.origin)
+            if file is None or file.suffix != ".py" or not _THEIRS.search(file.read_bytes()):
+                return None
+        return f"{_KERNELS}.{found[2]}"
+
+    def _others(self) -> Iterator[Any]:
+        return (finder for finder in sys.meta_path if not isinstance(finder, _Finder))
+
     def _replaces_kernels(self) -> bool:
         """Whether the kernels of a copy of mamba_ssm are to be replaced."""
         if "mamba_ssm" in self._names:
@@ -183,13 +206,8 @@ class _Finder(MetaPathFinder):
 
     def is_there(self, name: str) -> bool:
         """Whether another finder has the package; an empty folder of that name does not count."""
-        for finder in sys.meta_path:
-            if isinstance(finder, _Finder):
-                continue
-            spec = finder.find_spec(name, None)
-            if spec is not None and spec.origin is not None:
-                return True
-        return False
+        specs = (finder.find_spec(name, None) for finder in self._others())
+        return any(spec is not None and spec.origin is not None for spec in specs)
 
 
 class _Loader(Loader):
@@ -245,13 +263,6 @@ def _root(name: str) -> str:
 
 def _is_ours(module: ModuleType | None) -> bool:
     return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
-
-
-def _kernels_of(fullname: str) -> str | None:
-    """The stand-in for a file of Triton kernels in a copy of mamba_ssm; None if it is no such."""
-    before, _, name = fullname.rpartition(f".{_KERNELS}.")
-    own = f"{_KERNELS}.{name}"
-    return own if before and _file(own) is not None else None
 
 
 def _file(fullname: str) -> Path | None:
