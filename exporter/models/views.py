@@ -8,6 +8,7 @@ the old parameter. So the module's forward has it of today's parameter instead.
 import copy
 import functools
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from fuseport.exporter.models.fresh import attributes
 __all__ = ["renew"]
 
 _DIMENSIONS = 4  # of which all orders are tried
+_calls = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class _Forward:
         functools.update_wrapper(self, forward)
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with _renewed(module, self._views):
+        with _calls, _renewed(module, self._views):  # of several threads
             return self._forward(module, *args, **kwargs)
 
 

@@ -92,5 +92,5 @@ def _close(found: Tensor, wanted: Tensor, largest: float) -> bool:
     if not found.is_floating_point() or not found.numel():
         return torch.equal(found, wanted)
     eps = torch.finfo(found.dtype).eps
-    within = eps**0.5 * wanted.abs().max() + 16 * eps * largest
+    within = eps**0.5 * wanted.abs().max() + 256 * eps * largest
     return bool(((found - wanted).abs() <= within).all())
