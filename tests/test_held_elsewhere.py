@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter import api
-from fuseport.exporter.models import views
+from fuseport.exporter.models import _views
 from fuseport.exporter.models.fresh import fresh
 from fuseport.exporter.models.user import parse_inputs
 
@@ -107,7 +107,7 @@ def test_a_copy_has_views_of_its_own_parameters() -> None:
     exec(VIEWS, scope)
     module = scope["Net"]()
     kept = module.part.held, module.flat, module.some
-    views.renew(module)
+    _views.renew(module)
     x = torch.randn(4, 3)
     copied = fresh(module).double()
     with torch.no_grad():

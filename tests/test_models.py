@@ -84,13 +84,31 @@ def test_inputs_are_parsed() -> None:
         "ids: int64[batch, length]<50257",
         "scale:float64[]",
         "m:bool[2]",
+        "lengths:int64[batch]>=1<=length",
+        "positions:int32[batch] < length",
+        "kinds:int64[batch]>=2<=5",
     ]
     assert user.parse_inputs(texts) == (
         TensorSpec("x", "float32", ("batch", 3, "length")),
         TensorSpec("ids", "int64", ("batch", "length"), 50257),
         TensorSpec("scale", "float64", ()),
         TensorSpec("m", "bool", (2,)),
+        TensorSpec("lengths", "int64", ("batch",), "length+1", 1),
+        TensorSpec("positions", "int32", ("batch",), "length"),
+        TensorSpec("kinds", "int64", ("batch",), 6, 2),
     )
+
+
+def test_integers_are_drawn_between_their_bounds() -> None:
+    specs = user.parse_inputs(
+        ["a:[n,length],b:int64[n]>=1<=length,c:int64[n]<length,d:int64[n]>=2<4"]
+    )
+    for length in (1, 2, 5):
+        sizes, generator = {"n": 400, "length": length}, torch.Generator().manual_seed(0)
+        _, b, c, d = (example(spec, sizes, generator) for spec in specs)
+        assert set(b.tolist()) == set(range(1, length + 1))
+        assert set(c.tolist()) == set(range(length))
+        assert set(d.tolist()) == {2, 3}
 
 
 def test_inputs_may_be_in_one_text() -> None:
@@ -109,7 +127,11 @@ def test_inputs_may_be_in_one_text() -> None:
         (["x:complex64[a]"], "dtype complex64 is none of"),
         (["x:int64[a]"], "integers need a bound"),
         (["x:float32[a]<3"], "a bound is for integers"),
-        (["x:int64[a]<0"], "and 1 or more"),
+        (["x:int64[a]<0"], "no integer is from 0 on and below 0"),
+        (["x:int64[a]>=3<3"], "no integer is from 3 on and below 3"),
+        (["x:int64[a]>=1"], "integers need a bound"),
+        (["x:[a]>=1<3"], "a bound is for integers"),
+        (["x:int64[a]<=b"], "its bound b is neither .* dimension; there are: a"),
         (["x:[2a]"], "2a is neither a size nor a name"),
         (["lambda:[a]"], "lambda cannot be an input's name"),
         (["self:[a]"], "self cannot be an input's name"),

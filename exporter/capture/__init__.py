@@ -82,6 +82,9 @@ def _at(model: Model, inputs: Mapping[str, torch.Tensor], error: Exception) -> s
     other = "if its inputs are of other shapes, give such examples"
     if model.given is None:
         other = "if its inputs are of other shapes: --input-shapes"
+        if bounded := [spec.name for spec in model.inputs if spec.high is not None]:
+            other += f"; if {', '.join(bounded)} are of other values: bounds there, >=1<=length, or"
+            other += " --inputs"
         sizes = ", ".join(f"{name}={size}" for name, size in model.sizes.items())
         other += f"; of other sizes than {sizes}: --size" if sizes else ""
     return f"at {at}: {one_line(error)}; {other}"

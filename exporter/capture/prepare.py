@@ -63,7 +63,10 @@ def prepared(
     notes += more
     if given is not None and own:
         for spec in (spec for spec in model.inputs if spec.high is not None):
-            notes.append(f"{spec.name}: compared on values below {spec.high}, as in the example")
+            low = f"from {spec.low} on, " if spec.low else ""
+            notes.append(
+                f"{spec.name}: compared on values {low}below {spec.high}, as in the example"
+            )
         if dynamic is None:
             progress("finding dynamic dimensions")
             assert model.given is not None

@@ -18,10 +18,10 @@ from torch import nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.exporter.models import user, weights
+from fuseport.exporter.models._views import renew
 from fuseport.exporter.models.fresh import remember
 from fuseport.exporter.models.given import Given
 from fuseport.exporter.models.model import OWN_CODE, Model
-from fuseport.exporter.models.views import renew
 from fuseport.exporter.program import TensorSpec
 
 __all__ = [

@@ -11,6 +11,7 @@ The states have the names of `step`'s parameters. It returns new ones and writes
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def step(
             f" dynamic; it takes {said}"
         )
     batch = specs[0].dims[0]
-    token = TensorSpec(specs[0].name, specs[0].dtype, (batch, 1, *specs[0].dims[2:]), specs[0].high)
+    token = replace(specs[0], dims=(batch, 1, *specs[0].dims[2:]))
     states = _states(module, batch)
     return Model(
         module=called_by(module, under(stand_ins, _forward) if stand_ins else _forward),

@@ -176,7 +176,7 @@ def fitted(model: Model, given: Given) -> Model:
                 f"--inputs {given.place}: {name} is {_dtype(tensor)}{list(tensor.shape)}, and the "
                 f"model takes {spec.dtype}[{', '.join(map(str, spec.dims))}]"
             )
-        if spec.high is not None and not 0 <= int(tensor.min()) <= int(tensor.max()) < spec.high:
+        if isinstance(spec.high, int) and not 0 <= tensor.min() <= tensor.max() < spec.high:
             raise UsageError(
                 f"--inputs {given.place}: {name} has values outside of 0 to {spec.high - 1}"
             )
@@ -192,8 +192,10 @@ def fitted(model: Model, given: Given) -> Model:
 
 def _spec(name: str, tensor: Tensor) -> TensorSpec:
     integers = not tensor.is_floating_point() and tensor.dtype != torch.bool
-    high = max(1, int(tensor.max()) + 1) if integers else None
-    return TensorSpec(name, _dtype(tensor), tuple(tensor.shape), high)
+    if not integers:
+        return TensorSpec(name, _dtype(tensor), tuple(tensor.shape))
+    high, low = max(1, int(tensor.max()) + 1), int(tensor.min() > 0)  # of lengths, 0 is none
+    return TensorSpec(name, _dtype(tensor), tuple(tensor.shape), high, low)
 
 
 def _dtype(tensor: Tensor) -> str:

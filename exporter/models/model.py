@@ -106,4 +106,8 @@ def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generat
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
     high = 2 if spec.dtype == "bool" else spec.high
     assert high is not None, f"{spec.name} has no upper bound"
-    return torch.randint(0, high, shape, generator=generator).to(spec.torch_dtype)
+    if isinstance(high, str):
+        dim, more, _ = high.partition("+")
+        high = sizes[dim] + bool(more)
+    high = max(high, spec.low + 1)  # where no value is valid, the model may refuse one
+    return torch.randint(spec.low, high, shape, generator=generator).to(spec.torch_dtype)

@@ -35,7 +35,8 @@ __all__ = ["NAME", "model", "parse_inputs", "rebuild", "with_inputs"]
 NAME = "user"
 
 _INPUT = re.compile(
-    r"(?P<name>[A-Za-z_]\w*):(?P<dtype>[a-z]+\d*)?\[(?P<dims>[\w, ]*)\](?:<(?P<high>\d+))?"
+    r"(?P<name>[A-Za-z_]\w*):(?P<dtype>[a-z]+\d*)?\[(?P<dims>[\w, ]*)\]"
+    r"(?:>=(?P<low>\d+))?(?:<(?P<equal>=?)(?P<high>\w+))?"
 )
 _NEXT = re.compile(r",(?=[A-Za-z_]\w*:)")  # no dimension has a colon
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
@@ -47,7 +48,8 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
     One text may have several of them, with commas between.
 
     A dimension is a size, or a name: a dynamic dimension, the same wherever the name occurs. The
-    dtype is float32 if not given; integers need an exclusive upper bound, the lower one is 0.
+    dtype is float32 if not given; integers need an upper bound, a number or a dynamic dimension,
+    and may have a lower one instead of 0: `lengths:int64[batch]>=1<=length`.
 
     Raises:
         UsageError: a text is not of that form.
@@ -72,16 +74,35 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
         for dim in dims:
             if isinstance(dim, str) and not dim.isidentifier():
                 raise UsageError(f"--input-shapes {text}: {dim} is neither a size nor a name")
-        high = None if match["high"] is None else int(match["high"])
-        if high is not None and (not dtype.startswith("int") or high < 1):
-            raise UsageError(f"--input-shapes {text}: a bound is for integers, and 1 or more")
+        high, low = _bound(match), int(match["low"] or 0)
+        if (high, low) != (None, 0) and not dtype.startswith("int"):
+            raise UsageError(f"--input-shapes {text}: a bound is for integers")
+        if isinstance(high, int) and high <= low:
+            raise UsageError(f"--input-shapes {text}: no integer is from {low} on and below {high}")
         name = match["name"]
         if keyword.iskeyword(name) or name == "self" or name in {spec.name for spec in specs}:
             raise UsageError(
                 f"--input-shapes {text}: {name} cannot be an input's name, or is twice"
             )
-        specs.append(TensorSpec(name, dtype, dims, high))
+        specs.append(TensorSpec(name, dtype, dims, high, low))
+    known = {dim for spec in specs for dim in spec.dims if isinstance(dim, str)}
+    for spec in specs:
+        dim = spec.high.removesuffix("+1") if isinstance(spec.high, str) else None
+        if dim is not None and dim not in known:
+            raise UsageError(
+                f"--input-shapes {spec.name}: its bound {dim} is neither a number nor a dynamic "
+                f"dimension; there are: {', '.join(sorted(known)) or 'none'}"
+            )
     return tuple(specs)
+
+
+def _bound(match: re.Match[str]) -> int | str | None:
+    """The exclusive upper bound, as `TensorSpec` has it."""
+    if match["high"] is None:
+        return None
+    if match["high"].isdigit():
+        return int(match["high"]) + bool(match["equal"])
+    return match["high"] + ("+1" if match["equal"] else "")
 
 
 def model(
@@ -140,7 +161,9 @@ def model(
 
 def with_inputs(model: Model, specs: Sequence[TensorSpec]) -> Model:
     """The same model of the user's, with other inputs."""
-    described = [[spec.name, spec.dtype, list(spec.dims), spec.high] for spec in specs]
+    described = [
+        [s.name, s.dtype, list(s.dims), s.high, *([s.low] if s.low else [])] for s in specs
+    ]
     config = {**model.config, "inputs": described}
     sizes = _sizes(specs)
     return replace(
@@ -159,7 +182,8 @@ def rebuild(code: str, config: Mapping[str, Any]) -> Model:
         Missing: as `model`.
     """
     inputs = [
-        TensorSpec(name, dtype, tuple(dims), high) for name, dtype, dims, high in config["inputs"]
+        TensorSpec(name, dtype, tuple(dims), *bounds)
+        for name, dtype, dims, *bounds in config["inputs"]
     ]
     return model(code, config["hyper_parameters"], inputs, config.get("shims", ()))
 

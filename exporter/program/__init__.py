@@ -66,13 +66,16 @@ class TensorSpec:
         dtype: torch's name of it without the prefix, `float32` for example.
         dims: a size each, or the name of a dynamic dimension, or (outputs only) an expression over
             such names.
-        high: for integers, the exclusive upper bound of valid values; 0 is the lower one.
+        high: for integers, the exclusive upper bound of valid values: a number, a dynamic dimension
+            of an input, or one more, `length+1`.
+        low: the lower one, which is a valid value.
     """
 
     name: str
     dtype: str
     dims: tuple[int | str, ...]
-    high: int | None = None
+    high: int | str | None = None
+    low: int = 0
 
     @property
     def floating(self) -> bool:
