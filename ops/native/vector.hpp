@@ -32,10 +32,10 @@ constexpr int WIDTH = 16;
 //
 // A vector of 16 floats holds ROOTS, 2^(i/16) times a number near 1, too. Of a number in sixteenths the
 // four low bits choose among them, as they are in SIXTEENTHS + k; what is left, |r| ≤ 1/32, needs
-// shorter polynomials. That number is the first root, and one of those for which the others round
-// best: by 0.06 of an ulp where they are near 1, and by 0.42 at most. A recurrence that decays slowly
-// multiplies by one of these again and again, and errors of one sign add up. The polynomials divide by
-// it: with it, 1 + EXP2_NEAR(r) is 2^r, and 1 + EXP_NEAR(r) is exp(r) for |r| ≤ ln(2)/32.
+// shorter polynomials. That number is the first root, and one of those for which the others round best:
+// to 0.27 of an ulp, and the two next to it to 0.07. A recurrence that decays slowly multiplies by one
+// of these again and again, and errors of one sign add up. The polynomials divide by it: with it,
+// 1 + EXP2_NEAR(r) is 2^r, and 1 + EXP_NEAR(r) is exp(r) for |r| ≤ ln(2)/32.
 struct F32 {
   using Real = float;
   typedef float Vector __attribute__((vector_size(WIDTH)));
@@ -55,14 +55,14 @@ struct F32 {
       0x1p+0f, -0x1.ffffb8p-2f, 0x1.554bd6p-2f, -0x1.ff0254p-3f, 0x1.92b43p-3f, -0x1.38b908p-3f,
       0x1.afdde8p-4f, -0x1.cdd008p-5f, 0x1.402f4cp-6f, -0x1.a04acap-9f};
   static constexpr float SIXTEENTHS = 0x1.8p19f;
-  static constexpr float ROOTS[] = {0x1.fed4c2p-1f, 0x1.0ab948p+0f, 0x1.16885ap+0f, 0x1.22dd44p+0f,
-                                    0x1.2fbdf2p+0f, 0x1.3d3096p+0f, 0x1.4b3ba4p+0f, 0x1.59e5dep+0f,
-                                    0x1.69364ep+0f, 0x1.79345p+0f,  0x1.89e794p+0f, 0x1.9b5822p+0f,
-                                    0x1.ad8e58p+0f, 0x1.c092f8p+0f, 0x1.d46f26p+0f, 0x1.e92c6cp+0f};
-  static constexpr float EXP2_NEAR[] = {0x1.2bed4cp-9f, 0x1.63b414p-1f, 0x1.ed1fc8p-3f,
-                                        0x1.c7bcf6p-5f};
-  static constexpr float EXP_NEAR[] = {0x1.2bed4cp-9f, 0x1.0095f6p+0f, 0x1.0097e4p-1f,
-                                       0x1.561ed4p-3f};
+  static constexpr float ROOTS[] = {0x1.fef9a0p-1f, 0x1.0acc88p+0f, 0x1.169c74p+0f, 0x1.22f242p+0f,
+                                    0x1.2fd3dep+0f, 0x1.3d477ap+0f, 0x1.4b538cp+0f, 0x1.59fed4p+0f,
+                                    0x1.695060p+0f, 0x1.794f8ap+0f, 0x1.8a0402p+0f, 0x1.9b75d2p+0f,
+                                    0x1.adad58p+0f, 0x1.c0b358p+0f, 0x1.d490f4p+0f, 0x1.e94fbap+0f};
+  static constexpr float EXP2_NEAR[] = {0x1.06e6bap-9f, 0x1.639a6ap-1f, 0x1.ecfc32p-3f,
+                                        0x1.c79c14p-5f};
+  static constexpr float EXP_NEAR[] = {0x1.06e6bap-9f, 0x1.008374p+0f, 0x1.008560p-1f,
+                                       0x1.560624p-3f};
   static constexpr float WHOLE = 0x1p23f;
   static constexpr float SIN[] = {0x1.921fb6p1f, -0x1.4abbc4p2f, 0x1.4668fp1f, -0x1.32531ep-1f,
                                   0x1.3e142p-4f};
