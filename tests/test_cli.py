@@ -111,7 +111,7 @@ def test_bad_options(option: str, value: str, word: str, tmp_path: Path) -> None
     words = ["export", str(checkpoint), "-o", str(tmp_path / "b"), option, value]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
-    assert word in result.output.splitlines()[-1]
+    assert word in result.stderr.splitlines()[-1]
     assert not list(tmp_path.iterdir())
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -100,6 +101,23 @@ def test_views_of_parameters_have_their_values_and_gradients(
         torch.testing.assert_close(found[name], value)
     report = api.verify(bundle.folder, model=model)
     assert report.exit_code() == 0, report.failures()
+
+
+@pytest.mark.parametrize(("dtype", "shim"), [("float64", ()), ("float32", "auto")])
+def test_views_are_of_weights_of_another_dtype_and_beside_stand_ins(
+    dtype: str, shim: Any, tmp_path: Path, saved_with: SavedWith
+) -> None:
+    torch.manual_seed(0)
+    a = nn.Linear(3, 3).to(getattr(torch, dtype))
+    x, seed = torch.randn(2, 4, 3, dtype=a.weight.dtype)
+    checkpoint, model = saved_with(VIEWS, a=a)
+    words = {"inputs": f"x:{dtype}[n,3]", "format": "torchscript", "shim": shim}
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, **words)
+    expected = by_hand(x, a.weight, a.bias)
+    (wanted,) = torch.autograd.grad(expected, [a.weight], seed)
+    found = torch.jit.load(bundle.folder / "gradient.pt")(x, seed)
+    torch.testing.assert_close(found["output"], expected)
+    torch.testing.assert_close(found["grad/a.weight"], wanted)
 
 
 def test_a_copy_has_views_of_its_own_parameters() -> None:

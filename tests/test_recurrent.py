@@ -55,7 +55,7 @@ LAYERS: dict[str, Callable[[], nn.RNNBase]] = {
     "relu, both directions": lambda: nn.RNN(3, 4, nonlinearity="relu", bidirectional=True),
     "gru, no bias": lambda: nn.GRU(3, 4, bias=False),
     "gru, two layers": lambda: nn.GRU(3, 4, 2),
-    "lstm, projections, both directions": lambda: nn.LSTM(3, 4, proj_size=2, bidirectional=True),
+    "lstm, projections, both directions": lambda: nn.LSTM(3, 4, 2, proj_size=2, bidirectional=True),
     "lstm, dropout": lambda: nn.LSTM(3, 4, 2, dropout=0.5),
 }
 

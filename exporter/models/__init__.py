@@ -18,7 +18,6 @@ from torch import nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.exporter.models import user, weights
-from fuseport.exporter.models._views import renew
 from fuseport.exporter.models.fresh import remember
 from fuseport.exporter.models.given import Given
 from fuseport.exporter.models.model import OWN_CODE, Model
@@ -100,7 +99,6 @@ def from_checkpoint(
         report = weights.fit(
             model.module, checkpoint.tensors, source, own_code="; ".join([got, *others])
         )
-        renew(model.module)
         remember(model.module.eval())
         return model, (*model.notes, *report.notes())
     found = recognised(checkpoint)
@@ -175,7 +173,6 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
     weights.fit(model.module, load_file(path), str(path))
     for name in config.get("frozen", ()):
         model.module.get_parameter(name).requires_grad_(False)
-    renew(model.module)
     remember(model.module.eval())
     return replace(model, sizes={**model.sizes, **architecture.get("sizes", {})})
 

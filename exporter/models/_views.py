@@ -9,7 +9,7 @@ import copy
 import functools
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations
@@ -18,7 +18,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fuseport.exporter.models.fresh import attributes
+from fuseport.exporter.models._forward import rewrap
+from fuseport.exporter.models.fresh import attributes, tensors
 
 __all__ = ["renew"]
 
@@ -59,23 +60,24 @@ class _View:
 
 
 def renew(module: nn.Module) -> None:
-    """Have a module's forward take views that it keeps from the parameters that it has then."""
-    views = tuple(_found(module))
-    if views and "forward" not in vars(module):
-        vars(module)["forward"] = MethodType(_Forward(type(module).forward, views), module)
+    """Have a module's forward take views that it keeps from the parameters that it has then.
+
+    Args:
+        module: as its constructor left it, before it gets other weights.
+    """
+    own = vars(module).get("forward")
+    bound = own is None or (isinstance(own, MethodType) and own.__self__ is module)
+    if bound and (views := tuple(_found(module))):
+        rewrap(module, functools.partial(_with_views, views))
 
 
-class _Forward:
-    """The forward of a class, with these views; bound to a module, and to each copy of it."""
+def _with_views(views: Sequence[_View], forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with _calls, _renewed(module, views):  # of several threads
+            return forward(module, *args, **kwargs)
 
-    def __init__(self, forward: Any, views: Sequence[_View]) -> None:
-        self._forward = forward
-        self._views = views
-        functools.update_wrapper(self, forward)
-
-    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with _calls, _renewed(module, self._views):  # of several threads
-            return self._forward(module, *args, **kwargs)
+    return called
 
 
 @contextmanager
@@ -98,40 +100,26 @@ def _with(value: Any, keys: tuple[Any, ...], new: Tensor) -> Any:
     if not keys:
         return new
     key, *others = keys
-    inside = _with(value[key], tuple(others), new)
+    parts = list(value) if isinstance(value, tuple) else copy.copy(value)
+    parts[key] = _with(value[key], tuple(others), new)
     if isinstance(value, tuple):
-        return tuple(inside if i == key else each for i, each in enumerate(value))
-    copied = copy.copy(value)
-    copied[key] = inside
-    return copied
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return parts
 
 
 def _found(module: nn.Module) -> Iterator[_View]:
     names = {id(p): name for name, p in module.named_parameters()}
     for path, part in module.named_modules():
         for attribute, value in attributes(part).items():
-            for keys, tensor in _tensors(value):
+            for keys, tensor in tensors(value):
                 base = tensor._base
                 if base is None or id(base) not in names or not tensor.requires_grad:
                     continue
-                if (
-                    base.is_contiguous()
-                    and not base.storage_offset()
-                    and base.dtype == tensor.dtype
-                ):
+                plain = base.is_contiguous() and not base.storage_offset()
+                if plain and base.dtype == tensor.dtype and None not in keys:
                     size, stride = tuple(tensor.shape), tensor.stride()
                     offset = int(tensor.storage_offset())
                     yield _View(path, attribute, keys, names[id(base)], size, stride, offset)
-
-
-def _tensors(value: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """It, or those that it holds, and the way there."""
-    if isinstance(value, Tensor):
-        yield (), value
-    elif isinstance(value, dict | list) or type(value) is tuple:
-        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
-            for keys, tensor in _tensors(each):
-                yield (key, *keys), tensor
 
 
 def _contiguous(size: Sequence[int]) -> tuple[int, ...]:

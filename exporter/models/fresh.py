@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-__all__ = ["attributes", "forget", "fresh", "remember", "repeatable"]
+__all__ = ["attributes", "forget", "fresh", "remember", "repeatable", "tensors"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _restore(part: nn.Module, before: _Before, name: str) -> None:
 def fresh(module: nn.Module) -> nn.Module:
     """A copy of a module as it was when it was remembered, but with today's parameters."""
     with _as_before(module):
-        held = [t for part in module.modules() for t in _tensors(attributes(part))]
+        held = [t for part in module.modules() for _, t in tensors(attributes(part))]
         # A tensor that its constructor computed has no copy with its graph.
         copied = copy.deepcopy(module, {id(t): t.detach().clone() for t in held if _computed(t)})
     remember(copied)
@@ -151,16 +151,18 @@ def _as_it_was(part: nn.Module, before: _Before) -> bool:
 
 def _computed(value: Any) -> bool:
     """Whether it is of what autograd knows the origin of, or holds that."""
-    return any(tensor.grad_fn is not None for tensor in _tensors(value))
+    return any(tensor.grad_fn is not None for _, tensor in tensors(value))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """It, or those that it holds."""
+def tensors(value: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """It, or those that it holds, each with the keys that lead to it; None leads into a set."""
     if isinstance(value, Tensor):
-        yield value
+        yield (), value
     elif isinstance(value, dict | list | set | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in items:
+            for keys, tensor in tensors(each):
+                yield (None if isinstance(value, set) else key, *keys), tensor
 
 
 def attributes(part: nn.Module) -> dict[str, Any]:

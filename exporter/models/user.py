@@ -24,6 +24,7 @@ from fuseport.exporter.models import _user_step as decoding
 from fuseport.exporter.models import huggingface
 from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._stand_ins import call_under
+from fuseport.exporter.models._views import renew
 from fuseport.exporter.models.given import Given, specs_of
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.models.weights import some
@@ -134,6 +135,7 @@ def model(
         file, function = _find(code)
         passed = _passed(function, hyper_parameters)
         module = _call(code, function, passed, hyper_parameters, training)
+    renew(module)
     if given is not None:
         specs = specs_of(given, module)
     elif inputs:

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import detect_fake_mode
 
 from fuseport.exporter.program.provenance import within
+from fuseport.exporter.program.regions import view_of
 
 __all__ = ["lighten"]
 
@@ -27,10 +29,6 @@ _SCAN = torch.ops.higher_order.scan
 _SMALL = 4096  # numbers in a product, of which memory may hold one for each step
 _SUM = aten.sum.dim_IntList
 _ZEROS = (aten.zeros.default, aten.zeros_like.default)
-_COPIES: dict[Any, Any] = {
-    aten.t_copy.default: aten.t.default,
-    aten.transpose_copy.int: aten.transpose.int,
-}
 _VIEWS: dict[Any, Any] = {
     aten.view.default: aten.reshape.default,
     aten.reshape.default: aten.reshape.default,
@@ -105,10 +103,9 @@ class _Loop:
     def _keep(self, inside: fx.Node) -> _Result:
         value, length = inside.meta["val"], self.slices[0].outside.meta["val"].shape[0]
         if inside.op == "placeholder" or any(inside is result.inside for result in self.last):
+            # A state must not be kept itself.
             with self.body.graph.inserting_before(self.body.graph.output_node()):
-                inside = _call(
-                    inside, aten.clone.default, inside
-                )  # a state must not be kept itself
+                inside = _call(inside, aten.clone.default, inside)
         with value.fake_mode:
             self.kept.append(_Result(inside, value.new_empty((length, *value.shape))))
         return self.kept[-1]
@@ -227,8 +224,9 @@ def _copied(node: fx.Node, outside: dict[fx.Node, fx.Node], of: fx.Node) -> fx.N
     if node not in outside:
         args = fx.node.map_arg(node.args, lambda each: _copied(each, outside, of))
         kwargs = fx.node.map_arg(node.kwargs, lambda each: _copied(each, outside, of))
-        outside[node] = _call(of, _COPIES.get(node.target, node.target), *args, **kwargs)
-        if node.target in _COPIES:
+        view = view_of(node)
+        outside[node] = _call(of, view or node.target, *args, **kwargs)
+        if view is not None:
             layout = {"memory_format": torch.contiguous_format}
             outside[node] = _call(of, aten.clone.default, outside[node], **layout)
     return outside[node]
@@ -316,7 +314,9 @@ def _call(of: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """Call an operator where the graph inserts nodes; it belongs to the layer of a node."""
     node = of.graph.call_function(target, args, kwargs)
     known = fx.node.map_arg((args, kwargs), lambda each: each.meta["val"])
-    with next(each for each in node.all_input_nodes).meta["val"].fake_mode:
+    mode = detect_fake_mode(known)
+    assert mode is not None
+    with mode:
         node.meta["val"] = target(*known[0], **known[1])
     within(node, of)
     return node

@@ -31,7 +31,7 @@ from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
 from fuseport.exporter.program.portable import PORTABLE
 from fuseport.exporter.program.provenance import Provenance
-from fuseport.exporter.program.regions import refuse_writers, regions
+from fuseport.exporter.program.regions import refuse_writers, regions, view_of
 
 __all__ = ["capture_gradient"]
 
@@ -197,23 +197,14 @@ def _without_copies(graph: fx.Graph) -> None:
     """
     returned = graph.output_node().all_input_nodes
     for node in graph.nodes:
-        name, _, overload = str(node.target).removeprefix("aten.").partition(".")
-        view = name.removesuffix("_copy")
-        if view == name or view not in _VIEWS or node.op != "call_function":
-            continue
-        if node not in returned:
-            if view == "detach":
-                node.replace_all_uses_with(node.args[0])
+        view = view_of(node)
+        if view is aten.detach.default:
+            if node in returned:
+                node.target = aten.clone.default
             else:
-                node.target = getattr(getattr(aten, view), overload)
-        elif view == "detach":
-            node.target = aten.clone.default
-
-
-_VIEWS = {
-    "alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes",
-    "squeeze", "t", "transpose", "unbind", "unsqueeze", "view",
-}  # fmt: skip
+                node.replace_all_uses_with(node.args[0])
+        elif view is not None and node not in returned:
+            node.target = view
 
 
 def _become(node: fx.Node, number: complex) -> None:

@@ -5,18 +5,37 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch._ops import HigherOrderOperator, OpOverload
 
 from fuseport.exporter.errors import ExportFailed
 
-__all__ = ["called", "refuse_writers", "regions"]
+__all__ = ["called", "refuse_writers", "regions", "view_of"]
+
+aten = torch.ops.aten
 
 
 def regions(graph: fx.Graph) -> list[fx.Node]:
     """The nodes of a graph that call one."""
     return [node for node in graph.nodes if isinstance(node.target, HigherOrderOperator)]
+
+
+def view_of(node: fx.Node) -> Any:
+    """The operator that gives a view where a node makes a copy of it, as torch has them in regions;
+    None of other nodes."""
+    name, _, overload = str(node.target).removeprefix("aten.").partition(".")
+    view = name.removesuffix("_copy")
+    if view == name or view not in _VIEWS or node.op != "call_function":
+        return None
+    return getattr(getattr(aten, view), overload)
+
+
+_VIEWS = {
+    "alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "t", "transpose", "unbind", "unsqueeze", "view",
+}  # fmt: skip
 
 
 def refuse_writers(graph: fx.Graph, what: str) -> None:
