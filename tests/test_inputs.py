@@ -247,3 +247,13 @@ def test_of_nan_in_given_inputs_there_is_a_note(sums: Path, tmp_path: Path) -> N
     found = {r.tensor: r.verdict for r in report.results if r.case == "as given"}
     assert found["output"] == "unsupported"
     assert found["grad/first.weight"] == "pass"  # a column of it is numbers
+
+
+def test_integers_have_the_bounds_of_the_example_but_0_is_left_out_at_most() -> None:
+    class Net(nn.Module):
+        def forward(self, ids: Tensor) -> Tensor:
+            return ids
+
+    for values, bounds in (([3, 1, 4], (5, 1)), ([3, 0, 4], (5, 0)), ([7, 7, 7], (8, 1))):
+        (spec,) = specs_of(Given("given", {"ids": torch.tensor(values)}), Net())
+        assert (spec.high, spec.low) == bounds
