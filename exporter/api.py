@@ -460,9 +460,10 @@ def _planned(
             kept, dropped = plan.admitted(planned, partial(admits, program))
             cases += kept
             notes += dropped
-            if found := summarised(c for p in planned for c in violated(program, p.sizes)):
+            asked = [*(p.sizes for p in planned), *plan.far(called.sizes)]
+            if found := summarised(c for sizes in asked for c in violated(program, sizes)):
                 conditions[program.kind] = found
-                where = dict.fromkeys(at for p in planned for at in places(program, p.sizes))
+                where = dict.fromkeys(at for sizes in asked for at in places(program, sizes))
                 notes.append(plan.conditional(program.kind, found, tuple(where)))
     return cases, notes, conditions
 

@@ -108,6 +108,12 @@ OTHERWISE = """
         y = self.up(x)
         return y if length % 4 == 0 else OTHER
 """
+# A table of positions ends; and a long sequence takes another way.
+LIMITED = """
+        assert length <= 512
+        y = self.up(x)
+        return y if length <= 300 and x.shape[0] < 5000 else y.cumsum(1)
+"""
 # A gradient needs what is written to.
 IN_PLACE = """
         y = self.up(x).sigmoid()
@@ -178,6 +184,16 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
     assert summarised([of_eight, batch * width < 2**31])[1:] == [f"batch*width < {2**31}"]
     assert summarised([sympy.Eq(height, 7), batch * height > 6]) == ["height == 7"]
     assert summarised([sympy.Eq(height, 7), batch * height > 7])[1:] == ["batch*height >= 8"]
+    limit = [sympy.Eq(height, sympy.Min(2000, height)), height < 1999, height < 5000]
+    assert summarised(limit) == ["height <= 1998"]
+    assert summarised([height <= 1024]) == ["height <= 1024"]  # as far as is tried
+    assert summarised([*limit, height > 7, height * width > 7]) == [
+        "height >= 8",
+        "height <= 1998",
+    ]
+    assert summarised([of_eight, width < 5000]) == ["width is a multiple of 8", "width <= 4999"]
+    assert summarised([of_eight, width < 5000, width * height <= 4992 * height])[2:] == []
+    assert summarised([of_eight, width < 5000, width * height < 4992 * height])[2:]
     odd = sympy.Eq(Mod(height, 2), 1)
     assert summarised([odd]) == [in_words(odd)]
     assert summarised([]) == []
@@ -240,6 +256,16 @@ def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
     assert any(row.case.startswith(moved) for row in report.results)  # by as much as torch wants
     assert note in report.notes
     assert report.exit_code() == 0
+
+
+def test_limits_that_no_case_passes_are_said(tmp_path: Path) -> None:
+    bundle, _ = exported(LIMITED, tmp_path, ["forward"])
+    conditions = bundle.manifest["programs"]["forward"]["conditions"]
+    assert sorted(conditions) == ["1 <= length <= 300", "batch <= 4999"]
+    lines = (NET + LIMITED).split("\n")
+    asked = (next(n for n, x in enumerate(lines, 1) if word in x) for word in ("cumsum", "assert"))
+    places = [f"{tmp_path / 'net.py'}:{line}" for line in asked]
+    assert conditional("forward", conditions, places) in bundle.manifest["notes"]
 
 
 @pytest.mark.parametrize("programs", [["forward"], ["forward", "gradient"]])

@@ -4,6 +4,7 @@ A convolution needs a window's length; a network that halves and doubles a lengt
 one; and torch takes a size of 2 or more for granted in places where it need not.
 """
 
+import functools
 import math
 import os
 import random
@@ -117,38 +118,70 @@ def summarised(conditions: Iterable[sympy.Basic]) -> list[str]:
         if len(condition.free_symbols) == 1:
             (dim,) = condition.free_symbols
             alone.setdefault(dim, []).append(condition)
+    limits = {dim: _limit(dim, found) for dim, found in alone.items()}
     admitted = {dim: _admitted(dim, found) for dim, found in alone.items()}
     words: list[str] = []
     for dim, found in alone.items():
-        said = _sizes(str(dim), admitted[dim])
-        words += map(in_words, _needed(dim, found)) if said is None else [said]
+        limit = limits[dim]
+        if limit is not None:
+            found = [c for c in found if _holds(dim, c) != _EVERYWHERE]
+        if found:
+            said = _sizes(str(dim), admitted[dim])
+            words += map(in_words, _needed(dim, found)) if said is None else [said]
+        if limit is not None:
+            words.append(f"{dim} <= {limit}")
     for condition in distinct:
-        if len(condition.free_symbols) > 1 and not _follows(condition, admitted):
+        if len(condition.free_symbols) > 1 and not _follows(condition, admitted, limits):
             words.append(in_words(condition))
     return list(dict.fromkeys(words))
 
 
 _TRIED = 1024  # sizes of a dimension
+_EVERYWHERE = frozenset(range(1, _TRIED + 1))
+_FURTHEST = 2**40  # to which a limit is looked for
 _TRIED_TOGETHER = 256
 
 
-def _admitted(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> list[int]:
-    """The sizes, of those tried, at which all conditions hold."""
-    return [
+def _limit(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> int | None:
+    """The largest size at which those hold that hold at all sizes tried; None if there is none."""
+    further = [c for c in conditions if _holds(dim, c) == _EVERYWHERE]
+
+    def hold(size: int) -> bool:
+        return all(c.xreplace({dim: sympy.Integer(size)}) == sympy.true for c in further)
+
+    good = _TRIED
+    while hold(good * 2):
+        good *= 2
+        if good >= _FURTHEST:
+            return None
+    bad = good * 2
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if hold(middle) else (good, middle)
+    return good
+
+
+@functools.lru_cache(1024)
+def _holds(dim: sympy.Symbol, condition: sympy.Basic) -> frozenset[int]:
+    """The sizes, of those tried, at which a condition holds."""
+    return frozenset(
         size
         for size in range(1, _TRIED + 1)
-        if all(c.xreplace({dim: sympy.Integer(size)}) == sympy.true for c in conditions)
-    ]
+        if condition.xreplace({dim: sympy.Integer(size)}) == sympy.true
+    )
+
+
+def _admitted(dim: sympy.Symbol, conditions: Iterable[sympy.Basic]) -> list[int]:
+    """The sizes, of those tried, at which all conditions hold."""
+    return sorted(_EVERYWHERE.intersection(*(_holds(dim, c) for c in conditions)))
 
 
 def _needed(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> list[sympy.Basic]:
     """Those that do not follow from the others, at the sizes tried; of like ones the shortest."""
-    holds = {condition: set(_admitted(dim, [condition])) for condition in conditions}
-    kept = list(holds)
-    everywhere = set(range(1, _TRIED + 1))
-    for condition in sorted(holds, key=lambda c: len(in_words(c)), reverse=True):
-        others = [holds[c] for c in kept if c != condition]
-        if everywhere.intersection(*others) <= holds[condition]:
+    kept = list(conditions)
+    for condition in sorted(kept, key=lambda c: len(in_words(c)), reverse=True):
+        others = (c for c in kept if c != condition)
+        if _holds(dim, condition).issuperset(_admitted(dim, others)):
             kept.remove(condition)
     return kept
 
@@ -184,30 +217,34 @@ def _runs(name: str, admitted: Sequence[int]) -> str | None:
     return f"{name} is {', '.join(ranges)} and so on"
 
 
-def _follows(condition: sympy.Basic, admitted: Mapping[sympy.Symbol, Sequence[int]]) -> bool:
+def _follows(
+    condition: sympy.Basic,
+    admitted: Mapping[sympy.Symbol, Sequence[int]],
+    limits: Mapping[sympy.Symbol, int | None],
+) -> bool:
     """Whether a condition holds at all sizes that are tried.
 
-    Those are all of few, and of many the smallest, the largest, and some drawn among them.
+    Those are the smallest and the largest, and some drawn among many, or all of few.
     """
     condition = _reduced(condition)
     dims = list(condition.free_symbols)
     sizes_of = [admitted.get(dim) or range(1, _TRIED + 1) for dim in dims]
-    tried: Iterable[tuple[int, ...]] = product(*sizes_of)
+    ends = product(*map(_ends, sizes_of, map(limits.get, dims)))
+    others: Iterable[tuple[int, ...]] = product(*sizes_of)
     if math.prod(map(len, sizes_of)) > _TRIED_TOGETHER:
         draw = random.Random(0)
-        ends = product(*map(_ends, sizes_of))
-        drawn = (tuple(map(draw.choice, sizes_of)) for _ in range(_TRIED_TOGETHER))
-        tried = chain(ends, drawn)
+        others = (tuple(map(draw.choice, sizes_of)) for _ in range(_TRIED_TOGETHER))
     return all(
         condition.xreplace(dict(zip(dims, map(sympy.Integer, sizes), strict=True))) == sympy.true
-        for sizes in tried
+        for sizes in chain(ends, others)
     )
 
 
-def _ends(sizes: Sequence[int]) -> list[int]:
-    """The smallest and the largest, and one far beyond where nothing bounds them."""
+def _ends(sizes: Sequence[int], limit: int | None) -> list[int]:
+    """The smallest and the largest, and one far beyond, at the limit where one bounds them."""
     step = sizes[1] - sizes[0] if len(sizes) > 1 else 0
-    far = [sizes[-1] // step * step * 2**20] if step and sizes[-1] + step > _TRIED else []
+    furthest = _TRIED * 2**20 if limit is None else limit
+    far = [furthest // step * step] if step and sizes[-1] + step > _TRIED else []
     return [*sizes[:2], sizes[-1], *far]
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "admitted",
     "cases",
     "conditional",
+    "far",
     "jobs",
     "seeded",
     "ungraded",
@@ -32,6 +33,7 @@ _ODD = (3, 7, 11, 13, 17)
 _MOVED_UP = 16
 _TOGETHER = 3  # dimensions that are moved up each by itself
 _LARGER = 64  # than the export's
+_FAR = 4096
 _READABLE = 100  # characters of a condition
 _LISTED = 3  # gradients that there are none of
 _APART = 1_000_003  # cases of one bundle have seeds that count up
@@ -112,6 +114,15 @@ def cases(
     return tuple(
         Case(name, dict(s), layout, seed + i, entry) for i, (name, s, layout) in enumerate(drafts)
     )
+
+
+def far(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes of which one is far beyond those of all cases, and a multiple of the export's.
+
+    What a program does not hold for there is an upper limit: no case is that large.
+    """
+    for name, size in sizes.items():
+        yield {**sizes, name: size * _FAR}
 
 
 def admitted(
