@@ -4,7 +4,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +38,14 @@ from fuseport.exporter.errors import (
 )
 from fuseport.exporter.models import weights as weights_of
 from fuseport.exporter.models.given import Dynamic
-from fuseport.exporter.models.model import Model, at
 from fuseport.exporter.program import (
     Kind,
-    Program,
     entry_of,
 )
-from fuseport.exporter.program.conditions import admits, places, summarised, violated
 from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement, Tolerance
-from fuseport.exporter.verify.held import relieve
+from fuseport.exporter.verify.held import planned
 from fuseport.exporter.verify.keeping import kept
 from fuseport.exporter.verify.localise import Settings, diagnosed
 from fuseport.exporter.verify.mutants import Power
@@ -166,13 +162,13 @@ def export(
             for program in captured
             if (beside := program.left_out)
         )
-        cases, dropped, conditions = _planned(built, captured, seed)
+        captured, cases, conditions, dropped = planned(built, captured, seed)
         with staged(target, force=force) as (folder, manifest):
             save_file(weights_of.once(built.module), folder / WEIGHTS)
             manifest |= describe(loaded, built, captured, (*notes, *dropped), seed)
             manifest["notes"] += plan.ungraded(manifest["programs"])
             for entry, found in conditions.items():
-                manifest["programs"][entry]["conditions"] = found
+                manifest["programs"][entry] |= found
             if own is not None and (noted := own.noted(manifest["ops"])):
                 manifest["own_ops"] = noted
             manifest["libraries"], without = libraries.pack(manifest, folder)
@@ -442,30 +438,6 @@ def _other_formats(name: str, wanted: Iterable[str]) -> Iterator[None]:
         if not others:
             raise
         raise ExportFailed(f"{error}; without it: --format {others}") from error
-
-
-def _planned(
-    model: Model, captured: Sequence[Program], seed: int
-) -> tuple[list[plan.Case], list[str], dict[str, list[str]]]:
-    """The cases of each entry that its program holds for, a sentence on others, and why."""
-    cases: list[plan.Case] = []
-    notes: list[str] = []
-    conditions: dict[str, list[str]] = {}
-    for program in captured:
-        if program.kind != "gradient":  # which takes the forward program's inputs
-            called = at(model, program.kind)
-            planned = plan.cases(called.sizes, seed, program.kind, given=called.given is not None)
-            of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
-            relieve(called, of_entry, planned)
-            kept, dropped = plan.admitted(planned, partial(admits, program))
-            cases += kept
-            notes += dropped
-            asked = [*(p.sizes for p in planned), *plan.far(called.sizes)]
-            if found := summarised(c for sizes in asked for c in violated(program, sizes)):
-                conditions[program.kind] = found
-                where = dict.fromkeys(at for sizes in asked for at in places(program, sizes))
-                notes.append(plan.conditional(program.kind, found, tuple(where)))
-    return cases, notes, conditions
 
 
 def _needed(

@@ -201,10 +201,14 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
 
 def test_conditions_that_nobody_reads_are_counted() -> None:
     short, long = "length >= 2", " + ".join(["length"] * 20)
-    assert f"only where {short}, which" in conditional("forward", [short])
-    one = conditional("forward", [long, short])
+    assert f"only where {short}, which" in conditional("forward", {"conditions": [short]})
+    one = conditional("forward", {"conditions": [long, short]})
     assert f"only where {short} and 1 longer condition of the manifest holds, which" in one
-    assert "where 2 longer conditions of the manifest hold, which" in conditional("f", [long, long])
+    two = conditional("f", {"conditions": [long, long]})
+    assert "where 2 longer conditions of the manifest hold, which" in two
+    assert two.endswith("; elsewhere its artifacts refuse")
+    unseen = conditional("f", {"conditions": [short], "unchecked": [short]})
+    assert f"refuse, but for {short}: there they may give something else unnoticed" in unseen
 
 
 def exported(
@@ -245,12 +249,13 @@ def test_what_makes_a_difference_is_no_harmless_condition(other: str, tmp_path: 
 def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
     """Exported at a multiple of 4, the branch that cuts the padding off is in no artifact."""
     bundle, model = exported(PADDED, tmp_path)
-    conditions = bundle.manifest["programs"]["forward"]["conditions"]
-    assert any(condition.startswith("length is a multiple of 4") for condition in conditions)
+    facts = bundle.manifest["programs"]["forward"]
+    assert any(words.startswith("length is a multiple of 4") for words in facts["conditions"])
+    assert "unchecked" not in facts
     branch = (NET + PADDED).split("\n").index("        return y[:, :length] if missing else y") + 1
-    placed = conditional("forward", conditions, [f"{tmp_path / 'net.py'}:{branch}"])
+    placed = conditional("forward", facts, [f"{tmp_path / 'net.py'}:{branch}"])
     assert placed in bundle.manifest["notes"]
-    note = conditional("forward", conditions)
+    note = conditional("forward", facts)
     report = api.verify(bundle.folder, model=model, runtime=["onnxruntime"])
     moved = "every dimension 1, moved up to batch 1, length "
     assert any(row.case.startswith(moved) for row in report.results)  # by as much as torch wants
@@ -260,12 +265,12 @@ def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:
 
 def test_limits_that_no_case_passes_are_said(tmp_path: Path) -> None:
     bundle, _ = exported(LIMITED, tmp_path, ["forward"])
-    conditions = bundle.manifest["programs"]["forward"]["conditions"]
-    assert sorted(conditions) == ["1 <= length <= 300", "batch <= 4999"]
+    facts = bundle.manifest["programs"]["forward"]
+    assert sorted(facts["conditions"]) == ["1 <= length <= 300", "batch <= 4999"]
     lines = (NET + LIMITED).split("\n")
     asked = (next(n for n, x in enumerate(lines, 1) if word in x) for word in ("cumsum", "assert"))
     places = [f"{tmp_path / 'net.py'}:{line}" for line in asked]
-    assert conditional("forward", conditions, places) in bundle.manifest["notes"]
+    assert conditional("forward", facts, places) in bundle.manifest["notes"]
 
 
 @pytest.mark.parametrize("programs", [["forward"], ["forward", "gradient"]])

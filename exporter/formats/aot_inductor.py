@@ -28,6 +28,7 @@ from fuseport.exporter.errors import ExportFailed, Missing
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
+from fuseport.exporter.program.refusing import checked
 from fuseport.ops import build
 
 __all__ = ["BOUND", "COMPILED", "DEFAULT", "SUFFIX", "write"]
@@ -53,7 +54,7 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         Missing: there is no compiler that Inductor can use.
     """
     config, bound = _config(_compiler(), options.device)
-    exported = copy.copy(program.exported)
+    exported = copy.copy(checked(program))
     if options.device != "cpu":
         exported = move_to_device_pass(exported, options.device)
     exported.example_inputs = (_examples(program, options.device), {})

@@ -28,6 +28,7 @@ from torch.export import ExportedProgram
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._bfloat16 import in_float32
+from fuseport.exporter.formats._checks import refuse
 from fuseport.exporter.formats._complex import in_parts
 from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
@@ -88,6 +89,7 @@ def write_as(program: Program, path: Path, options: Options, instead: Decomposit
     except Exception as error:  # of several unrelated types
         said = str(error) if isinstance(error, ExportFailed) else one_line(error)
         raise ExportFailed(f"ONNX refuses the {program.kind} program: {said}") from error
+    refuse(model, program)
     _rename_dimensions(model, program)
     _strip_metadata(model)
     _attach_functions(model, options.opset)

@@ -21,6 +21,7 @@ from torch._ops import HigherOrderOperator
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.program import Program, argument_names, module_tree, one_line
+from fuseport.exporter.program.refusing import requirement, verdicts
 
 __all__ = ["DEFAULT", "SUFFIX", "source", "write"]
 
@@ -147,6 +148,7 @@ def source(program: Program) -> str:
     if any(_DEVICE in line for line in body):
         here = f"{tensors[0]}.device" if tensors else f"torch.device({str(_CAPTURED)!r})"
         lines.append(f"    {_DEVICE} = {here}")
+    lines += _checks(program, names)
     lines += body
     outputs = [values.get(str(name), str(name)) for name in signature.user_outputs]
     if single:
@@ -159,6 +161,19 @@ def source(program: Program) -> str:
         ]
         lines.append("    return result")
     return "\n".join(lines) + "\n"
+
+
+def _checks(program: Program, names: Mapping[Any, str]) -> Iterator[str]:
+    """An assertion that the program's sizes are such as it requires."""
+    called = dict(zip((spec.name for spec in program.inputs), names.values(), strict=True))
+    found = verdicts(
+        program,
+        lambda name, dim: f"{called[name]}.size({dim})",
+        str,
+        lambda step, a, b: _SIZE_OPERATORS[step].format(a, b),
+    )
+    if found:
+        yield f"    assert {' and '.join(found)}, {requirement(program)!r}"
 
 
 def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> Iterator[str]:

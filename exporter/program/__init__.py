@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args
 
+import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
@@ -103,6 +104,7 @@ class Program:
             trainable parameter.
         none: `grad/<name>` of what the outputs do not depend on at all; it is no output.
         left_out: what the model returns beside, which is no tensor.
+        requires: what must be so of the dynamic dimensions; artifacts refuse what is not.
     """
 
     kind: Kind
@@ -111,6 +113,7 @@ class Program:
     outputs: tuple[TensorSpec, ...]
     none: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    requires: tuple[sympy.Basic, ...] = ()
 
     def state(self, *, requires_grad: bool) -> dict[str, Tensor]:
         """Parameters (as `nn.Parameter`, a tied one once), buffers and constants, by name.

@@ -16,16 +16,20 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseport.exporter.program import Program, near, shape_env
+from fuseport.exporter.program._arithmetic import holds
 
 __all__ = [
     "admits",
+    "beyond",
     "depends_on",
     "dimensions",
     "forget",
     "in_words",
+    "needed",
     "places",
     "summarised",
     "violated",
@@ -95,44 +99,79 @@ def forget(program: Program, sizes: Mapping[str, int]) -> Callable[[], None]:
             current.update(wanted)
 
     def widened(known: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {
-            symbol: found
-            if symbol not in values
-            else found | ValueRanges(values[symbol], values[symbol])
-            for symbol, found in known.items()
-        }
+        new = dict(known)
+        for symbol in values.keys() & known.keys():
+            # What bounds it from above is a guard, too, if anything does any more.
+            above = values[symbol] > known[symbol].upper
+            new[symbol] |= ValueRanges(values[symbol], int_oo if above else values[symbol])
+        return new
 
     kept = [guard for guard in env.guards if guard.expr.xreplace(values) != sympy.false]
     become(kept, widened(ranges), widened(env.var_to_range))
     return lambda: become(*before)
 
 
-def summarised(conditions: Iterable[sympy.Basic]) -> list[str]:
-    """Conditions in words, those of one dimension together: `57 <= height <= 64`.
+def beyond(
+    program: Program, usual: Mapping[str, int], far: Mapping[str, int]
+) -> dict[str, int] | None:
+    """The smallest sizes from `usual` to `far` where nothing fails to hold but what does not there.
 
-    Those of several dimensions that follow from these are left out.
+    None if all holds there, or something else fails near them.
     """
+    wrong = violated(program, far)
+    if not wrong:
+        return None
+
+    def between(part: int) -> dict[str, int]:
+        return {name: min(size + part, far[name]) for name, size in usual.items()}
+
+    def hold(part: int) -> bool:
+        sizes = between(part)
+        return all(holds(c, {s: sizes[str(s)] for s in c.free_symbols}) for c in wrong)
+
+    last = _last(hold, 0, max(far[name] - size for name, size in usual.items()))
+    after = (between(last + more) for more in range(1, _NEAR + 1))
+    return next((sizes for sizes in after if set(violated(program, sizes)) <= set(wrong)), None)
+
+
+def needed(conditions: Iterable[sympy.Basic]) -> tuple[sympy.Basic, ...]:
+    """Those of which the others follow, at the sizes that are tried."""
     distinct = list(dict.fromkeys(conditions))
-    alone: dict[sympy.Symbol, list[sympy.Basic]] = {}
-    for condition in distinct:
-        if len(condition.free_symbols) == 1:
-            (dim,) = condition.free_symbols
-            alone.setdefault(dim, []).append(condition)
-    limits = {dim: _limit(dim, found) for dim, found in alone.items()}
-    admitted = {dim: _admitted(dim, found) for dim, found in alone.items()}
-    words: list[str] = []
+    alone = _alone(distinct)
+    limits = {dim: _limit(found) for dim, found in alone.items()}
+    admitted = {dim: _admitted(found) for dim, found in alone.items()}
+    kept: list[sympy.Basic] = []
     for dim, found in alone.items():
         limit = limits[dim]
         if limit is not None:
-            found = [c for c in found if _holds(dim, c) != _EVERYWHERE]
-        if found:
-            said = _sizes(str(dim), admitted[dim])
-            words += map(in_words, _needed(dim, found)) if said is None else [said]
+            ends = [c for c in found if _holds(c) == _EVERYWHERE and not _at(c, limit + 1)]
+            found = [c for c in found if _holds(c) != _EVERYWHERE]
+            kept.append(min(ends, key=_length))
+        kept += _needed(found)
+    kept += (
+        condition
+        for condition in distinct
+        if len(condition.free_symbols) > 1 and not _follows(condition, admitted, limits)
+    )
+    return tuple(kept)
+
+
+def summarised(conditions: Iterable[sympy.Basic]) -> list[str]:
+    """Conditions in words, those of one dimension together: `57 <= height <= 64`.
+
+    Those that follow from others are left out.
+    """
+    kept = needed(conditions)
+    words: list[str] = []
+    for dim, found in _alone(kept).items():
+        limit = _limit(found)
+        within = [c for c in found if limit is None or _holds(c) != _EVERYWHERE]
+        if within:
+            said = _sizes(str(dim), _admitted(within))
+            words += map(in_words, within) if said is None else [said]
         if limit is not None:
             words.append(f"{dim} <= {limit}")
-    for condition in distinct:
-        if len(condition.free_symbols) > 1 and not _follows(condition, admitted, limits):
-            words.append(in_words(condition))
+    words += (in_words(condition) for condition in kept if len(condition.free_symbols) > 1)
     return list(dict.fromkeys(words))
 
 
@@ -140,21 +179,46 @@ _TRIED = 1024  # sizes of a dimension
 _EVERYWHERE = frozenset(range(1, _TRIED + 1))
 _FURTHEST = 2**40  # to which a limit is looked for
 _TRIED_TOGETHER = 256
+_NEAR = 64  # how far beyond a limit something else may fail
 
 
-def _limit(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> int | None:
+def _alone(conditions: Iterable[sympy.Basic]) -> dict[sympy.Symbol, list[sympy.Basic]]:
+    """The conditions that are about one dimension, by it."""
+    found: dict[sympy.Symbol, list[sympy.Basic]] = {}
+    for condition in conditions:
+        if len(condition.free_symbols) == 1:
+            (dim,) = condition.free_symbols
+            found.setdefault(dim, []).append(condition)
+    return found
+
+
+def _at(condition: sympy.Basic, size: int) -> bool:
+    """Whether a condition on one dimension holds at a size."""
+    (dim,) = condition.free_symbols
+    return holds(condition, {dim: size})
+
+
+def _length(condition: sympy.Basic) -> int:
+    return len(in_words(condition))
+
+
+def _limit(conditions: Sequence[sympy.Basic]) -> int | None:
     """The largest size at which those hold that hold at all sizes tried; None if there is none."""
-    further = [c for c in conditions if _holds(dim, c) == _EVERYWHERE]
+    further = [c for c in conditions if _holds(c) == _EVERYWHERE]
 
     def hold(size: int) -> bool:
-        return all(c.xreplace({dim: sympy.Integer(size)}) == sympy.true for c in further)
+        return all(_at(c, size) for c in further)
 
     good = _TRIED
     while hold(good * 2):
         good *= 2
         if good >= _FURTHEST:
             return None
-    bad = good * 2
+    return _last(hold, good, good * 2)
+
+
+def _last(hold: Callable[[int], bool], good: int, bad: int) -> int:
+    """The last number from `good` to `bad` for which something holds that ends to hold once."""
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if hold(middle) else (good, middle)
@@ -162,26 +226,22 @@ def _limit(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> int | None:
 
 
 @functools.lru_cache(1024)
-def _holds(dim: sympy.Symbol, condition: sympy.Basic) -> frozenset[int]:
+def _holds(condition: sympy.Basic) -> frozenset[int]:
     """The sizes, of those tried, at which a condition holds."""
-    return frozenset(
-        size
-        for size in range(1, _TRIED + 1)
-        if condition.xreplace({dim: sympy.Integer(size)}) == sympy.true
-    )
+    return frozenset(size for size in range(1, _TRIED + 1) if _at(condition, size))
 
 
-def _admitted(dim: sympy.Symbol, conditions: Iterable[sympy.Basic]) -> list[int]:
+def _admitted(conditions: Iterable[sympy.Basic]) -> list[int]:
     """The sizes, of those tried, at which all conditions hold."""
-    return sorted(_EVERYWHERE.intersection(*(_holds(dim, c) for c in conditions)))
+    return sorted(_EVERYWHERE.intersection(*(_holds(c) for c in conditions)))
 
 
-def _needed(dim: sympy.Symbol, conditions: Sequence[sympy.Basic]) -> list[sympy.Basic]:
+def _needed(conditions: Sequence[sympy.Basic]) -> list[sympy.Basic]:
     """Those that do not follow from the others, at the sizes tried; of like ones the shortest."""
     kept = list(conditions)
-    for condition in sorted(kept, key=lambda c: len(in_words(c)), reverse=True):
+    for condition in sorted(kept, key=_length, reverse=True):
         others = (c for c in kept if c != condition)
-        if _holds(dim, condition).issuperset(_admitted(dim, others)):
+        if _holds(condition).issuperset(_admitted(others)):
             kept.remove(condition)
     return kept
 
@@ -198,10 +258,10 @@ def _sizes(name: str, admitted: Sequence[int]) -> str | None:
         return _runs(name, admitted)
     if step == 1:
         return f"{name} >= {first}" if last == _TRIED else f"{first} <= {name} <= {last}"
-    if first % step or last + step <= _TRIED:
+    if first % step:
         return None
-    more = "" if first == step else f" and >= {first}"
-    return f"{name} is a multiple of {step}{more}"
+    bounds = [f">= {first}"] * (first != step) + [f"<= {last}"] * (last + step <= _TRIED)
+    return " and ".join([f"{name} is a multiple of {step}", *bounds])
 
 
 def _runs(name: str, admitted: Sequence[int]) -> str | None:
@@ -235,8 +295,7 @@ def _follows(
         draw = random.Random(0)
         others = (tuple(map(draw.choice, sizes_of)) for _ in range(_TRIED_TOGETHER))
     return all(
-        condition.xreplace(dict(zip(dims, map(sympy.Integer, sizes), strict=True))) == sympy.true
-        for sizes in chain(ends, others)
+        holds(condition, dict(zip(dims, sizes, strict=True))) for sizes in chain(ends, others)
     )
 
 

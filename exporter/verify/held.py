@@ -4,21 +4,73 @@ Most of what torch takes for granted of sizes is for the sake of a choice that m
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fuseport.exporter.models.model import Model, example
-from fuseport.exporter.program import Program
-from fuseport.exporter.program.conditions import admits, forget
+from fuseport.exporter.models.model import Model, at, example
+from fuseport.exporter.program import Program, entry_of
+from fuseport.exporter.program.conditions import (
+    admits,
+    beyond,
+    forget,
+    places,
+    summarised,
+    violated,
+)
+from fuseport.exporter.program.refusing import requiring, unchecked
 from fuseport.exporter.user_code import own_backward
+from fuseport.exporter.verify import plan
 from fuseport.exporter.verify.plan import Case
 from fuseport.exporter.verify.truth import differentiated, session
 
-__all__ = ["relieve"]
+__all__ = ["planned"]
+
+_LIMITS = 4  # of one dimension that are tried
+_AFFORDABLE = 4096  # a size that models are tried at
 
 
-def relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> None:
+def planned(
+    model: Model, captured: Sequence[Program], seed: int
+) -> tuple[list[Program], list[Case], dict[str, dict[str, list[str]]], list[str]]:
+    """What is to be compared, at sizes for which the programs hold.
+
+    Args:
+        model: that the programs are of.
+        captured: its programs.
+        seed: of the first case.
+
+    Returns:
+        The programs, with what they require of sizes; the cases of all entries; what the manifest
+        has of an entry's requirements; and a sentence on each case that is left out, and on these.
+    """
+    programs = {program.kind: program for program in captured}
+    cases: list[Case] = []
+    conditions: dict[str, dict[str, list[str]]] = {}
+    notes: list[str] = []
+    for program in captured:
+        if program.kind == "gradient":  # which takes the forward program's inputs
+            continue
+        entry = at(model, program.kind)
+        wanted = plan.cases(entry.sizes, seed, program.kind, given=entry.given is not None)
+        of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
+        _relieve(entry, of_entry, wanted)
+        kept, dropped = plan.admitted(wanted, partial(admits, program))
+        cases += kept
+        notes += dropped
+        asked = [*(case.sizes for case in wanted), *plan.far(entry.sizes)]
+        wrong = [condition for sizes in asked for condition in violated(program, sizes)]
+        programs |= {p.kind: requiring(p, wrong) for p in of_entry}
+        if wrong:
+            found = {"conditions": summarised(wrong), "unchecked": unchecked(wrong)}
+            conditions[program.kind] = {name: words for name, words in found.items() if words}
+            where = dict.fromkeys(place for sizes in asked for place in places(program, sizes))
+            notes.append(plan.conditional(program.kind, conditions[program.kind], tuple(where)))
+    return list(programs.values()), cases, conditions, notes
+
+
+def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> None:
     """Let go of what torch took for granted, where a run shows that the programs hold without.
 
     Args:
@@ -34,6 +86,15 @@ def relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case]) 
                 back = forget(programs[0], sizes)
                 if not _same(model, programs, sizes, case.seed):
                     back()
+    for far in plan.far(model.sizes):
+        for _ in range(_LIMITS):
+            first = beyond(programs[0], model.sizes, far)
+            if first is None or max(first.values()) > _AFFORDABLE:
+                break
+            back = forget(programs[0], first)
+            if not _same(model, programs, first, planned[0].seed):
+                back()
+                break
 
 
 def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[str, int]]:

@@ -216,19 +216,33 @@ def ungraded(programs: Mapping[str, Any]) -> list[str]:
     return [f"there is no {named}{more}: the program's outputs do not depend on that by autograd"]
 
 
-def conditional(entry: str, conditions: Sequence[str], places: Sequence[str] = ()) -> str:
-    """A sentence on what a program does not hold for; see `program.conditions`."""
+def conditional(program: str, facts: Mapping[str, Any], places: Sequence[str] = ()) -> str:
+    """A sentence on what a program does not hold for.
+
+    Args:
+        program: its name.
+        facts: of the manifest: `conditions`, and in `unchecked` those that artifacts do not check.
+        places: where model code asks for what is not so there.
+    """
     at = f" at {', '.join(places)}" if places else ""
+    unseen = facts.get("unchecked", ())
+    otherwise = "elsewhere its artifacts refuse"
+    if unseen:
+        otherwise += f", but for {_readable(unseen)}: there they may give something else unnoticed"
+    return (
+        f"{program}: compared only where {_readable(facts['conditions'])}, which torch took for "
+        f"granted{at}; {otherwise}"
+    )
+
+
+def _readable(conditions: Sequence[str]) -> str:
     said = [condition for condition in conditions if len(condition) <= _READABLE]
     if longer := len(conditions) - len(said):
         hold = (
             "condition of the manifest holds" if longer == 1 else "conditions of the manifest hold"
         )
         said.append(f"{longer} longer {hold}")
-    return (
-        f"{entry}: compared only where {' and '.join(said)}, which torch took for granted"
-        f"{at}; elsewhere its artifacts may fail, or give something else unnoticed"
-    )
+    return " and ".join(said)
 
 
 def seeded(

@@ -208,7 +208,7 @@ def prepare(
             reason = f"the model itself refuses {sample.case.sizes}: {sample.refused}"
             rows.append(whole("eager", Judgement("unsupported", reason), case=sample.case.name))
     notes += (
-        plan.conditional(entry, program["conditions"])
+        plan.conditional(entry, program)
         for entry, program in manifest["programs"].items()
         if "conditions" in program
     )

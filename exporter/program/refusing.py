@@ -1,0 +1,91 @@
+"""Programs that refuse sizes at which they do not hold, instead of giving something else."""
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import sympy  # type: ignore[import-untyped]  # it has no types
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from fuseport.exporter.program import Program, rebuilt
+from fuseport.exporter.program._arithmetic import Step, computed, of_integers
+from fuseport.exporter.program.conditions import needed, summarised
+
+__all__ = ["checked", "requirement", "requiring", "unchecked", "verdicts"]
+
+T = TypeVar("T")
+
+
+def requiring(program: Program, conditions: Iterable[sympy.Basic]) -> Program:
+    """The program, of which artifacts check `conditions`, but for those that are `unchecked`."""
+    parts = (part for condition in needed(conditions) for part in sympy.And.make_args(condition))
+    return replace(program, requires=tuple(part for part in parts if of_integers(part)))
+
+
+def unchecked(conditions: Iterable[sympy.Basic]) -> list[str]:
+    """Those that no artifact checks, in words: they are of more than integers."""
+    parts = (part for condition in needed(conditions) for part in sympy.And.make_args(condition))
+    return summarised(part for part in parts if not of_integers(part))
+
+
+def requirement(program: Program) -> str:
+    """What artifacts say when they refuse."""
+    return f"the program holds only where {' and '.join(summarised(program.requires))}"
+
+
+def verdicts(
+    program: Program,
+    size: Callable[[str, int], T],
+    number: Callable[[int], T],
+    step: Callable[[Step, T, T], T],
+) -> list[T]:
+    """Whether each condition of the program holds, as nodes of a graph.
+
+    Args:
+        program: with `requires`.
+        size: the value of an input's dimension, by the input's name and the dimension's place.
+        number: the value of an integer.
+        step: what does one step.
+    """
+    places: dict[str, tuple[str, int]] = {}
+    for spec in program.inputs:
+        for i, dim in enumerate(spec.dims):
+            places.setdefault(str(dim), (spec.name, i))
+    symbols = {symbol for condition in program.requires for symbol in condition.free_symbols}
+    sizes = {symbol: size(*places[str(symbol)]) for symbol in sorted(symbols, key=str)}
+    return [computed(condition, sizes, number, step) for condition in program.requires]
+
+
+def checked(program: Program) -> ExportedProgram:
+    """What is captured, with assertions of `requires` before everything else."""
+    exported = program.exported
+    if not program.requires:
+        return exported
+    graph = copy.deepcopy(exported.graph)
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    user = exported.graph_signature.user_inputs
+    inputs = {s.name: placeholders[str(n)] for s, n in zip(program.inputs, user, strict=True)}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+
+    def call(target: Callable[..., Any], *arguments: Any) -> fx.Node:
+        node: fx.Node = graph.call_function(target, arguments)
+        node.meta["val"] = target(
+            *(a.meta["val"] if isinstance(a, fx.Node) else a for a in arguments)
+        )
+        return node
+
+    with graph.inserting_before(first):
+        for verdict in verdicts(
+            program,
+            lambda name, dim: call(torch.ops.aten.sym_size.int, inputs[name], dim),
+            lambda number: number,
+            call,
+        ):
+            graph.call_function(
+                torch.ops.aten._assert_scalar.default, (verdict, requirement(program))
+            )
+    graph.lint()
+    return rebuilt(exported, graph, exported.graph_signature.input_specs)
