@@ -61,7 +61,15 @@ class Powers(nn.Module):
         return x.sigmoid().pow(x.shape[1]) + x.shape[1] ** x + torch.arange(8) ** x.shape[0]
 
 
-@pytest.mark.parametrize("module", [Tokens(), Ordered(), Powers()])
+class Products(nn.Module):
+    """Of several tensors, whose order the package opt_einsum finds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert torch.backends.opt_einsum.is_available()
+        return torch.einsum("bld,bmd,bme->ble", x, x.sin(), x.cos())
+
+
+@pytest.mark.parametrize("module", [Tokens(), Ordered(), Powers(), Products()])
 def test_sizes_stay_dynamic(module: nn.Module) -> None:
     forward, gradient = captured(module)
     for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):

@@ -1,15 +1,16 @@
 """A model becomes programs: what it is run and captured as, and what to say where it cannot be."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from fuseport.exporter import models, shims
 from fuseport.exporter.capture import blockers, integers
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
-from fuseport.exporter.models.fresh import forget, repeatable
+from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable
 from fuseport.exporter.models.model import Model, at, examples
 from fuseport.exporter.program import (
     Entry,
@@ -20,6 +21,7 @@ from fuseport.exporter.program import (
     named_outputs,
     one_line,
 )
+from fuseport.exporter.program.conditions import excluded
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.user_code import own_backward
@@ -127,20 +129,25 @@ def _captured(
 
 
 def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list[Program]:
-    """The program of an entry; before it, one whose sizes stay dynamic where the model's code makes
-    numbers of them by `int`, if it does and takes another `int`."""
+    """Programs of an entry, the best first.
+
+    What a model's code made at its first call, as tables, are constants of its capture. Where that
+    does not hold for all sizes, it is captured as at its first call, too: what is made there
+    depends on the sizes of the inputs then.
+    """
     _refuse_compiled(model)
     inputs = examples(model, torch.Generator().manual_seed(seed))
     found: list[Program] = []
     failure: ExportFailed | None = None
-    with integers.noticed() as code:
-        try:
-            found.append(_forward(model, inputs, entry))
-        except ExportFailed as error:
-            failure = error
-    if code:
-        with integers.symbolic(code), suppress(ExportFailed):
-            found.insert(0, _forward(model, inputs, entry))
+    try:
+        found = _captures(model, inputs, entry, as_now)
+    except ExportFailed as error:
+        failure = error
+    if keeps(model.module) and (failure or excluded(found[0], model.sizes)):
+        with suppress(ExportFailed):
+            others = _captures(model, inputs, entry, as_before)
+            if not found or excluded(others[0], model.sizes) < excluded(found[0], model.sizes):
+                found = [*others, *found]
     if found:
         return found
     assert failure is not None
@@ -152,16 +159,48 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
     raise explained from (failure.__cause__ if explained is failure else failure)
 
 
-def _forward(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> Program:
-    with model.fused(), own_backward.inlined(), blockers.fixed_sizes() as places:
+def _captures(
+    model: Model,
+    inputs: Mapping[str, torch.Tensor],
+    entry: Entry,
+    state: Callable[[nn.Module], AbstractContextManager[None]],
+) -> list[Program]:
+    """The program of an entry; before it, one whose sizes stay dynamic where the model's code makes
+    numbers of them by `int`, if it does and takes another `int`."""
+    found: list[Program] = []
+    failure: ExportFailed | None = None
+    with integers.noticed() as code:
+        try:
+            found.append(_forward(model, inputs, entry, state))
+        except ExportFailed as error:
+            failure = error
+    if code:
+        with integers.symbolic(code), suppress(ExportFailed):
+            found.insert(0, _forward(model, inputs, entry, state))
+    if not found:
+        assert failure is not None
+        raise failure
+    return found
+
+
+def _forward(
+    model: Model,
+    inputs: Mapping[str, torch.Tensor],
+    entry: Entry,
+    state: Callable[[nn.Module], AbstractContextManager[None]],
+) -> Program:
+    with (
+        model.fused(),
+        own_backward.inlined(),
+        blockers.fixed_sizes() as places,
+        state(model.module),  # tensors of the trace are kept nowhere
+    ):
         try:
             program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
         except FixedDimension as error:
             if error.size not in places:
                 raise
             raise error.at(*places[error.size]) from error
-        finally:
-            forget(model.module)  # tensors of the trace among it
     found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)
     if model.scans is not None and found != model.scans:
         raise Missing(

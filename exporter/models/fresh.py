@@ -15,7 +15,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-__all__ = ["attributes", "forget", "fresh", "remember", "repeatable", "tensors"]
+__all__ = [
+    "as_before",
+    "as_now",
+    "attributes",
+    "forget",
+    "fresh",
+    "keeps",
+    "remember",
+    "repeatable",
+    "tensors",
+]
 
 
 @dataclass(frozen=True)
@@ -50,17 +60,24 @@ def remember(module: nn.Module) -> None:
 
 
 @contextmanager
-def _as_before(module: nn.Module) -> Iterator[None]:
+def as_before(module: nn.Module) -> Iterator[None]:
     """Meanwhile a module is without what its calls have kept in it since it was remembered.
 
     Parameters, and buffers that were there, are as they are now. A module that was not remembered
     stays as it is.
     """
+    with as_now(module):
+        for part in module.modules():
+            if before := _before.get(part):
+                for name in dict.fromkeys((*attributes(part), *part._buffers, *before.attributes)):
+                    _restore(part, before, name)
+        yield
+
+
+@contextmanager
+def as_now(module: nn.Module) -> Iterator[None]:
+    """What calls meanwhile keep in a module is not in it any more afterwards."""
     now = [(part, attributes(part), dict(part._buffers)) for part in module.modules()]
-    for part, own, buffers in now:
-        if before := _before.get(part):
-            for name in dict.fromkeys((*own, *buffers, *before.attributes)):
-                _restore(part, before, name)
     try:
         yield
     finally:
@@ -89,12 +106,31 @@ def _restore(part: nn.Module, before: _Before, name: str) -> None:
 
 def fresh(module: nn.Module) -> nn.Module:
     """A copy of a module as it was when it was remembered, but with today's parameters."""
-    with _as_before(module):
+    with as_before(module):
         held = [t for part in module.modules() for _, t in tensors(attributes(part))]
         # A tensor that its constructor computed has no copy with its graph.
-        copied = copy.deepcopy(module, {id(t): t.detach().clone() for t in held if _computed(t)})
+        copies: dict[int, Any] = {id(t): t.detach().clone() for t in held if _computed(t)}
+        try:
+            copied = copy.deepcopy(module, dict(copies))
+        except Exception:  # of a class of the user's
+            copied = copy.deepcopy(module, copies | _uncopied(module, copies))
     remember(copied)
     return copied
+
+
+def _uncopied(module: nn.Module, copies: Mapping[int, Any]) -> dict[int, Any]:
+    """What a module's parts hold that has no copy, by its identity: copies share it.
+
+    Locks, open files, configurations that raise what `copy` does not expect.
+    """
+    shared: dict[int, Any] = {}
+    for part in module.modules():
+        for value in attributes(part).values():
+            try:
+                copy.deepcopy(value, dict(copies))
+            except Exception:
+                shared[id(value)] = value
+    return shared
 
 
 def repeatable(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,10 +161,10 @@ def forget(module: nn.Module) -> None:
 
 
 def _learned(module: nn.Module, call: Callable[[], Any]) -> tuple[tuple[str, str], ...]:
-    parts = {path: (part, _before.get(part)) for path, part in module.named_modules()}
-    if all(before is None or _as_it_was(part, before) for part, before in parts.values()):
+    if not keeps(module):
         return ()
-    with _as_before(module), torch.enable_grad():
+    parts = {path: (part, _before.get(part)) for path, part in module.named_modules()}
+    with as_before(module), torch.enable_grad():
         call()
         return tuple(
             (path, name)
@@ -137,6 +173,12 @@ def _learned(module: nn.Module, call: Callable[[], Any]) -> tuple[tuple[str, str
             for name, value in (*attributes(part).items(), *part._buffers.items())
             if _computed(value) and before.attributes.get(name) is not value
         )
+
+
+def keeps(module: nn.Module) -> bool:
+    """Whether calls have left something in a module since it was remembered."""
+    parts = ((part, _before.get(part)) for part in module.modules())
+    return not all(before is None or _as_it_was(part, before) for part, before in parts)
 
 
 def _as_it_was(part: nn.Module, before: _Before) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "beyond",
     "depends_on",
     "dimensions",
+    "excluded",
     "forget",
     "in_words",
     "needed",
@@ -49,6 +50,12 @@ def violated(program: Program, sizes: Mapping[str, int]) -> tuple[sympy.Basic, .
     }
     wrong = _wrong(program, named, sizes)
     return tuple(dict.fromkeys(expr.xreplace(called) for expr in wrong))
+
+
+def excluded(program: Program, usual: Mapping[str, int]) -> int:
+    """How many of some sizes the program does not hold for: with one dimension 1, odd or large."""
+    tried = ({**usual, name: other} for name in usual for other in (1, 3, 65, usual[name] * 4096))
+    return sum(not admits(program, sizes) for sizes in tried)
 
 
 def places(program: Program, sizes: Mapping[str, int]) -> list[str]:

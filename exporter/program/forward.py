@@ -34,7 +34,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program.portable import DIFFERENTIABLE
-from fuseport.exporter.program.symbolic import Symbolic
+from fuseport.exporter.program.symbolic import Symbolic, orders_of_products
 
 __all__ = [
     "FixedDimension",
@@ -174,6 +174,7 @@ def any_sizes() -> Iterator[None]:
         layer = mock.patch.object(decompositions, "one_layer_lstm", _lstm_layer)
         patched.enter_context(layer)
         patched.enter_context(mock.patch.object(torch._refs.fft, "_apply_norm", _normalised))
+        patched.enter_context(orders_of_products())
         patched.enter_context(mock.patch.object(DimConstraints, "solve", _solve))
         yield
 

@@ -1,11 +1,15 @@
 """Sizes that stay dynamic in a capture where torch's own code fixes them.
 
-In `x.shape[2:].numel()`, in pooling, in what is broadcast, in the steps of recurrent layers.
+In `x.shape[2:].numel()`, in pooling, in what is broadcast, in the steps of recurrent layers, in
+the order of products.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +19,9 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program._recurrent import recurrent
 
-__all__ = ["Symbolic"]
+__all__ = ["Symbolic", "orders_of_products"]
+
+_USUAL = 16  # a size of which nothing is known
 
 
 class Symbolic(TorchFunctionMode):
@@ -93,3 +99,29 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
 
 def _is_one(size: int | torch.SymInt) -> bool:
     return isinstance(size, int) and size == 1
+
+
+@contextmanager
+def orders_of_products() -> Iterator[None]:
+    """Have `einsum` of several tensors find its order at the sizes of the example.
+
+    The package opt_einsum, where it is here, makes numbers of them, and they would be fixed.
+    """
+    whole = torch.backends.opt_einsum.get_opt_einsum()
+    if whole is None:
+        yield
+        return
+
+    def contract_path(equation: str, *operands: Tensor, **options: Any) -> Any:
+        examples = (torch.empty([*map(_hint, x.shape)], device="meta") for x in operands)
+        return whole.contract_path(equation, *examples, **options)
+
+    paths = SimpleNamespace(contract_path=contract_path)
+    with mock.patch.object(torch.backends.opt_einsum, "get_opt_einsum", return_value=paths):
+        yield
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else _USUAL
