@@ -8,9 +8,12 @@ nodes' function bodies are attached, so that a runtime without the op library ru
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import onnx
 import onnx_ir as ir
@@ -24,6 +27,8 @@ from onnx_ir.passes.common import (
     RemoveUnusedOpsetsPass,
 )
 from torch.export import ExportedProgram
+from torch.onnx._internal.exporter import _constants
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
@@ -129,7 +134,7 @@ def _translate(
     """The model, and which of its values each node of the program's graph is, by name."""
     exported = in_parts(program.exported)
     lowering = Lowering(exported, _table(exported, instead))
-    with quiet("torch.onnx", "onnxscript"):
+    with quiet("torch.onnx", "onnxscript"), _forms_read_once():
         try:
             onnx_program = torch.onnx.export(
                 lowering,
@@ -168,6 +173,24 @@ def _translate(
     named = {node: str(value.name) for node, value in values.items() if value in left}
     outputs = zip(program.exported.graph_signature.user_outputs, program.outputs, strict=True)
     return model, {**named, **{str(node): spec.name for node, spec in outputs}}
+
+
+@contextmanager
+def _forms_read_once() -> Iterator[None]:
+    """Let torch.onnx keep its forms of operators, 500 functions that it parses for each file."""
+    with mock.patch.object(ONNXRegistry, "from_torchlib", staticmethod(_registry)):
+        yield
+
+
+_from_torchlib = ONNXRegistry.from_torchlib
+_registries: dict[tuple[int, bool], ONNXRegistry] = {}
+
+
+def _registry(opset_version: int = _constants.TORCHLIB_OPSET) -> ONNXRegistry:
+    key = opset_version, "torchvision" in sys.modules  # some forms are of its operators
+    if key not in _registries:
+        _registries[key] = _from_torchlib(opset_version)
+    return _registries[key]
 
 
 def _values(model: ir.Model, translated: ExportedProgram) -> dict[str, ir.Value]:
