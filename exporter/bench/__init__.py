@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.bundle import Bundle
-from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.child import Child, Limits, pauses
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models.model import example
 from fuseport.exporter.program import Entry, TensorSpec, entry_of
@@ -37,7 +37,6 @@ EAGER = "eager"
 _TURN_SECONDS = 0.1  # of calls before the other process has its turn
 _MOST_CALLS = 200
 _PAUSE_SECONDS = 0.02  # between turns: some runtimes' threads spin for a while after a call
-_POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
@@ -360,11 +359,12 @@ class _Clock:
     def _answer(self) -> Mapping[str, Any]:
         file = self._folder / f"{self._asked}.json"
         self._child.expect(True)
+        pause = pauses()
         while not file.exists():
             if self._child.ended() and not file.exists():
                 self._stopped = _Stopped(self._child.last_words(), error=True)
                 raise self._stopped
-            time.sleep(_POLL_SECONDS)
+            next(pause)
         self._child.expect(False)
         answer: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if answer["status"] != "done":

@@ -20,9 +20,10 @@ import psutil
 from fuseport.exporter.child import fork_server
 from fuseport.exporter.child.fork_server import MARK, PARENT, Forked
 
-__all__ = ["Child", "Limits", "die_with_parent", "ending"]
+__all__ = ["Child", "Limits", "die_with_parent", "ending", "pauses"]
 
 _WATCH_SECONDS = 0.1
+_PAUSES = 0.0005, 0.02  # seconds: the first and the longest between two looks
 _TAIL = 2**14  # bytes of what a child printed in which its last words are looked for
 _FLOOD = 2**26  # bytes of what it printed beyond which they are dropped: disks are finite
 
@@ -191,6 +192,15 @@ class Child:
             with suppress(psutil.Error, OSError):  # it has ended, or is another user's
                 if self._mark in process.environ().get(MARK, ""):
                     yield process
+
+
+def pauses() -> Iterator[None]:
+    """Pauses between looks at what a child has done: the longer it takes, the longer they are."""
+    seconds, longest = _PAUSES
+    while True:
+        time.sleep(seconds)
+        yield
+        seconds = min(seconds * 1.5, longest)
 
 
 def die_with_parent() -> None:

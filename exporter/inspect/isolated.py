@@ -2,19 +2,17 @@
 
 import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from fuseport.exporter import errors
-from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.child import Child, Limits, pauses
 from fuseport.exporter.errors import RuntimeCrash
 
 __all__ = ["ask"]
 
 _WORKER = "fuseport.exporter.inspect._worker"
 _LIMITS = Limits(seconds=180.0, memory=8 * 2**30)
-_POLL = 0.02
 
 
 def ask(question: str, **arguments: Any) -> dict[str, Any]:
@@ -29,11 +27,12 @@ def ask(question: str, **arguments: Any) -> dict[str, Any]:
             child.expect(True)
             asked = {"question": question, "answer": str(answer), **arguments}
             child.tell(json.dumps(asked) + "\n")
+            pause = pauses()
             while not answer.exists():
                 if child.ended() and not answer.exists():
                     about = arguments.get("path", question)
                     raise RuntimeCrash(f"{about}: reading it failed: {child.last_words()}")
-                time.sleep(_POLL)
+                next(pause)
             content = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in content:
         raise getattr(errors, content["error"])(content["message"])

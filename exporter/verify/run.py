@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.checkpoint.content import show
-from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.child import Child, Limits, pauses
 from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.child.spent import OF_CHILD
 from fuseport.exporter.program import one_line
@@ -41,7 +40,6 @@ _PRELOADED = (
     "sympy.combinatorics",
     "onnx.reference",
 )
-_POLL_SECONDS = 0.02
 _REASON = 2000  # characters of one, which a runtime can make as long as it likes
 _LONGEST = 2**26  # bytes of an answer, whose tensors are in files of their own
 _AHEAD = 2  # jobs that a child may do before the first of them is judged: so many files may lie
@@ -184,6 +182,7 @@ def _await(
     number, job = numbered
     child.expect(True)
     told = False
+    pause = pauses()
     while True:
         # In this order: a child that answers and ends has answered.
         ended = child.ended()
@@ -196,7 +195,7 @@ def _await(
             return _read(folder, number, job, token)
         if ended:
             return None
-        time.sleep(_POLL_SECONDS)
+        next(pause)
 
 
 def _dead_with(folder: Path, waiting: Sequence[Numbered], answered: int) -> int:

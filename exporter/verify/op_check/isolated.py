@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuseport.exporter.child import Child, Limits
+from fuseport.exporter.child import Child, Limits, pauses
 from fuseport.exporter.describe import environment
 from fuseport.exporter.verify.op_check import wanted_checks
 from fuseport.exporter.verify.op_check.report import OpReport, OpRow
@@ -19,7 +19,6 @@ from fuseport.exporter.verify.op_check.report import OpReport, OpRow
 __all__ = ["check", "told"]
 
 _WORKER = "fuseport.exporter.verify.op_check._worker"
-_POLL_SECONDS = 0.05
 
 
 def check(
@@ -98,6 +97,7 @@ def told(
     with Child(arguments, folder / "errors", limits, writable) as child:
         at, rest = 0, b""
         child.expect(True)
+        pause = pauses()
         while True:
             over = child.ended()  # before reading: what it wrote before its end is read then
             with heard.open("rb") as file:
@@ -108,10 +108,11 @@ def told(
             for line in lines:
                 event = json.loads(line)
                 child.expect(True)
+                pause = pauses()
                 if event.get("over"):
                     return
                 yield event
             if over:
                 yield {"lost": child.last_words()}
                 return
-            time.sleep(_POLL_SECONDS)
+            next(pause)
