@@ -56,6 +56,26 @@ IMPORTED = {
     "triton.language": "constexpr float32 load",
     "triton.language.extra.libdevice": "rsqrt",
     "triton.runtime.driver": "active",
+    "flash_attn": "flash_attn_func flash_attn_qkvpacked_func flash_attn_kvpacked_func "
+    "flash_attn_varlen_func flash_attn_varlen_qkvpacked_func flash_attn_varlen_kvpacked_func "
+    "flash_attn_with_kvcache __version__",
+    "flash_attn.flash_attn_interface": "flash_attn_func _flash_attn_varlen_forward",
+    "flash_attn.bert_padding": "unpad_input pad_input index_first_axis",
+    "flash_attn.layers.rotary": "apply_rotary_emb apply_rotary_emb_func apply_rotary_emb_qkv_ "
+    "apply_rotary_emb_kv_ RotaryEmbedding",
+    "flash_attn.losses.cross_entropy": "CrossEntropyLoss",
+    "flash_attn.modules.mha": "MHA SelfAttention CrossAttention FlashSelfAttention "
+    "FlashCrossAttention ParallelMHA _update_kv_cache",
+    "flash_attn.modules.mlp": "Mlp GatedMlp FusedMLP ParallelMLP",
+    "flash_attn.ops.activations": "swiglu sqrelu_fwd gelu_bwd",
+    "flash_attn.ops.fused_dense": "FusedDense FusedMLP ColumnParallelLinear RowParallelLinear "
+    "fused_dense_func",
+    "flash_attn.ops.layer_norm": "dropout_add_layer_norm DropoutAddLayerNorm",
+    "flash_attn.ops.rms_norm": "rms_norm RMSNorm dropout_add_rms_norm",
+    "flash_attn.ops.triton.cross_entropy": "cross_entropy_loss",
+    "flash_attn.ops.triton.layer_norm": "layer_norm_fn rms_norm_fn RMSNorm",
+    "flash_attn.ops.triton.rotary": "apply_rotary",
+    "flash_attn.utils.generation": "GenerationMixin InferenceParams",
 }
 
 

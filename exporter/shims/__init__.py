@@ -186,7 +186,11 @@ class _Finder(MetaPathFinder):
         """The stand-in for a file of Triton kernels that is copied from mamba_ssm; None if it is no
         such. In a copy of the package the name tells; elsewhere, what the file defines."""
         found = _COPIED.search(fullname)
-        if found is None or _root(fullname) in SHIMS or _file(f"{_KERNELS}.{found[2]}") is None:
+        if (
+            found is None
+            or _root(fullname) in (*SHIMS, "fuseport")
+            or _file(f"{_KERNELS}.{found[2]}") is None
+        ):
             return None
         if not found[1]:
             spec = next(filter(None, (f.find_spec(fullname, path) for f in self._others())), None)

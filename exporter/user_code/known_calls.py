@@ -18,6 +18,7 @@ _SHIMMED = (
     "selective_scan",
     "mamba_",
     "causal_conv1d",
+    "flash_attn",
     "rms_norm",
     "layer_norm_fn",
     "triton",
@@ -36,33 +37,24 @@ def advice(
             it is called from.
     """
     for name in names:
-        found = _known(name)
+        found = stand_in(name)
         if found is not None:
-            what, ours = found
-            shim = " (--shim auto, or call it yourself)" if _is_shimmed(name) and ours else ""
-            return f"{what} computes it{shim}"
+            shim = " (--shim auto, or call it yourself)" if _is_shimmed(name) else ""
+            return f"{found} computes it{shim}"
     return otherwise
 
 
 def stand_in(name: str) -> str | None:
     """The function that computes what one of that name seems to; None if there is none."""
-    found = _known(name)
-    return None if found is None else found[0]
-
-
-def _known(name: str) -> tuple[str, bool] | None:
-    """What computes the same, and whether it is an op; the longest part that fits decides."""
     candidates = [
-        (part, f"fuseport.ops.{op.name}" if op.namespace == "fuseport" else op.name, True)
+        (part, f"fuseport.ops.{op.name}" if op.namespace == "fuseport" else op.name)
         for op in OPS.values()
         for part in op.stands_for
     ]
-    candidates += [(part, what, False) for what, parts in _IN_TORCH.items() for part in parts]
+    candidates += [(part, what) for what, parts in _IN_TORCH.items() for part in parts]
     fitting = [c for c in candidates if c[0] in name]
-    if not fitting:
-        return None
-    _, what, ours = max(fitting, key=lambda c: len(c[0]))
-    return what, ours
+    # The longest part that fits decides.
+    return max(fitting, key=lambda c: len(c[0]))[1] if fitting else None
 
 
 def _is_shimmed(name: str) -> bool:

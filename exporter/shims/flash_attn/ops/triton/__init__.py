@@ -1,0 +1,1 @@
+"""What is written in Triton there and calls ops here, under the same names."""
