@@ -1,0 +1,79 @@
+"""Stand-ins have what models import of them."""
+
+import importlib
+
+import pytest
+
+from fuseport.exporter import shims
+from fuseport.tests.test_shims import ALL
+
+# What models in the wild import, by what of.
+IMPORTED = {
+    "selective_scan_cuda": "fwd bwd",
+    "selective_scan_cuda_oflex": "fwd bwd",
+    "selective_scan_cuda_oflex_rh": "fwd bwd",
+    "selective_scan_cuda_core": "fwd bwd",
+    "Dwconv.dwconv_layer": "DepthwiseFunction DwConv2d",
+    "MultiScaleDeformableAttention": "ms_deform_attn_forward ms_deform_attn_backward",
+    "causal_conv1d_cuda": "causal_conv1d_fwd causal_conv1d_bwd causal_conv1d_update",
+    "causal_conv1d": "causal_conv1d_fn causal_conv1d_update",
+    "causal_conv1d.causal_conv1d_interface": "causal_conv1d_fn causal_conv1d_ref",
+    "causal_conv1d.causal_conv1d_varlen": "causal_conv1d_varlen_states",
+    "causal_conv1d.cpp_functions": "causal_conv1d_fwd_function causal_conv1d_bwd_function",
+    "mamba_ssm": "Mamba Mamba2 MambaLMHeadModel selective_scan_fn mamba_inner_fn",
+    "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn selective_scan_ref "
+    "mamba_inner_fn mamba_inner_ref bimamba_inner_fn mamba_inner_fn_no_out_proj",
+    "mamba_ssm.ops.triton.selective_state_update": "selective_state_update",
+    "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined "
+    "mamba_split_conv1d_scan_combined _mamba_chunk_scan_combined_fwd",
+    "mamba_ssm.ops.triton.layer_norm": "RMSNorm layer_norm_fn rms_norm_fn",
+    "mamba_ssm.ops.triton.layernorm": "RMSNorm layer_norm_fn rms_norm_fn",
+    "mamba_ssm.ops.triton.layernorm_gated": "RMSNorm LayerNorm",
+    "mamba_ssm.modules.mamba_simple": "Mamba Block",
+    "mamba_ssm.modules.mamba2": "Mamba2",
+    "mamba_ssm.modules.mamba2_simple": "Mamba2Simple",
+    "mamba_ssm.modules.mha": "MHA",
+    "mamba_ssm.modules.block": "Block",
+    "mamba_ssm.modules.mlp": "GatedMLP",
+    "mamba_ssm.models.mixer_seq_simple": "MambaLMHeadModel create_block _init_weights",
+    "mamba_ssm.models.config_mamba": "MambaConfig",
+    "mamba_ssm.utils.generation": "GenerationMixin InferenceParams",
+    "mamba_ssm.utils.hf": "load_config_hf load_state_dict_hf",
+    "triton": "jit autotune heuristics Config cdiv next_power_of_2",
+    "triton.language": "constexpr float32 load",
+    "triton.language.extra.libdevice": "rsqrt",
+    "triton.runtime.driver": "active",
+    "flash_attn": "flash_attn_func flash_attn_qkvpacked_func flash_attn_kvpacked_func "
+    "flash_attn_varlen_func flash_attn_varlen_qkvpacked_func flash_attn_varlen_kvpacked_func "
+    "flash_attn_with_kvcache __version__",
+    "flash_attn.flash_attn_interface": "flash_attn_func _flash_attn_varlen_forward",
+    "flash_attn.bert_padding": "unpad_input pad_input index_first_axis",
+    "flash_attn.layers.rotary": "apply_rotary_emb apply_rotary_emb_func apply_rotary_emb_qkv_ "
+    "apply_rotary_emb_kv_ RotaryEmbedding",
+    "flash_attn.losses.cross_entropy": "CrossEntropyLoss",
+    "flash_attn.modules.mha": "MHA SelfAttention CrossAttention FlashSelfAttention "
+    "FlashCrossAttention ParallelMHA _update_kv_cache",
+    "flash_attn.modules.mlp": "Mlp GatedMlp FusedMLP ParallelMLP",
+    "flash_attn.ops.activations": "swiglu sqrelu_fwd gelu_bwd",
+    "flash_attn.ops.fused_dense": "FusedDense FusedMLP ColumnParallelLinear RowParallelLinear "
+    "fused_dense_func",
+    "flash_attn.ops.layer_norm": "dropout_add_layer_norm DropoutAddLayerNorm",
+    "flash_attn.ops.rms_norm": "rms_norm RMSNorm dropout_add_rms_norm",
+    "flash_attn.ops.triton.cross_entropy": "cross_entropy_loss",
+    "flash_attn.ops.triton.layer_norm": "layer_norm_fn rms_norm_fn RMSNorm",
+    "flash_attn.ops.triton.rotary": "apply_rotary",
+    "flash_attn.utils.generation": "GenerationMixin InferenceParams",
+}
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_what_models_import_is_there(name: str) -> None:
+    with shims.installed(ALL) as used:
+        module = importlib.import_module(name)
+        missing = [part for part in IMPORTED[name].split() if not hasattr(module, part)]
+    assert missing == []
+    assert used == [name.partition(".")[0]]
+
+
+def test_every_stand_in_is_tried_here() -> None:
+    assert {name.partition(".")[0] for name in IMPORTED} == set(shims.SHIMS)
