@@ -1,9 +1,10 @@
 """Compiles, caches and loads native libraries: `<name>-<sources>-<compiler>.so`.
 
-The library of an op for torch is made of its `torch.cpp`, compiled once, and its `kernel.cpp`,
-compiled once for each instruction set that the kernel may find at run time, so that one binary
-serves every machine of an architecture. It links libtorch_cpu and libc10, and no Python: a C++ host
-can dlopen it. `ops.ort` has the library for ONNX Runtime.
+The library of an op for torch is made of its `torch.cpp`, compiled once, its `kernel.cpp`, compiled
+once for each instruction set that the kernel may find at run time, so that one binary serves every
+machine of an architecture, and `native/autograd.cpp`, compiled once for all ops. It links
+libtorch_cpu and libc10, and no Python: a C++ host can dlopen it. `ops.ort` has the library for ONNX
+Runtime.
 
 A file's name holds two hashes: one of the sources that go into it, the flags and torch's version,
 one of the compiler. So does that of an object file, which is kept in `objects`: libraries share the
@@ -78,9 +79,11 @@ _X86: dict[str, tuple[str, ...]] = {
 }
 VARIANTS = _X86 if platform.machine().lower() in ("x86_64", "amd64") else {"baseline": ()}
 
+_AUTOGRAD = "native/autograd"
 _OBJECTS = "objects"
 _log = logging.getLogger(NAMESPACE)
 _STAGING = ".staging-"
+_being_made: dict[Path, threading.Lock] = {}
 _processors = threading.BoundedSemaphore(os.cpu_count() or 1)  # one compiler's process for each
 
 
@@ -280,6 +283,8 @@ def torch_link(*libraries: str) -> tuple[str, ...]:
 
 def _for_torch(spec: OpSpec) -> Library:
     units = (torch_unit(spec.folder / "torch.cpp"), *kernel_units(spec))
+    if f"{_AUTOGRAD}.hpp" in _sources(units):
+        units = (*units, torch_unit(OPS_FOLDER / f"{_AUTOGRAD}.cpp"))
     return Library(spec.name, units, torch_link())
 
 
@@ -374,9 +379,15 @@ def _object(unit: Unit, library: Library, compiler: list[str]) -> Path:
     others = _roots(library.units)  # of a user's own ops that include each other's headers
     key = f"{_source_key([unit])}-{_compiler_key(compiler)}"
     target = cache_folder() / _OBJECTS / f"{unit.source.parent.name}-{unit.source.stem}-{key}.o"
-    if target.exists():
-        return target
     target.parent.mkdir(mode=0o700, exist_ok=True)
+    # Libraries that are built at once may have units in common.
+    with _being_made.setdefault(target, threading.Lock()):
+        if not target.exists():
+            _compile(unit, others, compiler, target)
+    return target
+
+
+def _compile(unit: Unit, others: Sequence[Path], compiler: list[str], target: Path) -> None:
     # Messages name no folder of this machine, for a library may go into a bundle.
     private = (f"-ffile-prefix-map={root}=ops" for root in others)
     include = (*(f"-I{root}" for root in others), *unit.include())
@@ -388,7 +399,6 @@ def _object(unit: Unit, library: Library, compiler: list[str]) -> Path:
         )
         with _processors:
             run_compiler([*command, "-c", str(unit.source), "-o", str(compiled)])
-    return target
 
 
 @contextmanager

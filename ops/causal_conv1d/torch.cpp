@@ -1,8 +1,6 @@
 // The causal convolution as operators of torch: schemas, CPU kernels, gradients. No Python in here,
 // so that a C++ program can open the library and run artifacts that use the operators.
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -10,14 +8,12 @@
 
 #include "causal_conv1d/binding.hpp"
 #include "causal_conv1d/torch.hpp"
+#include "native/autograd.hpp"
 #include "native/empty.hpp"
 #include "native/layout.hpp"
 
 namespace fuseport::causal_conv1d {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 Outputs forward_cpu(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
                     const std::optional<Tensor>& initial_states,
@@ -93,54 +89,6 @@ PackedGradients conv_packed_backward(const Tensor& dout, const Tensor& dfinal_st
   return {dx, dweight, dbias};
 }
 
-// Gradients. Autograd sees operators only, by their names, so that traces hold them whole and fakes
-// stand in for them.
-
-struct ConvFunction : torch::autograd::Function<ConvFunction> {
-  // `last` is initial_states, or seq_idx.
-  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
-                               const Tensor& bias, const Tensor& last, bool packed, bool silu) {
-    static const auto plain = operator_named<decltype(conv)>("fuseport::causal_conv1d");
-    static const auto of_packed =
-        operator_named<decltype(conv_packed)>("fuseport::causal_conv1d_packed");
-    const at::AutoDispatchBelowADInplaceOrView below;
-    auto [out, final_states] = packed ? of_packed.call(x, weight, bias, last, silu)
-                                      : plain.call(x, weight, bias, last, silu);
-    ctx->saved_data["packed"] = packed;
-    ctx->saved_data["silu"] = silu;
-    ctx->save_for_backward({x, weight, bias, last});
-    return {out, final_states};
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& cotangents) {
-    static const auto plain =
-        operator_named<decltype(conv_backward)>("fuseport::causal_conv1d_backward");
-    static const auto of_packed =
-        operator_named<decltype(conv_packed_backward)>("fuseport::causal_conv1d_packed_backward");
-    const variable_list s = ctx->get_saved_variables();
-    const bool silu = ctx->saved_data["silu"].toBool();
-    const Tensor &dout = cotangents[0], &dfinal = cotangents[1];
-    if (ctx->saved_data["packed"].toBool()) {
-      auto [dx, dweight, dbias] = of_packed.call(dout, dfinal, s[0], s[1], s[2], s[3], silu);
-      return {dx, dweight, dbias, Tensor(), Tensor(), Tensor()};
-    }
-    auto [dx, dweight, dbias, dinitial] = plain.call(dout, dfinal, s[0], s[1], s[2], s[3], silu);
-    return {dx, dweight, dbias, dinitial, Tensor(), Tensor()};
-  }
-};
-
-Outputs conv_autograd(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                      const Tensor& initial_states, bool silu) {
-  auto y = ConvFunction::apply(x, weight, bias, initial_states, false, silu);
-  return {y[0], y[1]};
-}
-
-Outputs conv_packed_autograd(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                             const Tensor& seq_idx, bool silu) {
-  auto y = ConvFunction::apply(x, weight, bias, seq_idx, true, silu);
-  return {y[0], y[1]};
-}
-
 TORCH_LIBRARY_FRAGMENT(fuseport, m) {
   // Where the fakes come from: torch names this module to whom they are missing.
   m.set_python_module("fuseport.ops.registration");
@@ -168,11 +116,8 @@ TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
-  m.impl("causal_conv1d", conv_autograd);
-  m.impl("causal_conv1d_packed", conv_packed_autograd);
-  // Gradients of gradients: these run as they are, and refuse when they are differentiated.
-  m.impl("causal_conv1d_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("causal_conv1d_packed_backward", torch::autograd::autogradNotImplementedFallback());
+  differentiated_by(m, "causal_conv1d", "causal_conv1d_backward");
+  differentiated_by(m, "causal_conv1d_packed", "causal_conv1d_packed_backward");
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 // A decoding step of the causal convolution as operators of torch: schemas and CPU kernels. No
 // Python in here, so that a C++ program can open the library and run artifacts that use them.
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <optional>
 
 #include "causal_conv1d_update/torch.hpp"
+#include "native/autograd.hpp"
 
 namespace fuseport::causal_conv1d_update {
 namespace {
@@ -45,9 +45,8 @@ TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
-  // A step of decoding: it runs as it is, and refuses when it is differentiated.
-  m.impl("causal_conv1d_update", torch::autograd::autogradNotImplementedFallback());
-  m.impl("causal_conv1d_update_circular", torch::autograd::autogradNotImplementedFallback());
+  undifferentiated(m, "causal_conv1d_update");
+  undifferentiated(m, "causal_conv1d_update_circular");
 }
 
 }  // namespace

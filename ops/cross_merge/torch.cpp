@@ -1,17 +1,12 @@
 // The sum of walks for torch: schemas, CPU kernels, autograd.
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include "cross_merge/kernel.hpp"
 #include "cross_scan/torch.hpp"
+#include "native/autograd.hpp"
 
 namespace fuseport::cross_merge {
 namespace {
-
-struct Names {
-  static constexpr const char* forward = "fuseport::cross_merge";
-  static constexpr const char* backward = "fuseport::cross_merge_backward";
-};
 
 Tensor merged(const Tensor& ys) {
   return cross_scan::merge_cpu(kernels(), "cross_merge", "ys", ys);
@@ -20,8 +15,6 @@ Tensor merged(const Tensor& ys) {
 Tensor merged_backward(const Tensor& dout) {
   return cross_scan::scan_cpu(kernels(), "cross_merge_backward", "dout", dout);
 }
-
-Tensor merged_autograd(const Tensor& ys) { return cross_scan::Linear<Names>::apply(ys); }
 
 TORCH_LIBRARY_FRAGMENT(fuseport, m) {
   // Where the fakes come from: torch names this module to whom they are missing.
@@ -36,9 +29,7 @@ TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
-  m.impl("cross_merge", merged_autograd);
-  // Gradients of gradients: it runs as it is, and refuses when it is differentiated.
-  m.impl("cross_merge_backward", torch::autograd::autogradNotImplementedFallback());
+  differentiated_by(m, "cross_merge", "cross_merge_backward");
 }
 
 }  // namespace

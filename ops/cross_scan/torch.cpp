@@ -1,25 +1,18 @@
 // Walks over an image for torch: schemas, CPU kernels, autograd.
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include "cross_scan/kernel.hpp"
 #include "cross_scan/torch.hpp"
+#include "native/autograd.hpp"
 
 namespace fuseport::cross_scan {
 namespace {
-
-struct Names {
-  static constexpr const char* forward = "fuseport::cross_scan";
-  static constexpr const char* backward = "fuseport::cross_scan_backward";
-};
 
 Tensor walked(const Tensor& x) { return scan_cpu(kernels(), "cross_scan", "x", x); }
 
 Tensor walked_backward(const Tensor& dout) {
   return merge_cpu(kernels(), "cross_scan_backward", "dout", dout);
 }
-
-Tensor walked_autograd(const Tensor& x) { return Linear<Names>::apply(x); }
 
 TORCH_LIBRARY_FRAGMENT(fuseport, m) {
   // Where the fakes come from: torch names this module to whom they are missing.
@@ -34,9 +27,7 @@ TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
-  m.impl("cross_scan", walked_autograd);
-  // Gradients of gradients: it runs as it is, and refuses when it is differentiated.
-  m.impl("cross_scan_backward", torch::autograd::autogradNotImplementedFallback());
+  differentiated_by(m, "cross_scan", "cross_scan_backward");
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "cross_scan/binding.hpp"
 #include "native/checks.hpp"
@@ -54,25 +53,5 @@ inline Tensor merge_cpu(const Kernels& k, const char* op, const char* name, cons
   for_each_unit(Host{}, p, [&](int64_t unit) { k.merge(p, merge, unit); });
   return out;
 }
-
-// A linear operator, whose gradient is another operator of the cotangent alone. Autograd sees
-// operators only, by their names, so that traces hold them whole and fakes stand in for them.
-// NAMES::forward and NAMES::backward are the names.
-template <class NAMES>
-struct Linear : torch::autograd::Function<Linear<NAMES>> {
-  using Signature = Tensor(const Tensor&);
-
-  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& t) {
-    static const auto op = operator_named<Signature>(NAMES::forward);
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(t);
-  }
-
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext*, const torch::autograd::variable_list& cotangents) {
-    static const auto op = operator_named<Signature>(NAMES::backward);
-    return {op.call(cotangents[0])};
-  }
-};
 
 }  // namespace fuseport::cross_scan

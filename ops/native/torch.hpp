@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cstdint>
 
@@ -41,11 +40,6 @@ inline Dtype dtype_of(const at::Tensor& t) {
     default:
       return Dtype::float32;
   }
-}
-
-template <class Signature>
-auto operator_named(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
 }  // namespace fuseport

@@ -1,16 +1,11 @@
 // The rotary embedding for torch: schemas, CPU kernels, autograd.
+#include "native/autograd.hpp"
 #include "rotary_embedding/torch.hpp"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 namespace fuseport::rotary_embedding {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 struct OnCpu {
   static void forward(const char*, const Tensor&, const Problem& p, void* out) {
@@ -30,32 +25,6 @@ struct OnCpu {
 
 using Cpu = Operators<OnCpu>;
 
-// Autograd sees operators only, by their names, so that traces hold them whole and fakes stand in
-// for them.
-struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& cos, const Tensor& sin,
-                        bool interleaved) {
-    static const auto op = operator_named<decltype(Cpu::forward)>("fuseport::rotary_embedding");
-    const at::AutoDispatchBelowADInplaceOrView below;
-    ctx->save_for_backward({x, cos, sin});
-    ctx->saved_data["interleaved"] = interleaved;
-    return op.call(x, cos, sin, interleaved);
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& cotangents) {
-    static const auto op =
-        operator_named<decltype(Cpu::backward)>("fuseport::rotary_embedding_backward");
-    const variable_list s = ctx->get_saved_variables();
-    auto [dx, dcos, dsin] =
-        op.call(cotangents[0], s[0], s[1], s[2], ctx->saved_data["interleaved"].toBool());
-    return {dx, dcos, dsin, Tensor()};
-  }
-};
-
-Tensor autograd(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved) {
-  return RotaryFunction::apply(x, cos, sin, interleaved);
-}
-
 TORCH_LIBRARY_FRAGMENT(fuseport, m) {
   // Where the fakes come from: torch names this module to whom they are missing.
   m.set_python_module("fuseport.ops.registration");
@@ -71,9 +40,7 @@ TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
-  m.impl("rotary_embedding", autograd);
-  // Gradients of gradients: they run as they are, and refuse when they are differentiated.
-  m.impl("rotary_embedding_backward", torch::autograd::autogradNotImplementedFallback());
+  differentiated_by(m, "rotary_embedding", "rotary_embedding_backward");
 }
 
 }  // namespace

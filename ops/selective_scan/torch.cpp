@@ -1,14 +1,13 @@
 // The selective scan as operators of torch: schemas, CPU kernels, gradients. No Python in here, so
 // that a C++ program can open the library and run artifacts that use the operators.
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <array>
 #include <optional>
 #include <tuple>
 
+#include "native/autograd.hpp"
 #include "native/empty.hpp"
 #include "native/layout.hpp"
 #include "native/torch.hpp"
@@ -19,9 +18,6 @@
 
 namespace fuseport::selective_scan {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // The sum over batches of doubles, or pairs of them, in the shape and dtype of `like`.
 Tensor over_batches(const Tensor& parts, const Tensor& like) {
@@ -148,60 +144,6 @@ GatedGradients scan_gated_backward(const Tensor& dout, const Tensor& dlast_state
   return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7]};
 }
 
-// Gradients. Autograd sees operators only, by their names, so that traces hold them whole and fakes
-// stand in for them.
-
-struct ScanFunction : torch::autograd::Function<ScanFunction> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& u, const Tensor& delta,
-                               const Tensor& A, const Tensor& B, const Tensor& C, const Tensor& D,
-                               const std::optional<Tensor>& z, const Tensor& delta_bias,
-                               bool softplus) {
-    static const auto plain = operator_named<decltype(scan)>("fuseport::selective_scan");
-    static const auto gated =
-        operator_named<decltype(scan_gated)>("fuseport::selective_scan_gated");
-    const at::AutoDispatchBelowADInplaceOrView below;
-    auto [out, last_state, chunk_states] =
-        z ? gated.call(u, delta, A, B, C, D, *z, delta_bias, softplus)
-          : plain.call(u, delta, A, B, C, D, delta_bias, softplus);
-    ctx->saved_data["softplus"] = softplus;
-    ctx->save_for_backward(
-        {u, delta, A, B, C, D, delta_bias, chunk_states, z ? *z : Tensor()});
-    ctx->mark_non_differentiable({chunk_states});
-    return {out, last_state, chunk_states};
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& cotangents) {
-    static const auto plain =
-        operator_named<decltype(scan_backward)>("fuseport::selective_scan_backward");
-    static const auto gated =
-        operator_named<decltype(scan_gated_backward)>("fuseport::selective_scan_gated_backward");
-    const variable_list s = ctx->get_saved_variables();
-    const bool softplus = ctx->saved_data["softplus"].toBool();
-    const Tensor &dout = cotangents[0], &dlast_state = cotangents[1], &z = s[8];
-    if (!z.defined()) {
-      auto [du, ddelta, dA, dB, dC, dD, dbias] = plain.call(
-          dout, dlast_state, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], softplus);
-      return {du, ddelta, dA, dB, dC, dD, Tensor(), dbias, Tensor()};
-    }
-    auto [du, ddelta, dA, dB, dC, dD, dz, dbias] = gated.call(
-        dout, dlast_state, s[0], s[1], s[2], s[3], s[4], s[5], z, s[6], s[7], softplus);
-    return {du, ddelta, dA, dB, dC, dD, dz, dbias, Tensor()};
-  }
-};
-
-Outputs scan_autograd(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
-                      const Tensor& C, const Tensor& D, const Tensor& delta_bias, bool softplus) {
-  auto y = ScanFunction::apply(u, delta, A, B, C, D, std::optional<Tensor>(), delta_bias, softplus);
-  return {y[0], y[1], y[2]};
-}
-
-Outputs scan_gated_autograd(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
-                            const Tensor& C, const Tensor& D, const Tensor& z,
-                            const Tensor& delta_bias, bool softplus) {
-  auto y = ScanFunction::apply(u, delta, A, B, C, D, std::optional<Tensor>(z), delta_bias, softplus);
-  return {y[0], y[1], y[2]};
-}
-
 TORCH_LIBRARY_FRAGMENT(fuseport, m) {
   // Where the fakes come from: torch names this module to whom they are missing.
   m.set_python_module("fuseport.ops.registration");
@@ -234,11 +176,8 @@ TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
-  m.impl("selective_scan", scan_autograd);
-  m.impl("selective_scan_gated", scan_gated_autograd);
-  // Gradients of gradients: these run as they are, and refuse when they are differentiated.
-  m.impl("selective_scan_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("selective_scan_gated_backward", torch::autograd::autogradNotImplementedFallback());
+  differentiated_by(m, "selective_scan", "selective_scan_backward");
+  differentiated_by(m, "selective_scan_gated", "selective_scan_gated_backward");
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // The state update as operators of torch: schemas, CPU kernels. No Python in here, so that a C++
 // program can open the library and run artifacts that use the operators.
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <optional>
 
+#include "native/autograd.hpp"
 #include "selective_state_update/torch.hpp"
 
 namespace fuseport::selective_state_update {
@@ -48,9 +48,8 @@ TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
-  // These run as they are, and refuse when they are differentiated.
-  m.impl("selective_state_update", torch::autograd::autogradNotImplementedFallback());
-  m.impl("selective_state_update_gated", torch::autograd::autogradNotImplementedFallback());
+  undifferentiated(m, "selective_state_update");
+  undifferentiated(m, "selective_state_update_gated");
 }
 
 }  // namespace

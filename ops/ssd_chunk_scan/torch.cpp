@@ -1,14 +1,13 @@
 // The chunked scan as operators of torch: schemas, CPU kernels, gradients. No Python in here, so
 // that a C++ program can open the library and run artifacts that use the operators.
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <array>
 #include <optional>
 #include <tuple>
 
+#include "native/autograd.hpp"
 #include "ssd_chunk_scan/binding.hpp"
 #include "ssd_chunk_scan/checks.hpp"
 #include "ssd_chunk_scan/kernel.hpp"
@@ -16,9 +15,6 @@
 
 namespace fuseport::ssd_chunk_scan {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 Outputs forward_cpu(const char* op, const Tensor& x, const Tensor& dt, const Tensor& A,
                     const Tensor& B, const Tensor& C, const Tensor& D,
@@ -96,57 +92,6 @@ GatedGradients scan_gated_backward(const Tensor& dout, const Tensor& dfinal, FUS
   return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8]};
 }
 
-// Gradients. Autograd sees operators only, by their names, so that traces hold them whole and fakes
-// stand in for them.
-
-struct ScanFunction : torch::autograd::Function<ScanFunction> {
-  static variable_list forward(AutogradContext* ctx, FUSEPORT_INPUTS,
-                               const std::optional<Tensor>& z, FUSEPORT_REST) {
-    static const auto plain = operator_named<decltype(scan)>("fuseport::ssd_chunk_scan");
-    static const auto gated =
-        operator_named<decltype(scan_gated)>("fuseport::ssd_chunk_scan_gated");
-    const at::AutoDispatchBelowADInplaceOrView below;
-    auto [out, final_states] =
-        z ? gated.call(x, dt, A, B, C, D, *z, dt_bias, initial_states, seq_idx, dt_limit, softplus)
-          : plain.call(x, dt, A, B, C, D, dt_bias, initial_states, seq_idx, dt_limit, softplus);
-    ctx->saved_data["softplus"] = softplus;
-    ctx->save_for_backward(
-        {x, dt, A, B, C, D, dt_bias, initial_states, seq_idx, dt_limit, z ? *z : Tensor()});
-    return {out, final_states};
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& cotangents) {
-    static const auto plain =
-        operator_named<decltype(scan_backward)>("fuseport::ssd_chunk_scan_backward");
-    static const auto gated =
-        operator_named<decltype(scan_gated_backward)>("fuseport::ssd_chunk_scan_gated_backward");
-    const variable_list s = ctx->get_saved_variables();
-    const bool softplus = ctx->saved_data["softplus"].toBool();
-    const Tensor &dout = cotangents[0], &dfinal = cotangents[1], &z = s[10];
-    const Tensor none;
-    if (!z.defined()) {
-      auto [dx, ddt, dA, dB, dC, dD, dbias, dinitial] = plain.call(
-          dout, dfinal, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], softplus);
-      return {dx, ddt, dA, dB, dC, dD, none, dbias, dinitial, none, none, none};
-    }
-    auto [dx, ddt, dA, dB, dC, dD, dz, dbias, dinitial] = gated.call(
-        dout, dfinal, s[0], s[1], s[2], s[3], s[4], s[5], z, s[6], s[7], s[8], s[9], softplus);
-    return {dx, ddt, dA, dB, dC, dD, dz, dbias, dinitial, none, none, none};
-  }
-};
-
-Outputs scan_autograd(FUSEPORT_INPUTS, FUSEPORT_REST) {
-  auto y = ScanFunction::apply(x, dt, A, B, C, D, std::optional<Tensor>(), dt_bias, initial_states,
-                               seq_idx, dt_limit, softplus);
-  return {y[0], y[1]};
-}
-
-Outputs scan_gated_autograd(FUSEPORT_INPUTS, const Tensor& z, FUSEPORT_REST) {
-  auto y = ScanFunction::apply(x, dt, A, B, C, D, std::optional<Tensor>(z), dt_bias,
-                               initial_states, seq_idx, dt_limit, softplus);
-  return {y[0], y[1]};
-}
-
 TORCH_LIBRARY_FRAGMENT(fuseport, m) {
   // Where the fakes come from: torch names this module to whom they are missing.
   m.set_python_module("fuseport.ops.registration");
@@ -178,11 +123,8 @@ TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
-  m.impl("ssd_chunk_scan", scan_autograd);
-  m.impl("ssd_chunk_scan_gated", scan_gated_autograd);
-  // Gradients of gradients: these run as they are, and refuse when they are differentiated.
-  m.impl("ssd_chunk_scan_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("ssd_chunk_scan_gated_backward", torch::autograd::autogradNotImplementedFallback());
+  differentiated_by(m, "ssd_chunk_scan", "ssd_chunk_scan_backward");
+  differentiated_by(m, "ssd_chunk_scan_gated", "ssd_chunk_scan_gated_backward");
 }
 
 }  // namespace
