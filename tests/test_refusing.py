@@ -19,6 +19,8 @@ from fuseport.exporter import api
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program._arithmetic import Unknown, computed, holds, of_integers
+from fuseport.exporter.program.refusing import HOLDS, checks
+from fuseport.exporter.verify.mutants.onnx_edits import EDITS, sites
 
 # Length is a multiple of 4, and another way is taken from 100 on; widths are compared.
 NET = """
@@ -111,8 +113,25 @@ def test_what_is_refused_is_said_and_what_is_not_passes(bundle: Bundle) -> None:
         "width >= 4",
         "length is a multiple of 4 and >= 8 and <= 200",
     ]
-    report = api.verify(bundle.folder, model=bundle.manifest["model"]["reference"])
+    report = api.verify(bundle.folder, model=f"{bundle.folder.parent / 'net.py'}:Net")
     assert report.exit_code() == 0, report.failures()
+
+
+def test_no_bug_is_planted_in_what_checks_sizes(bundle: Bundle) -> None:
+    """It would be seen at no size that is compared."""
+    model = onnx.load(bundle.folder / "forward.onnx")
+    results = [value.name for value in model.graph.output]
+    of_checks = [i for i, node in enumerate(model.graph.node) if node.name.startswith(HOLDS)]
+    assert len(of_checks) > 9
+    for edit in EDITS.values():
+        found = {site[0] for site in sites(model.graph.node, results, edit)}
+        assert found.isdisjoint(of_checks)
+    graph = torch.export.load(bundle.folder / "forward.pt2").graph
+    found = {str(node.target) for node in checks(graph)}
+    assert {"aten._assert_scalar.default", "aten.sym_size.int"} <= found
+    assert {str(node.target) for node in graph.nodes if node not in checks(graph)}.isdisjoint(
+        {"aten._assert_scalar.default"}
+    )
 
 
 def test_expressions_are_computed_as_sympy_does() -> None:

@@ -62,9 +62,11 @@ def refuse(model: ir.Model, program: Program) -> None:
     others = [use for use in first.uses() if use.node not in nodes]
     own = number([[0] * len(first.shape or ())])  # 0: the dimension as it is
     shape = call("Gather", own, wrong)
-    nodes[-1].name = requirement(program)
     given = call("Reshape", first, shape)
     given.type, given.shape = first.type, first.shape
+    said = requirement(program)
+    for i, node in enumerate(nodes):
+        node.name = said if node is shape.producer() else f"{said}, {i}"
     for use in others:
         use.node.replace_input_with(use.idx, given)
     begin = model.graph[0]

@@ -14,7 +14,10 @@ from fuseport.exporter.program import Program, rebuilt
 from fuseport.exporter.program._arithmetic import Step, computed, of_integers
 from fuseport.exporter.program.conditions import needed, summarised
 
-__all__ = ["checked", "requirement", "requiring", "unchecked", "verdicts"]
+__all__ = ["HOLDS", "checked", "checks", "requirement", "requiring", "unchecked", "verdicts"]
+
+HOLDS = "the program holds only where"
+"""As messages of artifacts begin, and in ONNX the names of nodes that check."""
 
 T = TypeVar("T")
 
@@ -33,7 +36,7 @@ def unchecked(conditions: Iterable[sympy.Basic]) -> list[str]:
 
 def requirement(program: Program) -> str:
     """What artifacts say when they refuse."""
-    return f"the program holds only where {' and '.join(summarised(program.requires))}"
+    return f"{HOLDS} {' and '.join(summarised(program.requires))}"
 
 
 def verdicts(
@@ -89,3 +92,13 @@ def checked(program: Program) -> ExportedProgram:
             )
     graph.lint()
     return rebuilt(exported, graph, exported.graph_signature.input_specs)
+
+
+def checks(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes of a graph that are there for `requires` alone."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        said = node.args[1] if node.target is torch.ops.aten._assert_scalar.default else ""
+        if str(said).startswith(HOLDS) or (node.users and found.issuperset(node.users)):
+            found.add(node)
+    return {node for node in found if node.op != "placeholder"}

@@ -10,6 +10,7 @@ import numpy
 import onnx
 from onnx import helper, numpy_helper
 
+from fuseport.exporter.program.refusing import HOLDS
 from fuseport.exporter.verify.mutants.kinds import Kind, Mutant
 from fuseport.ops.lowering import Bodies, Lowering
 from fuseport.ops.spec import OpSpec
@@ -223,8 +224,10 @@ def sites(
     """
     used = _used(nodes, set(results))
     for number, node in enumerate(nodes):
-        if used.isdisjoint(node.output):
-            continue  # a body can have nodes that another one needs, which is made of the same text
+        if used.isdisjoint(node.output) or node.name.startswith(HOLDS):
+            # A body can have nodes that another one needs, which is made of the same text; and what
+            # checks sizes is seen at others than those that are compared.
+            continue
         if edit.fits(node):
             yield (*path, number)
         for which, attribute in enumerate(node.attribute):

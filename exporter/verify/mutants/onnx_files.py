@@ -12,6 +12,7 @@ import onnx
 from onnx import external_data_helper, helper, numpy_helper
 from torch import Tensor
 
+from fuseport.exporter.program.refusing import HOLDS
 from fuseport.exporter.runtimes._numpy import to_array, to_tensor
 from fuseport.exporter.verify.mutants.files import WEIGHTS, Asked, Made
 from fuseport.exporter.verify.mutants.onnx_edits import EDITS, Edit, applied, sites
@@ -52,7 +53,11 @@ def made(asked: Asked) -> Iterator[Made]:
         spec["name"]: [asked.sizes.get(d, d) for d in spec["dims"]]
         for spec in asked.program["inputs"]
     }
-    sized = [n.output[0] for n in model.graph.node if n.op_type == "Shape" and n.input[0] in shapes]
+    sized = [
+        node.output[0]
+        for node in model.graph.node
+        if node.op_type == "Shape" and node.input[0] in shapes and not node.name.startswith(HOLDS)
+    ]
     for name in asked.drawn(sized, "size baked in"):
         yield of("size baked in", name, partial(_baked, name, shapes))
     for kind, mistake in EDITS.items():

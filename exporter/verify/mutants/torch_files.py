@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from fuseport.exporter.formats import DEFAULT_OPSET, Options, torchscript
 from fuseport.exporter.program import Program, TensorSpec, rebuilt
+from fuseport.exporter.program.refusing import checks
 from fuseport.exporter.runtimes._ops import register
 from fuseport.exporter.verify.mutants.files import WEIGHTS, Asked, Made
 
@@ -79,8 +80,9 @@ def _programs(asked: Asked, file: Path) -> Iterator[Described]:
             order = [{one: other, other: one}.get(n, n) for n in names]
             make = partial(_kept, right, names, order, names)
             yield "outputs swapped", f"{one} and {other}", make, None
+    others = checks(right.graph)
     for kind, (fits, change) in _NODES.items():
-        fitting = [node.name for node in right.graph.nodes if fits(node)]
+        fitting = [n.name for n in right.graph.nodes if n not in others and fits(n)]
         for name in asked.drawn(fitting, kind):
             node = next(n for n in right.graph.nodes if n.name == name)
             yield kind, f"{_target(node)} to {name}", partial(_edited, right, name, change), None
