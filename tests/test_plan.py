@@ -114,6 +114,11 @@ LIMITED = """
         y = self.up(x)
         return y if length <= 300 and x.shape[0] < 5000 else y.cumsum(1)
 """
+# Beyond 100 steps it drifts away, which can hardly be seen at 101.
+DRIFTING = """
+        y = self.up(x).mean(1)
+        return y if length <= 100 else y * (1 + (length - 100) * 1e-5)
+"""
 # A gradient needs what is written to.
 IN_PLACE = """
         y = self.up(x).sigmoid()
@@ -271,6 +276,11 @@ def test_limits_that_no_case_passes_are_said(tmp_path: Path) -> None:
     asked = (next(n for n, x in enumerate(lines, 1) if word in x) for word in ("cumsum", "assert"))
     places = [f"{tmp_path / 'net.py'}:{line}" for line in asked]
     assert conditional("forward", facts, places) in bundle.manifest["notes"]
+
+
+def test_a_limit_is_tried_further_beyond_it(tmp_path: Path) -> None:
+    bundle, _ = exported(DRIFTING, tmp_path, ["forward"])
+    assert bundle.manifest["programs"]["forward"]["conditions"] == ["1 <= length <= 100"]
 
 
 @pytest.mark.parametrize("programs", [["forward"], ["forward", "gradient"]])

@@ -42,7 +42,7 @@ class Unknown(Exception):
 
 def computed(
     expression: sympy.Basic,
-    values: Mapping[sympy.Symbol, T],
+    values: dict[sympy.Basic, T],
     number: Callable[[int], T],
     step: Callable[[Step, T, T], T],
 ) -> T:
@@ -50,7 +50,7 @@ def computed(
 
     Args:
         expression: of integers, or a relation of two.
-        values: of its symbols.
+        values: of its symbols; those of its parts are added, so that each is computed once.
         number: the value that an integer is.
         step: does one step.
 
@@ -59,8 +59,11 @@ def computed(
     """
 
     def of(part: sympy.Basic) -> T:
-        if part in values:
-            return values[part]
+        if part not in values:
+            values[part] = made(part)
+        return values[part]
+
+    def made(part: sympy.Basic) -> T:
         if isinstance(part, sympy.Integer):
             return number(int(part))
         if isinstance(part, sympy.Pow) and isinstance(part.exp, sympy.Integer) and part.exp > 0:
@@ -83,7 +86,7 @@ def holds(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
     if isinstance(condition, sympy.And):
         return all(holds(part, sizes) for part in condition.args)
     try:
-        return bool(computed(condition, sizes, int, _done))
+        return bool(computed(condition, dict(sizes), int, _done))
     except Unknown:
         values = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
         return bool(condition.xreplace(values) == sympy.true)

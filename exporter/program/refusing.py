@@ -58,8 +58,8 @@ def verdicts(
         for i, dim in enumerate(spec.dims):
             places.setdefault(str(dim), (spec.name, i))
     symbols = {symbol for condition in program.requires for symbol in condition.free_symbols}
-    sizes = {symbol: size(*places[str(symbol)]) for symbol in sorted(symbols, key=str)}
-    return [computed(condition, sizes, number, step) for condition in program.requires]
+    values = {symbol: size(*places[str(symbol)]) for symbol in sorted(symbols, key=str)}
+    return [computed(condition, values, number, step) for condition in program.requires]
 
 
 def checked(program: Program) -> ExportedProgram:

@@ -83,18 +83,34 @@ def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case])
         for sizes in _parts(case.sizes, model.sizes):
             if sizes not in tried and not admits(programs[0], sizes):
                 tried.append(sizes)
-                back = forget(programs[0], sizes)
-                if not _same(model, programs, sizes, case.seed):
-                    back()
+                _relieved(model, programs, sizes, case.seed)
     for far in plan.far(model.sizes):
         for _ in range(_LIMITS):
             first = beyond(programs[0], model.sizes, far)
             if first is None or max(first.values()) > _AFFORDABLE:
                 break
-            back = forget(programs[0], first)
-            if not _same(model, programs, first, planned[0].seed):
-                back()
+            if not _relieved(model, programs, first, planned[0].seed):
                 break
+
+
+def _relieved(
+    model: Model, programs: Sequence[Program], sizes: Mapping[str, int], seed: int
+) -> bool:
+    """Let go of what is not so at these sizes, if the programs hold there without; whether they do.
+
+    Where nothing else rules them out, they hold further beyond the export's sizes, too: right
+    behind a window's end the model may do something else that can hardly be seen.
+    """
+    back = forget(programs[0], sizes)
+    further = {n: size * 2 if size > model.sizes[n] else size for n, size in sizes.items()}
+    if _same(model, programs, sizes, seed) and (
+        further == sizes
+        or not admits(programs[0], further)
+        or _same(model, programs, further, seed)
+    ):
+        return True
+    back()
+    return False
 
 
 def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
