@@ -80,6 +80,6 @@ def update_graph_cache(*args: Any, **kwargs: Any) -> NoReturn:
 
 def _refuse(name: str) -> NoReturn:
     raise RuntimeError(
-        f"mamba_ssm.utils.generation.{name} was called on fuseport's stand-in, which does not "
+        f"utils.generation.{name} was called on fuseport's stand-in, which does not "
         "generate: export the model, and generate with the artifact"
     )
