@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import sympy  # type: ignore[import-untyped]  # it has no types
@@ -14,24 +13,24 @@ from fuseport.exporter.program import Program, rebuilt
 from fuseport.exporter.program._arithmetic import Step, computed, of_integers
 from fuseport.exporter.program.conditions import needed, summarised
 
-__all__ = ["HOLDS", "checked", "checks", "requirement", "requiring", "unchecked", "verdicts"]
+__all__ = ["HOLDS", "checked", "checks", "requirement", "seen", "verdicts"]
 
 HOLDS = "the program holds only where"
 """As messages of artifacts begin, and in ONNX the names of nodes that check."""
 
 T = TypeVar("T")
+Conditions = tuple[sympy.Basic, ...]
 
 
-def requiring(program: Program, conditions: Iterable[sympy.Basic]) -> Program:
-    """The program, of which artifacts check `conditions`, but for those that are `unchecked`."""
-    parts = (part for condition in needed(conditions) for part in sympy.And.make_args(condition))
-    return replace(program, requires=tuple(part for part in parts if of_integers(part)))
+def seen(conditions: Iterable[sympy.Basic]) -> tuple[Conditions, Conditions]:
+    """The conditions that artifacts can check, and those of more than integers, which none does.
 
-
-def unchecked(conditions: Iterable[sympy.Basic]) -> list[str]:
-    """Those that no artifact checks, in words: they are of more than integers."""
-    parts = (part for condition in needed(conditions) for part in sympy.And.make_args(condition))
-    return summarised(part for part in parts if not of_integers(part))
+    Args:
+        conditions: see `conditions.violated`; those that follow from others are left out.
+    """
+    parts = [part for condition in needed(conditions) for part in sympy.And.make_args(condition)]
+    checked = tuple(part for part in parts if of_integers(part))
+    return checked, tuple(part for part in parts if part not in checked)
 
 
 def requirement(program: Program) -> str:
@@ -80,6 +79,7 @@ def checked(program: Program) -> ExportedProgram:
         )
         return node
 
+    said = requirement(program)
     with graph.inserting_before(first):
         for verdict in verdicts(
             program,
@@ -87,9 +87,7 @@ def checked(program: Program) -> ExportedProgram:
             lambda number: number,
             call,
         ):
-            graph.call_function(
-                torch.ops.aten._assert_scalar.default, (verdict, requirement(program))
-            )
+            graph.call_function(torch.ops.aten._assert_scalar.default, (verdict, said))
     graph.lint()
     return rebuilt(exported, graph, exported.graph_signature.input_specs)
 

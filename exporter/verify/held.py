@@ -4,6 +4,7 @@ Most of what torch takes for granted of sizes is for the sake of a choice that m
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,7 +20,7 @@ from fuseport.exporter.program.conditions import (
     summarised,
     violated,
 )
-from fuseport.exporter.program.refusing import requiring, unchecked
+from fuseport.exporter.program.refusing import seen
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import plan
 from fuseport.exporter.verify.plan import Case
@@ -61,9 +62,10 @@ def planned(
         notes += dropped
         asked = [*(case.sizes for case in wanted), *plan.far(entry.sizes)]
         wrong = [condition for sizes in asked for condition in violated(program, sizes)]
-        programs |= {p.kind: requiring(p, wrong) for p in of_entry}
         if wrong:
-            found = {"conditions": summarised(wrong), "unchecked": unchecked(wrong)}
+            checked, unchecked = seen(wrong)
+            programs |= {p.kind: replace(p, requires=checked) for p in of_entry}
+            found = {"conditions": summarised(wrong), "unchecked": summarised(unchecked)}
             conditions[program.kind] = {name: words for name, words in found.items() if words}
             where = dict.fromkeys(place for sizes in asked for place in places(program, sizes))
             notes.append(plan.conditional(program.kind, conditions[program.kind], tuple(where)))
