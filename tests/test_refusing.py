@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Max, Mod, ModularIndexing, TruncToInt
 
-from fuseport.exporter import api
+from fuseport.exporter import api, formats
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program._arithmetic import Unknown, computed, holds, of_integers
+from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.refusing import HOLDS, checks
 from fuseport.exporter.verify.mutants.onnx_edits import EDITS, sites
+from fuseport.tests.test_program import SEQUENCE, SIZES, inputs_of
 
 # Length is a multiple of 4, and another way is taken from 100 on; widths are compared.
 NET = """
@@ -115,6 +118,21 @@ def test_what_is_refused_is_said_and_what_is_not_passes(bundle: Bundle) -> None:
     ]
     report = api.verify(bundle.folder, model=f"{bundle.folder.parent / 'net.py'}:Net")
     assert report.exit_code() == 0, report.failures()
+
+
+@pytest.mark.parametrize("way", ["torchscript", "exported_program", "onnxruntime"])
+def test_quotients_below_zero_are_rounded_down(way: str, tmp_path: Path) -> None:
+    """As Python and sympy do; ONNX's division rounds towards zero."""
+    suffix, opened, _ = WAYS[way]
+    length = sympy.Symbol("length", integer=True, positive=True)
+    forward = capture_forward(torch.nn.Tanh(), inputs_of(SEQUENCE, SIZES), SEQUENCE)
+    program = replace(forward, requires=(FloorDiv(length - 9, 4) > -2,))
+    file = tmp_path / f"forward{suffix}"
+    formats.get(formats.of_file(file.name)).write(program, file, formats.Options(file))
+    run = opened(file)
+    run(*inputs_of(SEQUENCE, {"batch": 1, "length": 5}).values())
+    with pytest.raises(Exception, match=HOLDS):
+        run(*inputs_of(SEQUENCE, {"batch": 1, "length": 4}).values())
 
 
 def test_no_bug_is_planted_in_what_checks_sizes(bundle: Bundle) -> None:

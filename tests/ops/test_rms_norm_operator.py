@@ -92,6 +92,15 @@ def test_native_schemas_are_those_of_the_spec(spec: OpSpec) -> None:
         assert declared == operator.qualified_name + operator.schema
 
 
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_what_only_the_backward_needs_has_no_gradient(grad_mode: bool) -> None:
+    x, weight = torch.randn(2, 8), torch.ones(8, requires_grad=True)
+    with torch.set_grad_enabled(grad_mode):
+        out, rstd = overload("rms_norm")(x, weight, 1e-5, 8)
+    assert out.requires_grad == grad_mode
+    assert not rstd.requires_grad
+
+
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_gradients_of_gradients_are_refused(spec: OpSpec) -> None:
     inputs = case_of(spec.name, "plain").make(torch.float64, 0)
