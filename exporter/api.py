@@ -43,7 +43,7 @@ from fuseport.exporter.program import (
     entry_of,
 )
 from fuseport.exporter.user_code.op_choice import own_ops
-from fuseport.exporter.verify import plan, truth
+from fuseport.exporter.verify import plan, truth, ways
 from fuseport.exporter.verify.compare import Judgement, Tolerance
 from fuseport.exporter.verify.held import planned
 from fuseport.exporter.verify.keeping import kept
@@ -162,6 +162,7 @@ def export(
             for program in captured
             if (beside := program.left_out)
         )
+        notes += tuple(dict.fromkeys(said for program in captured for said in program.decided))
         captured, cases, conditions, dropped = planned(built, captured, seed)
         with staged(target, force=force) as (folder, manifest):
             save_file(weights_of.once(built.module), folder / WEIGHTS)
@@ -192,6 +193,7 @@ def export(
                 built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress
             )
             manifest["notes"] += truth.unrepeated(samples)
+            manifest["notes"] += ways.untaken(built, samples, manifest["programs"])
     bundle = open_bundle(target)
     with suppress(StorageError):  # without a cache folder to write to, `verify` asks
         trust.add(bundle.sha256)

@@ -71,6 +71,7 @@ def describe(
                 "inputs": [asdict(spec) for spec in program.inputs],
                 "outputs": [asdict(spec) for spec in program.outputs],
                 "none": list(program.none),
+                **({"both_ways": list(program.both_ways)} if program.both_ways else {}),
             }
             for program in programs
         },

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fuseport.exporter import models, shims
-from fuseport.exporter.capture import blockers, integers
+from fuseport.exporter.capture import blockers, decisions, integers
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable
 from fuseport.exporter.models.model import Model, at, examples
@@ -24,6 +24,7 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program.conditions import excluded
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter.program.joining import Inseparable
 from fuseport.exporter.user_code import own_backward
 
 __all__ = ["PROGRAMS", "capture", "tried"]
@@ -151,12 +152,50 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
     if found:
         return found
     assert failure is not None
+    try:
+        return [_decided(model, inputs, entry)]
+    except Inseparable as error:
+        reason = str(error)
+    except ExportFailed as error:  # what else there is
+        failure, reason = error, ""
     if isinstance(failure, FixedDimension):  # the capture went through: nothing blocks it
         raise failure
     progress("looking for what blocks the export")
     with model.fused(), own_backward.inlined():
-        explained = _explained(failure, model, inputs)
+        explained = _explained(failure, model, inputs, reason)
     raise explained from (failure.__cause__ if explained is failure else failure)
+
+
+def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> Program:
+    """The program of an entry whose code decides by values.
+
+    Raises:
+        Inseparable: it does not, or too much hangs on it.
+        ExportFailed: it cannot be captured for other reasons.
+    """
+
+    def run(
+        answers: Mapping[str, bool],
+    ) -> tuple[Sequence[decisions.Decision], list[torch.Tensor]]:
+        with (
+            as_now(model.module),
+            model.fused(),
+            torch.no_grad(),
+            own_backward.inlined(),
+            decisions.noted(answers) as made,
+        ):
+            result = model.module.forward(*inputs.values())
+        return made, list(named_outputs(result, model.outputs, inputs).values())
+
+    def captured(made: Sequence[decisions.Decision]) -> Program:
+        return _forward(model, inputs, entry, as_now, decisions.following(made))
+
+    def called(program: Program) -> list[torch.Tensor]:
+        with torch.no_grad():
+            result = program.exported.module(check_guards=False)(*inputs.values())
+        return [result] if isinstance(result, torch.Tensor) else list(result.values())
+
+    return decisions.decided(run, captured, called)
 
 
 def _captures(
@@ -188,6 +227,7 @@ def _forward(
     inputs: Mapping[str, torch.Tensor],
     entry: Entry,
     state: Callable[[nn.Module], AbstractContextManager[None]],
+    within: AbstractContextManager[None] | None = None,
 ) -> Program:
     with (
         model.fused(),
@@ -196,7 +236,9 @@ def _forward(
         state(model.module),  # tensors of the trace are kept nowhere
     ):
         try:
-            program = capture_forward(model.module, inputs, model.inputs, model.outputs, entry)
+            program = capture_forward(
+                model.module, inputs, model.inputs, model.outputs, entry, within
+            )
         except FixedDimension as error:
             if error.size not in places:
                 raise
@@ -229,15 +271,28 @@ def _refuse_compiled(model: Model) -> None:
         )
 
 
+_DECIDES = "Tensor.__bool__"
+
+
 def _explained(
-    error: ExportFailed, model: Model, inputs: Mapping[str, torch.Tensor], *, runs: bool = True
+    error: ExportFailed,
+    model: Model,
+    inputs: Mapping[str, torch.Tensor],
+    undecided: str = "",
+    *,
+    runs: bool = True,
 ) -> FuseportError:
     """The same error, with every call in the model's code that an export cannot follow.
 
-    Where the model does not run at all, what it decides by values, as assertions do, is left out.
+    Decisions by values have with them why they are in no program, `undecided`. Where the model does
+    not run at all, what it decides by values, as assertions do, is left out.
     """
     found = blockers.find(lambda: model.module(*inputs.values()))
-    found = tuple(blocker for blocker in found if runs or blocker.call != "Tensor.__bool__")
+    found = tuple(
+        replace(each, why=f"{each.why}, and {undecided}") if each.call == _DECIDES else each
+        for each in found
+        if each.call != _DECIDES or (runs and undecided)
+    )
     if runs and error.__cause__ is not None:
         end = blockers.ending(error.__cause__, found)
         found = found if end is None else (end, *found)

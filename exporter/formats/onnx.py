@@ -33,7 +33,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._bfloat16 import in_float32
-from fuseport.exporter.formats._checks import refuse
+from fuseport.exporter.formats._checks import refuse, refuse_values, returning_conditions
 from fuseport.exporter.formats._complex import in_parts
 from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
@@ -95,6 +95,7 @@ def write_as(program: Program, path: Path, options: Options, instead: Decomposit
         said = str(error) if isinstance(error, ExportFailed) else one_line(error)
         raise ExportFailed(f"ONNX refuses the {program.kind} program: {said}") from error
     refuse(model, program)
+    _name_apart(model)
     _rename_dimensions(model, program)
     _strip_metadata(model)
     _attach_functions(model, options.opset)
@@ -132,7 +133,7 @@ def _translate(
     program: Program, opset: int, instead: Decompositions
 ) -> tuple[ir.Model, dict[str, str]]:
     """The model, and which of its values each node of the program's graph is, by name."""
-    exported = in_parts(program.exported)
+    exported, asserted = returning_conditions(in_parts(program.exported))
     lowering = Lowering(exported, _table(exported, instead))
     with quiet("torch.onnx", "onnxscript"), _forms_read_once():
         try:
@@ -152,13 +153,15 @@ def _translate(
     shape_env(exported).pending_fresh_unbacked_symbols.clear()
     model = onnx_program.model
     model.graph.name = program.kind
+    refuse_values(model, asserted)
     assert onnx_program.exported_program is not None
     in_full(model, onnx_program.exported_program)
     without_sequences(model)
     in_float32(model)
     values = _values(model, onnx_program.exported_program)
+    with _copies_kept(model):
+        IdentityEliminationPass()(model)
     for clean in (
-        IdentityEliminationPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
         RemoveUnusedFunctionsPass(),
@@ -173,6 +176,22 @@ def _translate(
     named = {node: str(value.name) for node, value in values.items() if value in left}
     outputs = zip(program.exported.graph_signature.user_outputs, program.outputs, strict=True)
     return model, {**named, **{str(node): spec.name for node, spec in outputs}}
+
+
+@contextmanager
+def _copies_kept(model: ir.Model) -> Iterator[None]:
+    """Let the graphs of an If return what they are given: onnx_ir would take it for their own."""
+    given = [
+        node
+        for graph in model.graph.subgraphs()
+        for node in (value.producer() for value in graph.outputs)
+        if node is not None and node.op_type == "Identity"
+    ]
+    for node in given:
+        node.op_type = "Copy"
+    yield
+    for node in given:
+        node.op_type = "Identity"
 
 
 @contextmanager
@@ -210,10 +229,12 @@ def _part_outputs(model: ir.Model, program: Program) -> None:
     In the graphs of a Scan or an If, too: where a Scan's new state is its output as well, ONNX
     Runtime, 1.31 at least, takes memory of the one for the other.
     """
-    for graph in _graphs(model):
+    for graph in model.graphs():
         values = graph.outputs
         for i, value in enumerate(tuple(values)):
-            if value in values[:i] or value.is_graph_input() or value.is_initializer():
+            node = value.producer()
+            # One that comes from outside a graph, or goes straight through, needs a node there.
+            if value in values[:i] or node is None or node.graph is not graph:
                 copy = ir.node("Identity", [value])
                 copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
                 graph.append(copy)
@@ -228,7 +249,7 @@ def _name_apart(model: ir.Model) -> None:
     ONNX Runtime refuses one that a value further below, outside, has too: the pass looks above.
     """
     taken: set[str | None] = set()
-    for graph in _graphs(model):
+    for graph in model.graphs():
         values = [*graph.inputs, *(value for node in graph for value in node.outputs if value.name)]
         for value in values:
             name, count = value.name, 1
@@ -236,12 +257,6 @@ def _name_apart(model: ir.Model) -> None:
                 value.name, count = f"{name}_{count}", count + 1
             taken.add(value.name)
         taken |= graph.initializers.keys()
-
-
-def _graphs(model: ir.Model) -> list[ir.Graph]:
-    """A model's graph, then those inside."""
-    found = dict.fromkeys(node.graph for node in model.graph.all_nodes())
-    return [model.graph, *(g for g in found if isinstance(g, ir.Graph) and g is not model.graph)]
 
 
 def _table(exported: ExportedProgram, instead: Decompositions) -> Table:

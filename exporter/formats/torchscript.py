@@ -66,7 +66,6 @@ _CAPTURED = torch.device("cpu")
 _ASSERTIONS = {
     "aten::_assert_scalar",
     "aten::_assert_tensor_metadata",
-    "aten::_assert_async",
     "aten::sym_constrain_range",
     "aten::sym_constrain_range_for_size",
 }
@@ -189,6 +188,9 @@ def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> I
             continue
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and target._schema.name in _ASSERTIONS:
+            continue
+        if target is torch.ops.aten._assert_async.msg:
+            yield f"    assert bool({_value(node.args[0], values)}), {node.args[1]!r}"
             continue
         # A node may be called like something the source needs, or like an argument.
         name = values[node.name] = f"{within or 'v_'}{node.name}"

@@ -105,6 +105,8 @@ class Program:
         none: `grad/<name>` of what the outputs do not depend on at all; it is no output.
         left_out: what the model returns beside, which is no tensor.
         requires: what must be so of the dynamic dimensions; artifacts refuse what is not.
+        decided: a sentence on each decision by a value that is in the model's code.
+        both_ways: the places of those, `file:line`, of which the program has both ways.
     """
 
     kind: Kind
@@ -114,6 +116,8 @@ class Program:
     none: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     requires: tuple[sympy.Basic, ...] = ()
+    decided: tuple[str, ...] = ()
+    both_ways: tuple[str, ...] = ()
 
     def state(self, *, requires_grad: bool) -> dict[str, Tensor]:
         """Parameters (as `nn.Parameter`, a tied one once), buffers and constants, by name.

@@ -6,7 +6,13 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+)
 from typing import Any
 from unittest import mock
 
@@ -57,6 +63,7 @@ def capture_forward(
     specs: Sequence[TensorSpec],
     output_names: Sequence[str] | None = None,
     kind: Entry = "forward",
+    within: AbstractContextManager[Any] | None = None,
 ) -> Program:
     """Capture `module.forward`, with the dynamic dimensions that `specs` name.
 
@@ -69,6 +76,7 @@ def capture_forward(
         specs: one for each input.
         output_names: names for what the module returns without a name.
         kind: of program: what the module is of a model.
+        within: what the module is called in.
 
     Raises:
         ExportFailed: torch cannot capture the module, a dimension named dynamic is in truth fixed,
@@ -78,7 +86,7 @@ def capture_forward(
     beside: list[str] = []
 
     def call(*tensors: Tensor) -> Any:
-        with Symbolic():
+        with Symbolic(), within or nullcontext():
             result = module.forward(*tensors)
         outputs = named_outputs(result, output_names, list(inputs))
         names[:] = outputs

@@ -166,7 +166,8 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         provenance.tracing(),
     ):
         module = make_fx(joint)(*arguments)
-        if any(mutates(node) for node in module.graph.nodes):  # some derivatives do, inside
+        # Some derivatives do, inside.
+        if any(mutates(node) for part in _graphs(module) for node in part.graph.nodes):
             interpreted = fx.Interpreter(module)  # which keeps the marks of nodes
             module = make_fx(functionalize(interpreted.run))(*arguments)
     for node in list(module.graph.nodes):
@@ -177,17 +178,22 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
             node.target = aten.reshape.default
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):
             _become(node, node.args[0].conjugate())  # an operator takes tensors, not a number
-    for part in module.modules():
-        if isinstance(part, fx.GraphModule):
-            _without_copies(part.graph)
+    for part in _graphs(module):
+        _without_copies(part.graph)
     module.graph.eliminate_dead_code()
     lighten(module)
-    for node in regions(module.graph):
-        if isinstance(node.meta["val"], list):  # torch's serializer takes a tuple alone
-            node.meta["val"] = tuple(node.meta["val"])
+    for part in _graphs(module):
+        for node in regions(part.graph):
+            if isinstance(node.meta["val"], list):  # torch's serializer takes a tuple alone
+                node.meta["val"] = tuple(node.meta["val"])
     module.graph.eliminate_dead_code()
     provenance.tidy(module.graph)
     return _Joint(module, connected)
+
+
+def _graphs(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """A graph, and those inside."""
+    return (part for part in module.modules() if isinstance(part, fx.GraphModule))
 
 
 def _without_copies(graph: fx.Graph) -> None:

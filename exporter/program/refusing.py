@@ -1,4 +1,7 @@
-"""Programs that refuse sizes at which they do not hold, instead of giving something else."""
+"""Programs that refuse sizes at which they do not hold, instead of giving something else.
+
+What they refuse of values is in the captured graph: see `capture.decisions`.
+"""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -17,6 +20,8 @@ __all__ = ["HOLDS", "checked", "checks", "requirement", "seen", "verdicts"]
 
 HOLDS = "the program holds only where"
 """As messages of artifacts begin, and in ONNX the names of nodes that check."""
+
+_ASSERTIONS = torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg
 
 T = TypeVar("T")
 Conditions = tuple[sympy.Basic, ...]
@@ -93,10 +98,10 @@ def checked(program: Program) -> ExportedProgram:
 
 
 def checks(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes of a graph that are there for `requires` alone."""
+    """The nodes of a graph that are there to refuse alone, sizes or values."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        said = node.args[1] if node.target is torch.ops.aten._assert_scalar.default else ""
+        said = node.args[1] if node.target in _ASSERTIONS else ""
         if str(said).startswith(HOLDS) or (node.users and found.issuperset(node.users)):
             found.add(node)
     return {node for node in found if node.op != "placeholder"}

@@ -226,7 +226,7 @@ def sites(
     for number, node in enumerate(nodes):
         if used.isdisjoint(node.output) or node.name.startswith(HOLDS):
             # A body can have nodes that another one needs, which is made of the same text; and what
-            # checks sizes is seen at others than those that are compared.
+            # checks is seen at other sizes and values than those that are compared.
             continue
         if edit.fits(node):
             yield (*path, number)
@@ -237,11 +237,13 @@ def sites(
 
 
 def _used(nodes: Nodes, results: set[str]) -> set[str]:
-    """The values that results are computed from, and themselves."""
+    """The values that results are computed from, and themselves; not those of what is checked."""
     used = set(results)
     for node in reversed(nodes):
         if not used.isdisjoint(node.output):
-            used.update(node.input)
+            # Of what checks, the Reshape has values to pass on.
+            checks = node.name.startswith(HOLDS)
+            used.update(node.input[: int(node.op_type == "Reshape")] if checks else node.input)
             for attribute in node.attribute:
                 inner = {value.name for value in attribute.g.output}
                 used |= _used(attribute.g.node, inner)

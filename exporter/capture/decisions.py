@@ -1,0 +1,402 @@
+"""What model code decides by values of tensors: `if x.max() > 3:`, `assert not x.isnan().any()`.
+
+A capture follows one way. Which of them the model goes at the example's values is noted from a run;
+what it would do otherwise is asked of runs and captures with other answers. Where the model then
+raises, artifacts fail, too; where nothing is computed otherwise, as where something is logged, the
+decision is left out; else both ways are in the program.
+"""
+
+import copy
+import itertools
+import os
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fuseport.exporter.capture.blockers import is_users
+from fuseport.exporter.errors import ExportFailed, FuseportError
+from fuseport.exporter.program import Program, one_line, rebuilt
+from fuseport.exporter.program.joining import Inseparable, alike, joined, marked, marker
+from fuseport.exporter.program.refusing import HOLDS
+from fuseport.exporter.program.regions import regions
+
+__all__ = ["Decision", "decided", "following", "noted"]
+
+aten = torch.ops.aten
+_ASSERT = aten._assert_async.msg
+
+_MOST = 64  # decisions of a model
+_MOST_BOTH = 4  # of them, those by which something else is computed
+_MOST_WAYS = 12  # that are captured, for all of them to be in a program
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One that model code makes.
+
+    Attributes:
+        place: `file:line`, the file without its folder.
+        time: how many were made there before.
+        value: what it comes to.
+    """
+
+    place: str
+    time: int
+    value: bool
+
+    @property
+    def name(self) -> str:
+        """What it is called, whatever it comes to."""
+        return f"{self.place}, {self.time}"
+
+
+Run = Callable[[Mapping[str, bool]], tuple[Sequence[Decision], Sequence[Tensor]]]
+Captured = Callable[[Sequence[Decision]], Program]
+Called = Callable[[Program], Sequence[Tensor]]
+
+
+def decided(run: Run, captured: Captured, called: Called) -> Program:
+    """A program that decides as the model does.
+
+    Args:
+        run: calls the model, with other answers for some of its decisions, by name; the decisions
+            that it made, and its outputs.
+        captured: the program of such decisions, which are marked in it.
+        called: the outputs of a program, of the same inputs.
+
+    Raises:
+        Inseparable: the model decides nothing by values, or too much, or what it decides is about
+            more than what is computed.
+        ExportFailed: as of `captured`.
+    """
+    try:
+        usual, _ = run({})
+    except Exception as error:  # the model's own, where a number is a tensor
+        raise Inseparable(one_line(error)) from error
+    if not 0 < len(usual) <= _MOST:
+        raise Inseparable(f"there are {len(usual)} such decisions")
+    ways = _Ways(run, captured, usual)
+    asked = ways.that_matter()
+    if len(asked) > _MOST_BOTH:
+        raise Inseparable(
+            f"{len(asked)} such decisions, more than {_MOST_BOTH}, change what is computed"
+        )
+    program = ways.joined({}, asked)
+    if ways.fatal.keys() & ways.both:
+        raise Inseparable("such a decision leads to an error by some ways")
+    for name in ways.both & marked(program.exported.graph).keys():
+        _compare(program, ways.seen[name], run, called)
+    return ways.settled(program)
+
+
+class _Ways:
+    """The ways that a model can go.
+
+    Args:
+        run: see `decided`.
+        captured: see `decided`.
+        usual: its decisions at the example's values.
+
+    Attributes:
+        seen: the decisions on all ways that were gone, by name, as they came out first.
+        fatal: the errors that the model raises where some come out otherwise.
+        both: the names of those of which both ways are in the program.
+    """
+
+    def __init__(self, run: Run, captured: Captured, usual: Sequence[Decision]) -> None:
+        self._run, self._captured = run, captured
+        self._usual = {decision.name: decision.value for decision in usual}
+        self._first = captured(usual)
+        self._left = _MOST_WAYS
+        self.seen = {decision.name: decision for decision in usual}
+        self.fatal: dict[str, str] = {}
+        self.both: set[str] = set()
+        self._constant: set[str] = set()
+        for name, value in self._usual.items():
+            try:
+                run({name: not value})
+            except Exception as error:  # the model's own
+                self.fatal[name] = one_line(error)
+
+    def that_matter(self) -> list[str]:
+        """The decisions by which something else is computed."""
+        free = [name for name in self._usual if name not in self.fatal]
+        if not free or not self._matter(free):
+            return []
+        places = dict.fromkeys(self.seen[name].place for name in free)
+        of_places = [[name for name in free if self.seen[name].place == p] for p in places]
+        if len(of_places) == 1:
+            return free
+        return list(itertools.chain(*filter(self._matter, of_places)))
+
+    def _matter(self, names: Sequence[str]) -> bool:
+        turned = {name: not self._usual[name] for name in names}
+        try:
+            made, _ = self._run({**self._usual, **turned})
+            other = self._captured(made)
+        except Exception:  # the model's own; or there is no capture of this
+            return True
+        return not alike(self._first, other)
+
+    def joined(self, turned: Mapping[str, bool], asked: Container[str]) -> Program:
+        """One program for all ways that begin as told.
+
+        Args:
+            turned: what some decisions come to.
+            asked: which others may come to something else; others of the usual ones do not.
+
+        Raises:
+            Inseparable: there are too many ways, or they cannot be in one program.
+            Exception: the model's own.
+        """
+        fixed = {name: value for name, value in self._usual.items() if name not in asked}
+        told = {**fixed, **turned}
+        made, _ = self._run(told)
+        for each in made:
+            self.seen.setdefault(each.name, each)
+        decision = next((each for each in made if each.name not in told), None)
+        if decision is None:
+            return self._way(made, asked)
+        found: dict[bool, Program] = {}
+        failure: Exception | None = None
+        for value in (decision.value, not decision.value):
+            try:
+                found[value] = self.joined({**turned, decision.name: value}, asked)
+            except FuseportError:
+                raise
+            except Exception as error:  # the model's own
+                failure = error
+        if failure is not None:
+            if not found:
+                raise failure
+            ((value, program),) = found.items()
+            self.fatal[decision.name] = one_line(failure)
+            self.seen[decision.name] = replace(decision, value=value)
+            return program
+        if alike(found[True], found[False]):
+            _erase(found[decision.value], {decision.name})
+            return found[decision.value]
+        self.both.add(decision.name)
+        others = {
+            **{name: self.seen[name].value for name in self.fatal},
+            **dict.fromkeys(self.both),
+        }
+        return joined(decision.name, found[True], found[False], others)
+
+    def _way(self, made: Sequence[Decision], asked: Container[str]) -> Program:
+        """The program of one way, marked where something hangs on it."""
+        self._left -= 1
+        if self._left < 0:
+            raise Inseparable(f"there are more than {_MOST_WAYS} ways by such decisions")
+        try:
+            program = self._captured(made)
+        except ExportFailed as error:
+            raise Inseparable(f"otherwise {error}") from error
+        constant = _constant(program.exported)
+        marks = marked(program.exported.graph)
+        self._constant |= {name for name, mark in marks.items() if mark.args[0] in constant}
+        idle = {n for n in self._usual if n not in asked and n not in self.fatal}
+        _erase(program, idle | self._constant)
+        return program
+
+    def settled(self, program: Program) -> Program:
+        """The program without marks, with assertions where the model raises, and what to tell."""
+        exported = program.exported
+        graph = exported.graph
+        marks = marked(graph)
+        told: dict[str, list[str]] = {}
+        for name, decision in self.seen.items():
+            if name in self._constant:
+                continue
+            if name in self.both:
+                said = "both ways are in the programs"
+            elif name in self.fatal:
+                said = f"where the model raises {self.fatal[name]}, artifacts fail"
+                _assert(marks[name], decision, self.fatal[name])
+            else:
+                said = "it changes nothing that is returned, and is left out"
+            told.setdefault(decision.place, []).append(said)
+        _erase(program, marks.keys())
+        graph.eliminate_dead_code()
+        exported = rebuilt(exported, graph, exported.graph_signature.input_specs)
+        places = tuple(dict.fromkeys(self.seen[name].place for name in sorted(self.both)))
+        sentences = tuple(
+            f"{place} decides by a value: {first}" + (f" ({len(more)} times more)" if more else "")
+            for place, (first, *more) in told.items()
+        )
+        return replace(program, exported=exported, decided=sentences, both_ways=places)
+
+
+def _compare(program: Program, decision: Decision, run: Run, called: Called) -> None:
+    """Hold a program against the model where a decision comes out otherwise than it would.
+
+    Raises:
+        Inseparable: they differ.
+    """
+    try:
+        _, expected = run({decision.name: not decision.value})
+    except Exception:  # the model's own: it cannot go that way here
+        return
+    exported = program.exported
+    graph = copy.deepcopy(exported.graph)
+    predicate = marked(graph)[decision.name].args[0]
+    with graph.inserting_after(predicate):
+        otherwise = graph.call_function(aten.logical_not.default, (predicate,))
+    otherwise.meta["val"] = predicate.meta["val"]
+    for node in regions(graph):
+        if node.args[0] is predicate:
+            node.update_arg(0, otherwise)
+    for node in marked(graph).values():
+        graph.erase_node(node)
+    exported = rebuilt(exported, graph, exported.graph_signature.input_specs)
+    found = called(replace(program, exported=exported))
+    try:
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
+    except AssertionError as error:
+        raise Inseparable(f"{decision.place}: {one_line(error)}") from error
+
+
+def _erase(program: Program, names: Container[str]) -> None:
+    """Take marks of decisions away."""
+    graph = program.exported.graph
+    for name, mark in marked(graph).items():
+        if name in names:
+            graph.erase_node(mark)
+
+
+def _assert(mark: Any, decision: Decision, error: str) -> None:
+    """Assert, where a mark is, what a decision came to, which the model raises an error without."""
+    graph, held = mark.graph, mark.args[0]
+    with graph.inserting_before(mark):
+        if not decision.value:
+            held = graph.call_function(aten.logical_not.default, (held,))
+            held.meta["val"] = mark.args[0].meta["val"]
+        said = f"{HOLDS} the model does not raise {error} ({decision.place})"
+        graph.call_function(_ASSERT, (held, said))
+
+
+def _constant(exported: Any) -> set[Any]:
+    """The nodes of a graph that are the same at every call."""
+    found: set[Any] = set()
+    changing = {
+        spec.arg.name
+        for spec in exported.graph_signature.input_specs
+        if spec.kind is not torch.export.graph_signature.InputKind.CONSTANT_TENSOR
+    }
+    for node in exported.graph.nodes:
+        if node.op == "placeholder":
+            same = node.name not in changing
+        else:
+            same = bool(node.all_input_nodes) and found.issuperset(node.all_input_nodes)
+        if same:
+            found.add(node)
+    return found
+
+
+@contextmanager
+def noted(answers: Mapping[str, bool]) -> Iterator[list[Decision]]:
+    """The decisions that code makes meanwhile, some of which come out as told, by name."""
+    found: list[Decision] = []
+
+    def answer(condition: Tensor, place: str) -> bool:
+        decision = _next(found, place, bool(condition))
+        value = answers.get(decision.name, decision.value)
+        found.append(replace(decision, value=value))
+        return value
+
+    with _Asked(answer):
+        yield found
+
+
+@contextmanager
+def following(decisions: Sequence[Decision]) -> Iterator[None]:
+    """In a capture: code decides as told meanwhile, which is marked in the graph.
+
+    Raises:
+        Inseparable: it makes other decisions.
+    """
+    waiting = iter(decisions)
+
+    def answer(condition: Tensor, place: str) -> bool:
+        decision = next(waiting, None)
+        if decision is None or decision.place != place:
+            raise Inseparable(f"{place} is reached in a capture only")
+        _ASSERT(condition, marker(decision.name))
+        return decision.value
+
+    with _Asked(answer, unknown=True):
+        yield
+
+
+def _next(before: Sequence[Decision], place: str, value: bool) -> Decision:
+    return Decision(place, sum(decision.place == place for decision in before), value)
+
+
+class _Asked(TorchFunctionMode):
+    """Answers code that asks for a value to decide by; numbers of tensors stay tensors meanwhile,
+    for what is computed of them to be seen."""
+
+    def __init__(self, answer: Callable[[Tensor, str], bool], *, unknown: bool = False) -> None:
+        super().__init__()
+        self._answer, self._unknown = answer, unknown
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.__format__ and self._unknown:  # for a message
+            return "a value"
+        if func in _NUMBERS and _is_single(args[0]):
+            return args[0].detach().reshape(())
+        condition = _CONDITIONS[func](*args, **kwargs) if func in _CONDITIONS else None
+        if condition is None:
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            return self._answer(condition, _place())
+
+
+def _is_single(x: Tensor) -> bool:
+    return not x.is_complex() and all(isinstance(n, int) and n == 1 for n in x.shape)
+
+
+def _truth(x: Tensor) -> Tensor | None:
+    """Whether a tensor of one number is true, as a tensor of no dimension."""
+    if not _is_single(x):
+        return None
+    single = x.detach().reshape(())
+    return single if single.dtype == torch.bool else single != 0
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor | None:
+    return (a == b).all() if a.shape == b.shape else None
+
+
+def _close(
+    a: Tensor, b: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Tensor:
+    return torch.isclose(a, b, rtol, atol, equal_nan).all()
+
+
+_NUMBERS = (Tensor.item,)
+
+_CONDITIONS: dict[Any, Callable[..., Tensor | None]] = {
+    Tensor.__bool__: _truth,
+    Tensor.is_nonzero: _truth,
+    torch.is_nonzero: _truth,
+    Tensor.equal: _equal,
+    torch.equal: _equal,
+    Tensor.allclose: _close,
+    torch.allclose: _close,
+}
+
+
+def _place() -> str:
+    """Where model code is."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
