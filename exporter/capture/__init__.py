@@ -24,7 +24,7 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program.conditions import excluded
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
-from fuseport.exporter.program.joining import Inseparable
+from fuseport.exporter.program.matching import Inseparable
 from fuseport.exporter.user_code import own_backward
 
 __all__ = ["PROGRAMS", "capture", "tried"]

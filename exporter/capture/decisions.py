@@ -22,14 +22,14 @@ from torch.overrides import TorchFunctionMode
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.errors import ExportFailed, FuseportError
 from fuseport.exporter.program import Program, one_line, rebuilt
-from fuseport.exporter.program.joining import Inseparable, alike, joined, marked, marker
+from fuseport.exporter.program.joining import alike, joined
+from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker
 from fuseport.exporter.program.refusing import HOLDS
 from fuseport.exporter.program.regions import regions
 
 __all__ = ["Decision", "decided", "following", "noted"]
 
 aten = torch.ops.aten
-_ASSERT = aten._assert_async.msg
 
 _MOST = 64  # decisions of a model
 _MOST_BOTH = 4  # of them, those by which something else is computed
@@ -278,7 +278,7 @@ def _assert(mark: Any, decision: Decision, error: str) -> None:
             held = graph.call_function(aten.logical_not.default, (held,))
             held.meta["val"] = mark.args[0].meta["val"]
         said = f"{HOLDS} the model does not raise {error} ({decision.place})"
-        graph.call_function(_ASSERT, (held, said))
+        graph.call_function(ASSERT, (held, said))
 
 
 def _constant(exported: Any) -> set[Any]:
@@ -327,7 +327,7 @@ def following(decisions: Sequence[Decision]) -> Iterator[None]:
         decision = next(waiting, None)
         if decision is None or decision.place != place:
             raise Inseparable(f"{place} is reached in a capture only")
-        _ASSERT(condition, marker(decision.name))
+        ASSERT(condition, marker(decision.name))
         return decision.value
 
     with _Asked(answer, unknown=True):

@@ -4,10 +4,8 @@ What both compute is computed once. From where they part, as far as they do othe
 a graph of its own in the `cond`; behind it, what both do to what differs is done to its results.
 """
 
-import copy
 import itertools
 import operator
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,47 +15,31 @@ from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, rebuilt, shape_env
+from fuseport.exporter.program.matching import (
+    ASSERT,
+    Inseparable,
+    Matched,
+    Pair,
+    marked,
+    marker,
+    plain,
+)
 
 __all__ = ["Inseparable", "alike", "joined", "marked", "marker"]
 
 aten = torch.ops.aten
 
-_MARK = "decision "
-_ASSERT = aten._assert_async.msg
 _CONTIGUOUS: Any = {"memory_format": torch.contiguous_format}  # as those of the other way are
 _COND = torch.ops.higher_order.cond
-
-Pair = tuple[fx.Node, fx.Node]
-
-
-class Inseparable(ExportFailed):
-    """Two programs differ by more than a `cond` can say."""
-
-
-def marker(name: str) -> str:
-    """The message of the assertion that stands, in a capture, for a decision of model code."""
-    return f"{_MARK}{name}"
-
-
-def marked(graph: fx.Graph) -> dict[str, Any]:
-    """The assertions of a graph that stand for decisions, by the decision's name."""
-    nodes = graph.find_nodes(op="call_function", target=_ASSERT)
-    return {
-        said.removeprefix(_MARK): node
-        for node in nodes
-        if (said := str(node.args[1])).startswith(_MARK)
-    }
 
 
 def alike(one: Program, other: Program) -> bool:
     """Whether two programs compute the same by the same operators, but for decisions of one."""
     try:
-        matched = _Matched(one.exported, other.exported)
+        matched = Matched(one.exported, other.exported)
         return all(matched.common.get(b) is a for a, b in matched.results())
     except Inseparable:
         return False
@@ -87,7 +69,7 @@ def joined(
                 found[each].graph.erase_node(found[each])
             else:
                 _mark(other.graph, each, value)
-    matched = _Matched(yes.exported, no.exported)
+    matched = Matched(yes.exported, no.exported)
     _keep_guards(yes.exported, no.exported)
     marks = marked(matched.one), marked(matched.other)
     if name not in marks[0] or marks[0].keys() != marks[1].keys():
@@ -103,7 +85,7 @@ def _mark(graph: fx.Graph, name: str, value: bool) -> None:
     with graph.inserting_before(output):
         always = graph.call_function(aten.full.default, ([], value), {"dtype": torch.bool})
         _evaluate(always, graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode)
-        graph.call_function(_ASSERT, (always, marker(name)))
+        graph.call_function(ASSERT, (always, marker(name)))
 
 
 def _keep_guards(one: ExportedProgram, other: ExportedProgram) -> None:
@@ -124,63 +106,10 @@ def _keep_guards(one: ExportedProgram, other: ExportedProgram) -> None:
     guards += [guard for guard in shape_env(other).guards if guard.expr not in known]
 
 
-class _Matched:
-    """Which nodes of two graphs are the same computation.
-
-    Attributes:
-        one: the first one's graph, a copy.
-        other: the second's.
-        common: of the second one's nodes those that the first has, too, and what they are there.
-    """
-
-    def __init__(self, one: ExportedProgram, other: ExportedProgram) -> None:
-        self.exported = one
-        self.module = copy.deepcopy(one.graph_module)
-        self.one, self.other = self.module.graph, other.graph
-        self.other_module = other.graph_module
-        known: dict[Hashable, list[fx.Node]] = defaultdict(list)
-        own = {node: node for node in self.one.nodes}
-        inputs = _inputs(one), _inputs(other)
-        for node in self.one.nodes:
-            known[_key(node, own, inputs[0], self.module)].append(node)
-        self.common: dict[fx.Node, fx.Node] = {}
-        drawn: dict[Hashable, int] = defaultdict(int)
-        for node in self.other.nodes:
-            if not all(each in self.common for each in node.all_input_nodes):
-                continue
-            key = _key(node, self.common, inputs[1], self.other_module)
-            place = drawn[key] if _is_random(node) else 0
-            if place < len(known[key]):
-                self.common[node] = known[key][place]
-                drawn[key] += 1
-
-        for graph, both in (self.one, {*self.common.values()}), (self.other, {*self.common}):
-            both |= {*marked(graph).values()}
-            if any(
-                n.op == "call_function" and n.is_impure() and n not in both for n in graph.nodes
-            ):
-                raise Inseparable("such a decision is about what is asserted")
-
-    def results(self) -> Iterator[Pair]:
-        """What the programs return and what they decide by, in pairs.
-
-        Raises:
-            Inseparable: they return different things.
-        """
-        marks = marked(self.one), marked(self.other)
-        found = [
-            [*_nodes(graph.output_node().args), *(own[n].args[0] for n in sorted(own))]
-            for graph, own in zip((self.one, self.other), marks, strict=True)
-        ]
-        if len(found[0]) != len(found[1]) or marks[0].keys() != marks[1].keys():
-            raise Inseparable("such a decision leads to others, or to other outputs")
-        return zip(*found, strict=True)
-
-
 class _Join:
     """The first graph of two, in the making of one that does what either does."""
 
-    def __init__(self, matched: _Matched, predicate: fx.Node) -> None:
+    def __init__(self, matched: Matched, predicate: fx.Node) -> None:
         self._matched, self._predicate = matched, predicate
         self._shared = set(matched.common.values())
         self._apart: set[Pair] = set()  # pairs that are no tensors' and must not be joined
@@ -241,7 +170,7 @@ class _Join:
         for one, two in zip(ours, theirs, strict=True):
             if isinstance(one, fx.Node) and isinstance(two, fx.Node):
                 found.append((one, two))
-            elif _plain(one) != _plain(two):
+            elif plain(one) != plain(two):
                 return None
         return found
 
@@ -423,74 +352,9 @@ def _made_over(body: Any, operands: Sequence[Any], mode: Any) -> tuple[Any, ...]
     return tuple(each.meta["val"] for each in results)
 
 
-def _inputs(exported: ExportedProgram) -> dict[str, Hashable]:
-    """What each placeholder stands for; constants by their values."""
-    found: dict[str, Hashable] = {}
-    for i, spec in enumerate(exported.graph_signature.input_specs):
-        stands: Hashable = (spec.kind, spec.target)
-        if spec.kind is InputKind.USER_INPUT:
-            stands = (spec.kind, i)
-        elif spec.kind is InputKind.CONSTANT_TENSOR:
-            value = exported.constants[str(spec.target)].detach().contiguous()
-            data = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
-            stands = (value.dtype, tuple(value.shape), data)
-        found[spec.arg.name] = stands
-    return found
-
-
-def _key(
-    node: fx.Node,
-    known: Mapping[fx.Node, fx.Node],
-    inputs: Mapping[str, Hashable],
-    module: fx.GraphModule,
-) -> Hashable:
-    """What is the same for two nodes that compute the same, of arguments that are the same."""
-    if node.op == "placeholder":
-        return "placeholder", inputs[node.name]
-    if node.op == "get_attr":
-        return "get_attr", _region(getattr(module, str(node.target)))
-    if node.op == "output":
-        return node.op, id(node)  # of which there is none in another graph
-    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    return (
-        node.target,
-        str(spec),
-        tuple(known[each] if isinstance(each, fx.Node) else _plain(each) for each in flat),
-    )
-
-
-def _region(module: Any) -> Hashable:
-    """What is the same for graphs inside that compute the same."""
-    if not isinstance(module, fx.GraphModule):
-        return id(module)
-    number = {node: i for i, node in enumerate(module.graph.nodes)}
-    lines: list[Hashable] = []
-    for node in module.graph.nodes:
-        flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-        target: Hashable = node.target if node.op == "call_function" else node.op
-        if node.op == "get_attr":
-            target = _region(getattr(module, str(node.target)))
-        given = tuple(number[e] if isinstance(e, fx.Node) else _plain(e) for e in flat)
-        lines.append((target, str(spec), given))
-    return tuple(lines)
-
-
-def _plain(value: Any) -> Hashable:
-    """A value that is no node's: 1, 1.0 and True are three."""
-    return type(value).__name__, repr(value)
-
-
-def _nodes(tree: Any) -> list[fx.Node]:
-    return [each for each in pytree.tree_leaves(tree) if isinstance(each, fx.Node)]
-
-
 def _signature(node: fx.Node) -> Hashable:
     value = node.meta["val"]
     return str(tuple(value.shape)), value.dtype, value.device
-
-
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _sort(graph: fx.Graph) -> None:

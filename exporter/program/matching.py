@@ -1,0 +1,161 @@
+"""Which nodes of two captures of one model are the same computation."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from fuseport.exporter.errors import ExportFailed
+
+__all__ = ["ASSERT", "Inseparable", "Matched", "Pair", "marked", "marker", "plain"]
+
+ASSERT = torch.ops.aten._assert_async.msg
+"""What marks a decision in a capture, and fails in artifacts."""
+
+_MARK = "decision "
+
+Pair = tuple[fx.Node, fx.Node]
+"""A node of the first graph, and one of the second."""
+
+
+class Inseparable(ExportFailed):
+    """Two programs differ by more than a `cond` can say."""
+
+
+def marker(name: str) -> str:
+    """The message of the assertion that stands, in a capture, for a decision of model code."""
+    return f"{_MARK}{name}"
+
+
+def marked(graph: fx.Graph) -> dict[str, Any]:
+    """The assertions of a graph that stand for decisions, by the decision's name."""
+    nodes = graph.find_nodes(op="call_function", target=ASSERT)
+    return {
+        said.removeprefix(_MARK): node
+        for node in nodes
+        if (said := str(node.args[1])).startswith(_MARK)
+    }
+
+
+class Matched:
+    """Which nodes of two graphs are the same computation.
+
+    Attributes:
+        one: the first one's graph, a copy.
+        other: the second's.
+        common: of the second one's nodes those that the first has, too, and what they are there.
+    """
+
+    def __init__(self, one: ExportedProgram, other: ExportedProgram) -> None:
+        self.exported = one
+        self.module = copy.deepcopy(one.graph_module)
+        self.one, self.other = self.module.graph, other.graph
+        self.other_module = other.graph_module
+        known: dict[Hashable, list[fx.Node]] = defaultdict(list)
+        own = {node: node for node in self.one.nodes}
+        inputs = _inputs(one), _inputs(other)
+        for node in self.one.nodes:
+            known[_key(node, own, inputs[0], self.module)].append(node)
+        self.common: dict[fx.Node, fx.Node] = {}
+        drawn: dict[Hashable, int] = defaultdict(int)
+        for node in self.other.nodes:
+            if not all(each in self.common for each in node.all_input_nodes):
+                continue
+            key = _key(node, self.common, inputs[1], self.other_module)
+            place = drawn[key] if _is_random(node) else 0
+            if place < len(known[key]):
+                self.common[node] = known[key][place]
+                drawn[key] += 1
+
+        for graph, both in (self.one, {*self.common.values()}), (self.other, {*self.common}):
+            both |= {*marked(graph).values()}
+            if any(
+                n.op == "call_function" and n.is_impure() and n not in both for n in graph.nodes
+            ):
+                raise Inseparable("such a decision is about what is asserted")
+
+    def results(self) -> Iterator[Pair]:
+        """What the programs return and what they decide by, in pairs.
+
+        Raises:
+            Inseparable: they return different things.
+        """
+        marks = marked(self.one), marked(self.other)
+        found = [
+            [*_nodes(graph.output_node().args), *(own[n].args[0] for n in sorted(own))]
+            for graph, own in zip((self.one, self.other), marks, strict=True)
+        ]
+        if len(found[0]) != len(found[1]) or marks[0].keys() != marks[1].keys():
+            raise Inseparable("such a decision leads to others, or to other outputs")
+        return zip(*found, strict=True)
+
+
+def _inputs(exported: ExportedProgram) -> dict[str, Hashable]:
+    """What each placeholder stands for; constants by their values."""
+    found: dict[str, Hashable] = {}
+    for i, spec in enumerate(exported.graph_signature.input_specs):
+        stands: Hashable = (spec.kind, spec.target)
+        if spec.kind is InputKind.USER_INPUT:
+            stands = (spec.kind, i)
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            value = exported.constants[str(spec.target)].detach().contiguous()
+            data = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+            stands = (value.dtype, tuple(value.shape), data)
+        found[spec.arg.name] = stands
+    return found
+
+
+def _key(
+    node: fx.Node,
+    known: Mapping[fx.Node, fx.Node],
+    inputs: Mapping[str, Hashable],
+    module: fx.GraphModule,
+) -> Hashable:
+    """What is the same for two nodes that compute the same, of arguments that are the same."""
+    if node.op == "placeholder":
+        return "placeholder", inputs[node.name]
+    if node.op == "get_attr":
+        return "get_attr", _region(getattr(module, str(node.target)))
+    if node.op == "output":
+        return node.op, id(node)  # of which there is none in another graph
+    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+    return (
+        node.target,
+        str(spec),
+        tuple(known[each] if isinstance(each, fx.Node) else plain(each) for each in flat),
+    )
+
+
+def _region(module: Any) -> Hashable:
+    """What is the same for graphs inside that compute the same."""
+    if not isinstance(module, fx.GraphModule):
+        return id(module)
+    number = {node: i for i, node in enumerate(module.graph.nodes)}
+    lines: list[Hashable] = []
+    for node in module.graph.nodes:
+        flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+        target: Hashable = node.target if node.op == "call_function" else node.op
+        if node.op == "get_attr":
+            target = _region(getattr(module, str(node.target)))
+        given = tuple(number[e] if isinstance(e, fx.Node) else plain(e) for e in flat)
+        lines.append((target, str(spec), given))
+    return tuple(lines)
+
+
+def plain(value: Any) -> Hashable:
+    """A value that is no node's: 1, 1.0 and True are three."""
+    return type(value).__name__, repr(value)
+
+
+def _nodes(tree: Any) -> list[fx.Node]:
+    return [each for each in pytree.tree_leaves(tree) if isinstance(each, fx.Node)]
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
