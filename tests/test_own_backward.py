@@ -64,11 +64,52 @@ def test_a_function_that_works_in_place_has_a_truth(
     bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
     report = api.verify(bundle.folder, model=model)
     failed = {(row.runtime, row.way) for row in report.results if row.verdict != "pass"}
-    failed -= {(row.runtime, row.way) for row in report.results if row.verdict == "unsupported"}
     assert failed == (set() if right else {("eager", OWN_BACKWARD)})
     assert "conditions" not in bundle.manifest["programs"]["forward"]
     gradients = {row.runtime for row in report.results if row.tensor == "grad/a.weight"}
     assert {"float64", "eager", "torchscript", "exported_program", "onnxruntime"} <= gradients
+
+
+WRITES = """
+import torch
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return 2 * x * dy
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = x - x.mean(1, keepdim=True)
+        x /= torch.sqrt(x.var(1, keepdim=True) + 1e-5)
+        return Square.apply(self.a(x))
+"""
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_backward_is_checked_in_a_model_that_writes_in_place(
+    right: bool, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    code = WRITES if right else WRITES.replace("2 * x", "3 * x")
+    checkpoint, model = saved_with(code, a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,8]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format=["onnx"])
+    report = api.verify(bundle.folder, model=model, runtime=["eager"], localise=False)
+    assert report.exit_code() == (0 if right else 1)
+    own = [row for row in report.results if row.way == OWN_BACKWARD]
+    assert {"grad/x", "grad/a.weight"} <= {row.tensor for row in own}
+    failed = {row.tensor for row in own if row.verdict == "fail"}
+    assert failed == (set() if right else {"grad/x", "grad/a.weight", "grad/a.bias"})
 
 
 def test_what_a_function_writes_over_is_kept_for_its_gradient() -> None:
@@ -76,7 +117,7 @@ def test_what_a_function_writes_over_is_kept_for_its_gradient() -> None:
     exec(NET, scope)
     generator = torch.Generator().manual_seed(0)
     a, x = (torch.rand(2, 9, 3, generator=generator, dtype=torch.float64) for _ in range(2))
-    with own_backward.inlined(in_place=True):
+    with own_backward.inlined(), own_backward.saving_copies():
         assert torch.autograd.gradcheck(
             scope["Scan"].apply, (a.requires_grad_(), x.requires_grad_())
         )

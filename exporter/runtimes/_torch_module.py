@@ -9,6 +9,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from fuseport.exporter.program import real
 from fuseport.exporter.program.backward_forms import Asked
+from fuseport.exporter.user_code import own_backward
 
 __all__ = ["ModuleSession"]
 
@@ -63,10 +64,28 @@ class ModuleSession:
     ) -> dict[str, Tensor | None]:
         """Outputs, and `grad/<name>` of each floating input and each trainable parameter.
 
+        A model that writes in place into what the gradient of an input needs, `x /= scale`, is
+        trained nevertheless, by its parameters alone. Its programs write nothing in place, and have
+        both; so has this, since what autograd saves is copied then.
+
         Args:
             inputs: by name, in any memory layout, which is kept.
             cotangents: by output name.
         """
+        try:
+            return self._differentiated(inputs, cotangents)
+        except RuntimeError as error:
+            if own_backward.in_place(error) is None:
+                raise
+        try:
+            with own_backward.saving_copies():
+                return self._differentiated(inputs, cotangents)
+        except RuntimeError as error:
+            raise self.explained(error) from error
+
+    def _differentiated(
+        self, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]
+    ) -> dict[str, Tensor | None]:
         leaves = {
             name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
             for name, tensor in inputs.items()
@@ -81,15 +100,12 @@ class ModuleSession:
         if roots and wanted:
             # By edges, not tensors: a function mode, which truth is computed under, sets itself
             # aside for the time of a call that it is asked about, and would miss the backward.
-            try:
-                gradients = torch.autograd.grad(
-                    [get_gradient_edge(root) for root in roots.values()],
-                    [get_gradient_edge(leaf) for leaf in wanted.values()],
-                    [cotangents[name] for name in roots],
-                    allow_unused=True,
-                )
-            except RuntimeError as error:
-                raise self.explained(error) from error
+            gradients = torch.autograd.grad(
+                [get_gradient_edge(root) for root in roots.values()],
+                [get_gradient_edge(leaf) for leaf in wanted.values()],
+                [cotangents[name] for name in roots],
+                allow_unused=True,
+            )
             results |= {
                 f"grad/{n}": None if g is None else real(g)
                 for n, g in zip(wanted, gradients, strict=True)

@@ -5,7 +5,7 @@ in no artifact. So truth is computed the same way, and the model's own backward 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,9 +18,7 @@ from fuseport.exporter.program import one_line
 
 __all__ = ["in_place", "inlined", "saving_copies", "seen", "watched", "without_reentry"]
 
-# None: not at all; else what a forward is run in.
-_INLINE: ContextVar[Callable[[], AbstractContextManager[Any]] | None]
-_INLINE = ContextVar("inline", default=None)
+_INLINE: ContextVar[bool] = ContextVar("inline", default=False)
 _SEEN: ContextVar[dict[str, None] | None] = ContextVar("seen", default=None)
 
 # A method of Python's, or from torch 2.15 on one of C: `__get__` binds either to a class.
@@ -38,14 +36,9 @@ def watched() -> Iterator[None]:
 
 
 @contextmanager
-def inlined(*, in_place: bool = False) -> Iterator[None]:
-    """Autograd differentiates the forward of autograd functions, and never calls their backward.
-
-    Args:
-        in_place: a forward may write into what its gradient needs, as one with a backward of its
-            own may: what autograd saves is copied.
-    """
-    token = _INLINE.set(saving_copies if in_place else nullcontext)
+def inlined() -> Iterator[None]:
+    """Autograd differentiates the forward of autograd functions, and never calls their backward."""
+    token = _INLINE.set(True)
     try:
         with _patched(), without_reentry():
             yield
@@ -98,16 +91,14 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     found = _SEEN.get()
     if found is not None and not cls.__module__.startswith("torch."):
         found[cls.__name__] = None
-    inline = _INLINE.get()
-    if inline is None or cls.__module__.startswith("torch."):
+    if not _INLINE.get() or cls.__module__.startswith("torch."):
         return _apply.__get__(None, cls)(*args, **kwargs)
 
-    with inline():
-        if cls.setup_context is not Function.setup_context:
-            return cls.forward(*args, **kwargs)
-        context = _Context(args)
-        result = cls.forward(context, *args, **kwargs)
-        return _detached(result, context.non_differentiable)
+    if cls.setup_context is not Function.setup_context:
+        return cls.forward(*args, **kwargs)
+    context = _Context(args)
+    result = cls.forward(context, *args, **kwargs)
+    return _detached(result, context.non_differentiable)
 
 
 def saving_copies() -> AbstractContextManager[Any]:

@@ -24,7 +24,7 @@ from fuseport.exporter.program.refusing import seen
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import plan
 from fuseport.exporter.verify.plan import Case
-from fuseport.exporter.verify.truth import differentiated, session
+from fuseport.exporter.verify.truth import session
 
 __all__ = ["planned"]
 
@@ -137,7 +137,7 @@ def _same(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], s
                 if gradient and output is not None and output.is_floating_point()
             }
             if gradient:
-                expected = differentiated(runs, inputs, cotangents)
+                expected = runs.differentiate(inputs, cotangents)
         given = {**inputs, **{f"cotangent_{name}": t for name, t in cotangents.items()}}
         with torch.no_grad():
             results = [

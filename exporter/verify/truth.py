@@ -26,7 +26,6 @@ from fuseport.exporter.program import Entry, one_line
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
-from fuseport.exporter.user_code.own_backward import in_place
 from fuseport.exporter.verify import baseline, kinks
 from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
@@ -34,7 +33,7 @@ from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["Jumps", "compute", "differentiated", "further", "jumps", "session"]
+__all__ = ["Jumps", "compute", "further", "jumps", "session"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -182,29 +181,8 @@ def _results(
     """Outputs and, where there are any, gradients."""
     runs = session(model, module)
     if model.differentiable:
-        return differentiated(runs, inputs, cotangents)
+        return runs.differentiate(inputs, cotangents)
     return dict(runs.run(inputs))
-
-
-def differentiated(
-    runs: ModuleSession, inputs: Tensors, cotangents: Tensors
-) -> dict[str, Tensor | None]:
-    """Outputs and gradients, where autograd functions of the model's own are inlined.
-
-    A model that writes in place into what the gradient of an input needs, `x /= scale`, is trained
-    nevertheless, by its parameters alone. Its programs write nothing in place, and have both; so
-    has the truth, since what autograd saves is copied.
-
-    Raises:
-        RuntimeError: autograd cannot differentiate the model.
-    """
-    try:
-        return runs.differentiate(inputs, cotangents)
-    except RuntimeError as error:
-        if in_place(error) is None:
-            raise
-    with own_backward.inlined(in_place=True), own_backward.saving_copies():
-        return runs.differentiate(inputs, cotangents)
 
 
 def _exact(

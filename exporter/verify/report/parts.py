@@ -100,6 +100,9 @@ def way(name: str) -> str:
     return "" if name == "run" else f", {name}"
 
 
+_PARDONABLE = 0.1  # of the truth's largest value
+
+
 def located(row: Row) -> str:
     """Where a row is: runtime, artifact, program, case and tensor, those that it speaks of."""
     by = "*" if row.way == "run" else f"by {row.way}"
@@ -142,9 +145,14 @@ def figure(value: float | None) -> str:
 
 
 def hint(row: Row) -> str:
-    """`would pass at --atol 1e-3` for a failure that a tolerance could pardon; empty otherwise."""
-    at = row.would_pass_at
+    """`would pass at --atol 1e-3` for a failure that a tolerance could pardon; empty otherwise.
+
+    One that would pardon a tenth of the largest value there is, is no tolerance.
+    """
+    at, scale = row.would_pass_at, row.scale
     if row.verdict != "fail" or at is None or not math.isfinite(at):
+        return ""
+    if scale is not None and at > _PARDONABLE * scale:
         return ""
     return f"would pass at --atol {rounded_up(at)}"
 
