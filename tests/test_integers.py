@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuseport.exporter import api, models
-from fuseport.exporter.errors import UsageError
+from fuseport.exporter.errors import ExportFailed, UsageError
 from fuseport.exporter.models.user import parse_inputs
 
 Saved = Callable[..., tuple[Path, str]]
@@ -92,3 +92,40 @@ def test_the_int_of_a_model_is_python_s_again(tmp_path: Path, saved_with: Saved)
     assert made
     assert all("int" not in vars(module) for module in made)
     assert "quotient_of" not in torch.SymInt.__truediv__.__code__.co_names
+
+
+ROUNDED = """
+import math
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        length = x.shape[1]
+        whole = math.ceil((length - 4) / 3) * 3 + 4
+        x = torch.nn.functional.pad(x, (0, 0, 0, whole - length))
+        kept = -(-length // 3) + int(math.ceil(length / 2 + 1)) - math.floor(length / 2 - 1) - 2
+        return self.a(x)[:, :kept] * ((1 - length) // 4)
+"""
+
+
+def test_quotients_of_sizes_are_rounded_as_python_does(tmp_path: Path, saved_with: Saved) -> None:
+    """`math.ceil` has no form in a `.pt2`, and division of ONNX rounds towards zero."""
+    checkpoint, model = saved_with(ROUNDED, a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,length,8]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+    runtimes = ["exported_program", "torchscript", "onnxruntime"]
+    report = api.verify(bundle.folder, model=model, runtime=runtimes)
+    assert report.exit_code() == 0, report.failures()
+    assert {"odd, transposed", "past a chunk, sliced"} <= {row.case for row in report.results}
+
+
+def test_what_a_pt2_has_no_form_of_is_named(tmp_path: Path, saved_with: Saved) -> None:
+    code = ROUNDED.replace("math.ceil((length - 4) / 3) * 3 + 4", "math.ceil(length * 1.3)")
+    checkpoint, model = saved_with(code, a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,length,8]"])
+    with pytest.raises(ExportFailed, match=r"torch has no form of math\.ceil of a size; without"):
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)

@@ -138,6 +138,7 @@ FORMS = {
     "attention of rows that a mask leaves nothing of": lambda x: F.scaled_dot_product_attention(
         x, x, x, x[..., :1] + x[..., :1].mT > 1
     ),
+    "bounds of two kinds": lambda x: x.clamp(0, 0.7) * x.clamp(min=-1, max=0.5),
     "a branch by a value": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)),
     "a scan whose state is its output": lambda x: scan(
         lambda h, y: ((h + y).sin(), (h + y).sin()), x.new_zeros(x[:, 0].shape), x.transpose(0, 1)

@@ -19,7 +19,7 @@ from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Max, Mod, Modular
 from fuseport.exporter import api, formats
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program._arithmetic import Unknown, computed, holds, of_integers
+from fuseport.exporter.program._arithmetic import Unknown, computed, fails, holds, of_integers
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.refusing import HOLDS, checks
 from fuseport.exporter.verify.mutants.onnx_edits import EDITS, sites
@@ -201,3 +201,13 @@ def test_an_unchecked_size_is_told(tmp_path: Path) -> None:
     module = torch.jit.load(bundle.folder / "forward.pt")
     assert module(torch.randn(1, 8, 8), torch.randn(1, 2, 8)).shape == (1, 8, 8)
     assert np.isfinite(module(torch.randn(1, 8, 8), torch.randn(1, 6, 8)).detach()).all()
+
+
+def test_a_condition_that_divides_by_a_size_of_zero_does_not_hold() -> None:
+    n = sympy.Symbol("n", integer=True, positive=True)
+    condition = sympy.Eq(Mod(sympy.Symbol("m", integer=True, positive=True), FloorDiv(n, 4)), 0)
+    sizes = {symbol: sympy.Integer(3) for symbol in condition.free_symbols}
+    assert fails(condition, sizes)
+    assert not holds(condition, dict.fromkeys(sizes, 3))
+    assert of_integers(condition)
+    assert not fails(condition, {n: sympy.Integer(8)})

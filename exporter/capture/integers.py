@@ -16,6 +16,7 @@ from torch import SymFloat, SymInt
 from torch.fx.experimental import symbolic_shapes
 
 from fuseport.exporter.capture.blockers import is_users
+from fuseport.exporter.program.symbolic import not_negative, quotient_of
 
 __all__ = ["Globals", "noticed", "symbolic"]
 
@@ -59,17 +60,8 @@ def _unseen() -> Iterator[None]:
 @contextmanager
 def symbolic(code: Sequence[Globals]) -> Iterator[None]:
     """Have `int` leave dynamic sizes what they are in some modules."""
-    divide: Any = SymInt.__truediv__
-
-    def divided(size: SymInt, by: Any) -> Any:
-        result = divide(size, by)
-        if isinstance(result, SymFloat):
-            result.quotient_of = size, by  # type: ignore[attr-defined]
-        return result
-
     with ExitStack() as stack:
         stack.enter_context(_unseen())
-        stack.enter_context(mock.patch.object(SymInt, "__truediv__", divided))
         for names in code:
             stack.enter_context(mock.patch.dict(names, {"int": _Int}))
         yield
@@ -96,13 +88,8 @@ class _Int(int, metaclass=_AsInt):
         if len(arguments) != 1 or not isinstance(arguments[0], SymInt | SymFloat):
             return builtins.int(*arguments)
         size = arguments[0]
-        over, by = getattr(size, "quotient_of", (None, None))
+        over, by = quotient_of(size) or (None, None)
         # The same, and torch can reason about it.
-        if over is not None and isinstance(by, builtins.int) and by > 0 and _not_negative(over):
+        if over is not None and not_negative(over):
             return over // by
         return torch.sym_int(size)
-
-
-def _not_negative(size: SymInt) -> bool:
-    env = size.node.shape_env
-    return bool(env is not None and env.bound_sympy(size.node.expr).lower >= 0)

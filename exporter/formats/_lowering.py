@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program import mutates, rebuilt
 from fuseport.exporter.program.provenance import within
+from fuseport.exporter.program.symbolic import not_negative
 
 __all__ = ["VALUE_OF", "Lowering", "Rewriting", "Table", "rewritten"]
 
@@ -70,6 +71,10 @@ class Lowering(ExportedProgram):
             others
         )
         return whole
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
 def _typed(found: Any, wanted: Any) -> Any:
@@ -157,6 +162,8 @@ class Rewriting:
         if node.target is aten.sym_numel.default:
             (x,) = node.all_input_nodes
             return self._count(self.values[x])
+        if node.target is operator.floordiv and not not_negative(_value(node.args[0])):
+            return self._rounded_down(node)
         form = self.form(node)
         if form is not None:
             try:
@@ -217,6 +224,18 @@ class Rewriting:
                 inner[part] = self.graph.node_copy(part, inner.__getitem__)
                 within(inner[part], node)
         raise AssertionError("a graph has an output")
+
+    def _rounded_down(self, node: fx.Node) -> fx.Node:
+        """A quotient of sizes that may be negative, which ONNX would round towards zero."""
+
+        def call(target: Any, *args: Any) -> fx.Node:
+            made = self.graph.call_function(target, args)
+            made.meta["val"] = target(*map(_value, args))
+            return made
+
+        over, by = fx.node.map_arg(node.args, self.values.__getitem__)
+        exact = call(operator.sub, over, call(operator.mod, over, by))
+        return call(operator.floordiv, exact, by)
 
     def _size(self, x: fx.Node, dim: int) -> fx.Node:
         if (x, dim) not in self._sizes:

@@ -1,5 +1,6 @@
 """Program → exported program, the `.pt2` that `torch.export.load` opens."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # torch's serializer raises several unrelated types
-        raise ExportFailed(
-            f"the {program.kind} program cannot be serialised: {one_line(error)}"
-        ) from error
+        called = re.search(
+            r"Failed serializing node .*\[target=(?!torch\.ops)([\w.]+)\]", str(error)
+        )
+        reason = f"torch has no form of {called[1]} of a size" if called else one_line(error)
+        raise ExportFailed(f"the {program.kind} program cannot be serialised: {reason}") from error
     return {}

@@ -9,7 +9,7 @@ import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch.utils._sympy import functions as of_torch
 
-__all__ = ["Step", "Unknown", "computed", "holds", "of_integers"]
+__all__ = ["Step", "Unknown", "computed", "fails", "holds", "of_integers"]
 
 T = TypeVar("T")
 Step = Callable[[Any, Any], Any]
@@ -81,12 +81,28 @@ def computed(
     return of(expression)
 
 
+def fails(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, Any]) -> bool:
+    """Whether a condition is known not to hold at these sizes, be they some of its own.
+
+    One that divides by a size of zero does not.
+    """
+    try:
+        return bool(condition.xreplace(dict(sizes)) == sympy.false)
+    except ZeroDivisionError:
+        return True
+
+
 def holds(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
-    """Whether a condition holds at these sizes."""
+    """Whether a condition holds at these sizes, which are all of its own.
+
+    One that divides by a size of zero does not.
+    """
     if isinstance(condition, sympy.And):
         return all(holds(part, sizes) for part in condition.args)
     try:
         return bool(computed(condition, dict(sizes), int, _done))
+    except ZeroDivisionError:
+        return False
     except Unknown:
         values = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
         return bool(condition.xreplace(values) == sympy.true)
@@ -98,6 +114,8 @@ def of_integers(condition: sympy.Basic) -> bool:
         computed(condition, dict.fromkeys(condition.free_symbols, 1), int, _done)
     except Unknown:
         return False
+    except ZeroDivisionError:
+        return True
     return True
 
 

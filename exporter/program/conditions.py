@@ -20,7 +20,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseport.exporter.program import Program, near, shape_env
-from fuseport.exporter.program._arithmetic import holds
+from fuseport.exporter.program._arithmetic import fails, holds
 
 __all__ = [
     "admits",
@@ -64,7 +64,7 @@ def places(program: Program, sizes: Mapping[str, int]) -> list[str]:
     asked = (
         guard.sloc.framework_loc
         for guard in shape_env(program.exported).guards
-        if guard.expr.xreplace(values) == sympy.false
+        if fails(guard.expr, values)
     )
     own = (
         frame
@@ -113,7 +113,7 @@ def forget(program: Program, sizes: Mapping[str, int]) -> Callable[[], None]:
             new[symbol] |= ValueRanges(values[symbol], int_oo if above else values[symbol])
         return new
 
-    kept = [guard for guard in env.guards if guard.expr.xreplace(values) != sympy.false]
+    kept = [guard for guard in env.guards if not fails(guard.expr, values)]
     become(kept, widened(ranges), widened(env.var_to_range))
     return lambda: become(*before)
 
@@ -352,7 +352,7 @@ def _wrong(
         for bound in (symbol >= ranges[symbol].lower, symbol <= ranges[symbol].upper)
     )
     guards = (guard.expr for guard in shape_env(program.exported).guards)
-    return (e for e in chain(bounds, guards) if e.xreplace(values) == sympy.false)
+    return (condition for condition in chain(bounds, guards) if fails(condition, values))
 
 
 def _named(program: Program, sizes: Container[int | str]) -> dict[sympy.Symbol, str]:

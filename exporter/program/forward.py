@@ -40,7 +40,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program.portable import DIFFERENTIABLE
-from fuseport.exporter.program.symbolic import Symbolic, orders_of_products
+from fuseport.exporter.program.symbolic import Symbolic, orders_of_products, whole_quotients
 
 __all__ = [
     "FixedDimension",
@@ -112,6 +112,10 @@ def capture_forward(
         # Contiguous examples make a view of what callers may pass in another layout.
         if node.target is aten.view.default:
             node.target = aten.reshape.default
+        elif node.target is aten.clamp.default and node.meta["val"].is_floating_point():
+            # Of a bound of each kind, `clamp(1, 1e4)`, torch.onnx finds no form.
+            x, *bounds = node.args
+            node.args = (x, *(None if bound is None else float(bound) for bound in bounds))
     signature = exported.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if mutated:
@@ -183,6 +187,7 @@ def any_sizes() -> Iterator[None]:
         patched.enter_context(layer)
         patched.enter_context(mock.patch.object(torch._refs.fft, "_apply_norm", _normalised))
         patched.enter_context(orders_of_products())
+        patched.enter_context(whole_quotients())
         patched.enter_context(mock.patch.object(DimConstraints, "solve", _solve))
         yield
 

@@ -26,6 +26,7 @@ from fuseport.exporter.program import (
     rebuilt,
     shape_env,
 )
+from fuseport.exporter.program._arithmetic import fails
 from fuseport.exporter.program._loops import lighten
 from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import any_sizes, failing_as, output_specs
@@ -235,7 +236,7 @@ def _guarded(forward: Program) -> Iterator[None]:
     known, named = len(env.guards), dimensions(forward)
     yield
     large = dict.fromkeys(env.var_to_range, sympy.Integer(2**20))
-    found = [guard for guard in env.guards[known:] if guard.expr.xreplace(large) == sympy.false]
+    found = [guard for guard in env.guards[known:] if fails(guard.expr, large)]
     for guard in found:
         if isinstance(guard.expr, sympy.Eq):
             about = ", ".join(depends_on(guard.expr, named))

@@ -1,7 +1,8 @@
 """Sizes that stay dynamic in a capture where torch's own code fixes them.
 
 In `x.shape[2:].numel()`, in pooling, in what is broadcast, in the steps of recurrent layers, in
-the order of products.
+the order of products. And `math.ceil(length / 2)`, which torch can write to no file, as one of its
+forms that it can.
 """
 
 import math
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program._recurrent import recurrent
 
-__all__ = ["Symbolic", "orders_of_products"]
+__all__ = ["Symbolic", "not_negative", "orders_of_products", "quotient_of", "whole_quotients"]
 
 _USUAL = 16  # a size of which nothing is known
 
@@ -125,3 +126,70 @@ def _hint(size: int | torch.SymInt) -> int:
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else _USUAL
+
+
+@contextmanager
+def whole_quotients() -> Iterator[None]:
+    """Round quotients of sizes, and numbers added to them, by a division of integers."""
+    kind: Any = torch.SymFloat
+    divide: Any = torch.SymInt.__truediv__
+    add, subtract = kind.__add__, kind.__sub__
+    floor, ceil = kind.__floor__, kind.__ceil__
+
+    def divided(size: Any, by: Any) -> Any:
+        return _remembered(divide(size, by), size, by)
+
+    def added(quotient: Any, number: Any) -> Any:
+        return _moved(add(quotient, number), quotient, number)
+
+    def subtracted(quotient: Any, number: Any) -> Any:
+        return _moved(subtract(quotient, number), quotient, -number)
+
+    def rounded_down(quotient: Any) -> Any:
+        known = quotient_of(quotient)
+        return floor(quotient) if known is None else known[0] // known[1]
+
+    def rounded_up(quotient: Any) -> Any:
+        known = quotient_of(quotient)
+        return ceil(quotient) if known is None else -(-known[0] // known[1])
+
+    instead: dict[str, Any] = {
+        "__add__": added,
+        "__radd__": added,
+        "__sub__": subtracted,
+        "__floor__": rounded_down,
+        "__ceil__": rounded_up,
+    }
+    with (
+        mock.patch.object(torch.SymInt, "__truediv__", divided),
+        mock.patch.multiple(kind, **instead),
+    ):
+        yield
+
+
+def quotient_of(number: Any) -> tuple[torch.SymInt, int] | None:
+    """The size, and the positive number, whose quotient something is; None of others."""
+    known: tuple[torch.SymInt, int] | None = getattr(number, "quotient_of", None)
+    return known
+
+
+def not_negative(size: int | torch.SymInt) -> bool:
+    """Whether a size, or a number made of sizes, is known not to be below zero."""
+    if isinstance(size, int):
+        return size >= 0
+    env = size.node.shape_env
+    return bool(env is not None and env.bound_sympy(size.node.expr).lower >= 0)
+
+
+def _moved(result: Any, quotient: Any, number: Any) -> Any:
+    known = quotient_of(quotient)
+    if known is None or type(number) is not int:
+        return result
+    over, by = known
+    return _remembered(result, over + number * by, by)
+
+
+def _remembered(result: Any, over: Any, by: Any) -> Any:
+    if isinstance(result, torch.SymFloat) and type(by) is int and by > 0:
+        result.quotient_of = over, by  # type: ignore[attr-defined]
+    return result

@@ -88,6 +88,6 @@ def _explained(error: RuntimeError) -> Exception:
     if own_backward.in_place(error) is None:
         return error
     return Unsupported(
-        "the model's own code writes in place into what the gradient of an input needs, so that it "
-        "has none; its programs do not, and have it"
+        "the model's own code writes in place into what the gradient of an input needs, which "
+        "autograd refuses: without copies of what it saves there is no such form"
     )
