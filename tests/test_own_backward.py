@@ -3,12 +3,14 @@
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fuseport.exporter import api
 from fuseport.exporter.capture import blockers
+from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify.report import OWN_BACKWARD
@@ -218,3 +220,92 @@ def test_reentrant_checkpoints_have_gradients(
     assert report.exit_code() == 0, report.failures()
     compared = {row.tensor for row in report.results if row.runtime == "torchscript"}
     assert {"grad/a.weight", "grad/b.weight"} <= compared
+
+
+UNSEEN = """
+import torch
+
+class Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.save_for_backward(by)
+        {forward}
+
+    @staticmethod
+    def backward(ctx, dy):
+        (by,) = ctx.saved_tensors
+        a, b = dy.chunk(2, -1)
+        return torch.cat([a * by, b / by], -1), None
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return Turn.apply(self.a(x), torch.full((), 0.5)).square()
+"""
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "a, b = x.detach().chunk(2, -1); a.copy_(a * by); b.copy_(b / by); return x",
+        "y = torch.empty_like(x); y.data.copy_(torch.cat([x[..., :4] * by, x[..., 4:] / by], -1));"
+        " return y",
+    ],
+)
+def test_what_autograd_does_not_see_has_no_gradient_program(
+    forward: str, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    checkpoint, model = saved_with(UNSEEN.format(forward=forward), a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,8]"])
+    with pytest.raises(ExportFailed, match="autograd does not see what Turn computes"):
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    "parts", ["x.chunk(2, -1)", "torch.split(x, 4, dim=-1)", "x.unflatten(-1, (2, 4)).unbind(-2)"]
+)
+def test_a_forward_may_write_into_parts(
+    parts: str, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    """Without autograd, as a function's forward is run, there is nothing against it."""
+    code = UNSEEN.format(forward=f"a, b = {parts}; a.mul_(by); b.div_(by); return x")
+    checkpoint, model = saved_with(code, a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,8]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
+    assert report.exit_code() == 0, report.failures()
+    assert any(row.way == OWN_BACKWARD for row in report.results)
+
+
+def test_a_backward_that_is_wrong_is_told_by_its_name(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    code = UNSEEN.format(forward="a, b = x.chunk(2, -1); return torch.cat([a * by, b / by], -1)")
+    verdicts = {}
+    wrong = code.replace("torch.cat([a * by, b / by], -1), None", "dy, None")
+    for name, text in (("right", code), ("wrong", wrong)):
+        scope: dict[str, Any] = {}
+        exec(text, scope)
+        with own_backward.seen() as found, torch.no_grad():
+            scope["Net"]()(torch.randn(3, 8))
+        verdicts[name] = found["Turn"]
+    assert verdicts == {"right": "right", "wrong": "wrong"}
+    both = WRITES.replace(
+        "class Net",
+        "class Turn" + wrong.partition("class Turn")[2].partition("class Net")[0] + "class Net",
+    )
+    both = both.replace(
+        "Square.apply(self.a(x))", "Turn.apply(Square.apply(self.a(x)), x.new_ones(()) / 2)"
+    )
+    checkpoint, model = saved_with(both, a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,8]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format=["onnx"])
+    said = "the model's own backward of Turn is not the gradient of its forward"
+    assert any(said in note for note in bundle.manifest["notes"])
+    report = api.verify(bundle.folder, model=model, runtime=["eager"], localise=False)
+    assert report.exit_code() == 1
+    reasons = {row.reason for row in report.results if row.verdict == "fail"}
+    assert all("own backward (Turn) is not" in str(reason) for reason in reasons)

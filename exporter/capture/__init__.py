@@ -66,9 +66,24 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
         raise ExportFailed(f"the model returns no tensor, but a {type(result).__name__}")
     used = sorted({*model.config["shims"], *late})
     config = {**model.config, "functions": list(functions), "shims": used}
-    names = ", ".join(sorted(late))
-    said = f"stand-ins take the place of {names} where the model is called: see fuseport.shims"
-    return replace(model, config=config), (said,) if late else ()
+    notes: list[str] = []
+    for kind in ("unseen", "wrong"):
+        if names := [name for name, verdict in functions.items() if verdict == kind]:
+            config[kind] = names
+            notes += [_OTHER_BACKWARD.format(", ".join(names))] if kind == "wrong" else []
+    if late:
+        names = sorted(late)
+        notes.append(
+            f"stand-ins take the place of {', '.join(names)} where the model is called: "
+            "see fuseport.shims"
+        )
+    return replace(model, config=config), tuple(notes)
+
+
+_OTHER_BACKWARD = (
+    "the model's own backward of {} is not the gradient of its forward, which artifacts have: they "
+    "train otherwise than the model does"
+)
 
 
 def _at(model: Model, inputs: Mapping[str, torch.Tensor], error: Exception) -> str:
@@ -106,6 +121,13 @@ def capture(
         ExportFailed: the model cannot be captured.
         Missing: the captured program has not one scan node for each scan of the model.
     """
+    if "gradient" in wanted and (unseen := model.config.get("unseen")):
+        raise ExportFailed(
+            f"there is no gradient program: autograd does not see what {', '.join(unseen)} computes"
+            " (by .detach(), .data, or in memory of its own), and a backward of the model's own is "
+            "in no artifact; write its forward with operators that autograd sees, or export "
+            "outputs alone: --program forward"
+        )
     entries: dict[Entry, Model] = {
         entry: at(model, entry) for entry in dict.fromkeys(("forward", *map(entry_of, wanted)))
     }

@@ -67,7 +67,7 @@ def judged(
             found = _of_call(answer, call, expected, sample, program, tolerances)
             for name, judgement in sorted(found, key=lambda pair: place.get(pair[0], len(place))):
                 if name.startswith("grad/"):
-                    judgement = _explained(judgement, functions)
+                    judgement = _explained(judgement, functions, program)
                 way = OWN_BACKWARD if functions else job.way
                 if call == 1:
                     yield replace(_row(job, program, name, judgement), way=way)
@@ -174,7 +174,7 @@ def _of_forms(
                 tensor, judgement = max(found.items(), key=lambda pair: _badness(pair[1]))
                 if judgement.verdict == "fail":
                     judgement = replace(judgement, reason=f"{tensor}: {judgement.reason}")
-        row = _row(answer.job, program, name, _explained(judgement, functions))
+        row = _row(answer.job, program, name, _explained(judgement, functions, program))
         yield replace(row, way=OWN_BACKWARD) if functions else row
 
 
@@ -191,14 +191,23 @@ def _own_functions(job: Job, program: Mapping[str, Any]) -> Sequence[str]:
     return functions
 
 
-def _explained(judgement: Judgement, functions: Sequence[str]) -> Judgement:
+def _explained(
+    judgement: Judgement, functions: Sequence[str], program: Mapping[str, Any]
+) -> Judgement:
     """Who is at fault: not the kernel, and no artifact."""
     if not functions or judgement.verdict != "fail":
         return judgement
+    config = program["architecture"]["config"]
+    named = ", ".join(config.get("wrong", functions))
     reason = (
-        f"the model's own backward ({', '.join(functions)}) is not the gradient of its forward, "
-        f"which artifacts have: {judgement.reason}"
+        f"the model's own backward ({named}) is not the gradient of its forward, which artifacts "
+        f"have: {judgement.reason}"
     )
+    if unseen := config.get("unseen"):
+        reason = (
+            f"the gradient of {', '.join(unseen)}, whose forward autograd does not see, is in no "
+            f"artifact: {judgement.reason}"
+        )
     return replace(judgement, reason=reason)
 
 
