@@ -1,6 +1,7 @@
 """Weights in several files: read as one, or one line on what does not belong together."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -85,3 +86,18 @@ def test_shards_that_do_not_belong_together(sharded: Path, fault: str, said: str
         load(folder)
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        (".metadata", "format_utils dcp_to_torch FOLDER FILE"),
+        ("latest", "zero_to_fp32.py FOLDER FILE"),
+        ("mp_rank_00_model_states.pt", "DeepSpeed's"),
+        ("adapter_config.json", "merge_and_unload"),
+    ],
+)
+def test_folders_that_are_no_state_dict_yet(tmp_path: Path, name: str, advice: str) -> None:
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(CorruptInput, match=re.escape(advice)):
+        load(tmp_path)

@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fuseport import ops
-from fuseport.exporter import arguments, models
+from fuseport.exporter import api, arguments, models
 from fuseport.exporter.checkpoint import Checkpoint, load
-from fuseport.exporter.errors import CorruptInput, FuseportError, Missing, UsageError
+from fuseport.exporter.errors import CorruptInput, ExportFailed, FuseportError, Missing, UsageError
 from fuseport.exporter.models import user
 from fuseport.exporter.models.model import Model, example
+from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec, named_outputs
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
@@ -285,12 +286,56 @@ def test_code_that_gives_no_model(
     assert "\n" not in str(raised.value)
 
 
+def test_a_copy_of_mamba_ssm_that_cannot_be_imported_has_a_stand_in(tmp_path: Path) -> None:
+    copy = tmp_path / "their_parts" / "mamba_ssm"
+    copy.mkdir(parents=True)
+    (copy / "__init__.py").write_text("from transformers.generation import NoLongerThere\n")
+    file = tmp_path / "their_model.py"
+    file.write_text("from their_parts.mamba_ssm import Mamba\n")
+    place = r"mamba_ssm/__init__\.py:1: ImportError: .* --shim auto,mamba_ssm has fuseport's"
+    with pytest.raises(Missing, match=place):
+        user.model(f"{file}:model", {}, SPECS)
+
+
+def test_what_compiles_an_extension_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "compiling.py"
+    file.write_text("from torch.utils.cpp_extension import load\n\nload('a', ['a.cpp', 'b.cu'])\n")
+    said = r"compiling\.py:3 compiles an extension .*: compute it by functions of torch, or make"
+    with pytest.raises(Missing, match=said):
+        user.model(f"{file}:model", {}, SPECS)
+
+
+def test_a_name_that_an_import_left_out_is_told_with_the_import(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    code = """
+import torch
+try:
+    from not_there.fast import scan_fn as scan
+except ImportError:
+    pass
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return scan(self.a(x))
+"""
+    checkpoint, model = saved_with(code, a=nn.Linear(2, 2))
+    said = r"name 'scan' is not defined; net\.py:4: not_there\.fast is not installed; pip install"
+    with pytest.raises(ExportFailed, match=said) as raised:
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=parse_inputs(["x:[batch,2]"]))
+    assert "--input-shapes" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("body", "error", "reason"),
     [
         ("import absent_package", Missing, "ModuleNotFoundError: No module named 'absent_package'"),
-        ("raise ValueError('first\\nsecond')", Missing, "importing it failed: ValueError: first$"),
-        ("import sys; sys.exit('usage')", Missing, "importing it failed: SystemExit: usage"),
+        ("raise ValueError('first\\nsecond')", Missing, r"failed at \S+\.py:2: ValueError: first$"),
+        ("import sys; sys.exit('usage')", Missing, r"failed at \S+\.py:2: SystemExit: usage"),
         ("def model(", Missing, "importing it failed: SyntaxError"),
         ("def model(): return 3", UsageError, "it returned int, not an nn.Module"),
         ("def model(): raise SystemExit", Missing, "calling it failed: SystemExit"),

@@ -332,6 +332,20 @@ class Products(nn.Module):
         return x.cumprod(1)
 
 
+class Data(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.data.abs().amax()
+
+
+def test_the_data_of_a_tensor_is_it_without_a_gradient() -> None:
+    """torch.export makes a constant of it, which it cannot write."""
+    forward, gradient = captured(Data())
+    x, cotangent = torch.randn(2, 3, 5, 8).unbind()
+    torch.testing.assert_close(forward.exported.module()(x), Data()(x))
+    found = gradient.exported.module()(x, cotangent)["grad/x"]
+    torch.testing.assert_close(found, cotangent / x.abs().amax())
+
+
 class Region(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]
@@ -346,7 +360,7 @@ class Region(nn.Module):
         (Fixed, "dimension 1 of input x comes out fixed at 16"),
         (Counting, "forward writes to calls"),
         (Overwriting, "forward writes to x"),
-        (Branching, "Could not guard on data-dependent expression"),
+        (Branching, "a size or a decision hangs on the values of a tensor"),
     ],
 )
 def test_what_is_no_program_is_refused_in_one_line(kind: type[nn.Module], reason: str) -> None:

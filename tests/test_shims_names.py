@@ -13,6 +13,8 @@ IMPORTED = {
     "selective_scan_cuda_oflex": "fwd bwd",
     "selective_scan_cuda_oflex_rh": "fwd bwd",
     "selective_scan_cuda_core": "fwd bwd",
+    "selective_scan": "selective_scan_fn selective_scan_ref SelectiveScanFn",
+    "rotary_emb": "apply_rotary",
     "Dwconv.dwconv_layer": "DepthwiseFunction DwConv2d",
     "MultiScaleDeformableAttention": "ms_deform_attn_forward ms_deform_attn_backward",
     "causal_conv1d_cuda": "causal_conv1d_fwd causal_conv1d_bwd causal_conv1d_update",

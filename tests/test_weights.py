@@ -51,6 +51,19 @@ def test_any_prefix_is_found(tensors: dict[str, Tensor], prefix: str) -> None:
     assert report.prefix == prefix.replace("_orig_mod.", "")
 
 
+def test_a_prefix_that_the_file_lacks_is_put_before(tensors: dict[str, Tensor]) -> None:
+    module = empty()
+    around = nn.Module()
+    around.net = nn.Module()
+    around.net.m = module
+    report = fit(around, tensors, "f")
+    assert_loaded(module, tensors)
+    assert (report.prefix, report.added) == ("", "net.m.")
+    assert report.notes()[0] == "net.m. was put before the weights' names"
+    with pytest.raises(Missing, match="missing"):
+        fit(around, {**tensors, "another": torch.ones(1)}, "f")
+
+
 def test_a_compiled_submodule_inserts_a_segment(tensors: dict[str, Tensor]) -> None:
     renamed = {n.replace("layer.", "layer._orig_mod."): t for n, t in tensors.items()}
     module = empty()

@@ -25,7 +25,7 @@ from fuseport.exporter.program.conditions import excluded
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.program.matching import Inseparable
-from fuseport.exporter.user_code import own_backward
+from fuseport.exporter.user_code import hint, own_backward
 
 __all__ = ["PROGRAMS", "capture", "tried"]
 
@@ -97,6 +97,8 @@ def _at(model: Model, inputs: Mapping[str, torch.Tensor], error: Exception) -> s
             f"at {at}: {one_line(error)}; its weights are {wanted}, its inputs {passed[0]}: give "
             f"inputs of {wanted}, or --dtype {passed[0]}"
         )
+    if hint(error) or isinstance(error, NameError | ImportError | NotImplementedError):
+        return f"at {at}: {one_line(error)}{hint(error)}"  # no shapes are to blame
     other = "if its inputs are of other shapes, give such examples"
     if model.given is None:
         other = "if its inputs are of other shapes: --input-shapes"

@@ -4,6 +4,7 @@ One layout is one module of `files` or `folders`, found there by `registry`.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,10 +123,25 @@ def _read_folder(path: Path) -> tuple[Content, list[Path]]:
         if found is not None:
             return found
     names = [file.name for file in path.iterdir()]
+    for sign, advice in _OTHER_FOLDERS.items():
+        if told := sorted(name for name in names if re.fullmatch(sign, name)):
+            raise CorruptInput(f"{show(path)}: no checkpoint folder: {show(told[0])} is {advice}")
     raise CorruptInput(
         f"{show(path)}: no checkpoint folder ({registry.nearest(registry.FOLDERS, names)});"
         " give such a folder, or the checkpoint file itself"
     )
+
+
+# What training writes that is no state dict yet, by a file that tells, and how to make one of it.
+_OTHER_FOLDERS = {
+    r"\.metadata|.*\.distcp": "of torch.distributed.checkpoint (FSDP and others); make one file "
+    "of it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE",
+    r"latest|zero_to_fp32\.py|(.*_optim|mp_rank_\d+_model)_states\.pt": "DeepSpeed's; make one "
+    "file of its parts by the script in it, python zero_to_fp32.py FOLDER FILE, or, without "
+    "ZeRO-3, give mp_rank_00_model_states.pt",
+    r"adapter_config\.json|adapter_model\.\w+": "an adapter of peft, without the model that it is "
+    "of; save both as one: model.merge_and_unload().save_pretrained(FOLDER)",
+}
 
 
 def _unreadable(path: Path, error: OSError) -> StorageError:

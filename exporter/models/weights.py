@@ -2,13 +2,15 @@
 
 The names may carry prefixes: the attribute that a Lightning module keeps its network under, the
 `module.` of data parallelism, the `_orig_mod.` of torch.compile. Which one is found by comparing
-with the module's own names; nothing else is guessed. Data parallelism around a part of the model
-puts `module.` into the middle of names: that goes where no name of the module itself has it.
+with the module's own names; nothing else is guessed. The module may have one that the file lacks,
+as a wrapper of one's own has around what was saved: it is put before all names then. Data
+parallelism around a part of the model puts `module.` into the middle of names: that goes where no
+name of the module itself has it.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -37,18 +39,22 @@ class FitReport:
         restored: tied parameters that the file has under another of their names only.
         left_out: names in the file beside the model's prefix (losses, metrics); not loaded.
         dtypes: how many of the loaded tensors are of each dtype, `float32` for example.
+        added: what was put before the file's names, with its last dot; "" if nothing.
     """
 
     prefix: str
     restored: tuple[str, ...]
     left_out: tuple[str, ...]
     dtypes: dict[str, int]
+    added: str = ""
 
     def notes(self) -> tuple[str, ...]:
         """What of this a user should know, a sentence each; nothing where all is plain."""
         notes = []
         if self.prefix:
             notes.append(f"the prefix {show(self.prefix)} was stripped from the weights' names")
+        if self.added:
+            notes.append(f"{show(self.added)} was put before the weights' names")
         if self.restored:
             notes.append(f"restored from the parameter it is tied to: {some(self.restored)}")
         if self.left_out:
@@ -92,6 +98,8 @@ def fit(
         if isinstance(value, Tensor)
     }
     prefix, given, left_out = _strip(tensors, own, source)
+    added = "" if given.keys() & own.keys() else _lacking(given, own)
+    given = {added + name: tensor for name, tensor in given.items()}
     # Files of before torch 0.4.1, and others' conversions, lack these counts, as torch allows.
     counts = [name for name in own if name.endswith("num_batches_tracked") and name not in given]
     given |= {name: torch.zeros((), dtype=own[name].dtype) for name in counts}
@@ -141,7 +149,15 @@ def fit(
         _keep(module, group, own[group[0]])
     restored = tuple(name for group in groups for name in group if name not in given)
     dtypes = Counter(_dtype(state[group[0]]) for group in groups)
-    return FitReport(prefix, restored, tuple(left_out), dict(dtypes.most_common()))
+    return FitReport(prefix, restored, tuple(left_out), dict(dtypes.most_common()), added)
+
+
+def _lacking(given: Iterable[str], own: Collection[str]) -> str:
+    """The prefix with which all names given are the module's; "" if there is none."""
+    names = list(given)
+    first = next(iter(own), "")
+    starts = (first[: i + 1] for i, character in enumerate(first) if character == ".")
+    return next((start for start in starts if all(start + name in own for name in names)), "")
 
 
 def _strip(

@@ -24,7 +24,7 @@ from torch._subclasses import fake_tensor
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.symbolic_shapes import DimConstraints
+from torch.fx.experimental.symbolic_shapes import DimConstraints, GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_leaves
 
 from fuseport.exporter.errors import ExportFailed
@@ -307,6 +307,8 @@ def failing_as(kind: Kind) -> Iterator[None]:
             str(error),
         )
         reason = one_line(error)
+        if isinstance(error, GuardOnDataDependentSymNode):
+            reason = "a size or a decision hangs on the values of a tensor"
         if fixed is not None:
             raise FixedDimension(kind, fixed[1], int(fixed[2]), int(fixed[3])) from error
         raise ExportFailed(f"the {kind} program cannot be captured: {reason}") from error

@@ -22,6 +22,7 @@ from fuseport.exporter.program._recurrent import recurrent
 
 __all__ = ["Symbolic", "not_negative", "orders_of_products", "quotient_of", "whole_quotients"]
 
+_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor of C
 _USUAL = 16  # a size of which nothing is known
 
 
@@ -31,6 +32,8 @@ class Symbolic(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.max_pool1d:
             return _max_pool1d(*args, **(kwargs or {}))
+        if func == _DATA:  # of which torch.export makes a constant that it cannot write
+            return args[0].detach()
         if func in (torch.take_along_dim, Tensor.take_along_dim):
             return _take_along_dim(*args, **(kwargs or {}))
         layers = recurrent(func, args, kwargs or {})

@@ -7,7 +7,9 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
@@ -16,10 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+import torch
+
 from fuseport.exporter import shims
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.interrupts import Interrupted
-from fuseport.exporter.program import one_line
+from fuseport.exporter.program import near, one_line
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.user_code.known_calls import advice
 
@@ -153,7 +157,7 @@ def _importing(said: str, folder: Path, file: Path | None = None) -> Iterator[No
         # The user's code can raise anything when imported, SystemExit too.
         absent = isinstance(error, ModuleNotFoundError)
         details = absent_imports(file or folder) if absent else ()
-        text = f"{said}: importing it failed: {one_line(error)}{hint(error)}"
+        text = f"{said}: importing it failed{_at(error)}: {one_line(error)}{hint(error)}"
         raise Missing(text, details) from error
 
 
@@ -161,6 +165,16 @@ def hint(error: BaseException) -> str:
     """What to do about a package that is missing, or a GPU; nothing for other errors."""
     if _is_of_no_gpu(error):
         return "; --shim auto leaves on the CPU what code moves to CUDA"
+    if place := _compiling(error):
+        return (
+            f"; {place} compiles an extension (torch.utils.cpp_extension), for which its sources "
+            "and a compiler have to be there: compute it by functions of torch, or make it an op "
+            "of your own (README, Ops of your own)"
+        )
+    if isinstance(error, NameError):
+        return _swallowed(error)
+    if type(error) is ImportError and _is_in_a_copy(error):
+        return "; --shim auto,mamba_ssm has fuseport's stand-in take the place of the whole copy"
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if name is None:
         return ""
@@ -168,6 +182,57 @@ def hint(error: BaseException) -> str:
     if root in shims.SHIMS:
         return "" if root != name else f"; fuseport has a stand-in for {root}: --shim auto"
     return f"; if it is a package, and not a file of yours: pip install {root}"
+
+
+def _at(error: BaseException) -> str:
+    """The line of Python's that failed, for a sentence; nothing where that is not known."""
+    frames = (f for f in traceback.extract_tb(error.__traceback__) if f.filename[:1] != "<")
+    places = [f for f in frames if not f.filename.startswith(_OURS)]
+    return f" at {near(places[-1].filename)}:{places[-1].lineno}" if places else ""
+
+
+_OURS = str(Path(__file__).parents[1])
+
+
+def _is_in_a_copy(error: BaseException) -> bool:
+    """Whether code failed that a repository has copied from mamba_ssm."""
+    frames = traceback.extract_tb(error.__traceback__)
+    files = (Path(frame.filename) for frame in frames if not frame.filename.startswith(_OURS))
+    return any("mamba_ssm" in file.parts for file in files)
+
+
+def _compiling(error: BaseException) -> str | None:
+    """Where code had torch compile an extension when it failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for caller, frame in itertools.pairwise(frames):
+        if frame.filename == _COMPILER != caller.filename:
+            return f"{Path(caller.filename).name}:{caller.lineno}"
+    return None
+
+
+_COMPILER = str(Path(torch.__file__).parent / "utils" / "cpp_extension.py")
+
+
+def _swallowed(error: NameError) -> str:
+    """The import that a name that is not there should have come from, if it failed in a `try`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not error.name:
+        return ""
+    file = Path(frames[-1].filename)
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    tries = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
+    for node in (each for part in tries for each in ast.walk(part)):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        bound = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        module = (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name) or ""
+        if error.name in bound and not _findable(module.partition(".")[0]):
+            what_to_do = advice(module, otherwise=f"pip install {module.partition('.')[0]}")
+            return f"; {file.name}:{node.lineno}: {module} is not installed; {what_to_do}"
+    return ""
 
 
 def _is_of_no_gpu(error: BaseException) -> bool:
@@ -214,12 +279,15 @@ def absent_imports(place: Path) -> list[str]:
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and module of each absolute import, but for those within `try` and functions."""
+    """Line and module of each absolute import, but for those within `try` and functions, and where
+    a file is run as a program."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
             yield node.lineno, node.module
+        elif isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
+            continue
         elif not isinstance(node, ast.Try | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _imports(node)
 
