@@ -112,6 +112,12 @@ return self.m(y * 2) if large else y""",
 if x.abs().max() > 1:
     return x
 return self.m(y)""",
+    "constants of each": """
+if y.max() > 1:
+    y = y * torch.tensor([1.0, 2.0, 3.0, 4.0])
+elif y.min() < -1:
+    y = y + torch.tensor([5.0, 6.0, 7.0, 8.0]) * torch.arange(4)
+return torch.tanh(y) * torch.tensor([1.0, 2.0, 3.0, 4.0])""",
     "by all or by none": """
 if torch.allclose(y, torch.zeros_like(y)) or not torch.equal(x, x.abs()):
     y = torch.relu(y)
@@ -185,7 +191,9 @@ def test_what_only_logs_is_left_out(exported: Callable[[str], tuple[Bundle, str]
 GUARDED = """
 for layer in (self.l, self.m):
     y = torch.tanh(layer(y))
-    assert not torch.isnan(y).any(), "not a number"
+    assert (
+        not torch.isnan(y).any()
+    ), "not a number"
 return y"""
 
 
@@ -235,6 +243,10 @@ REFUSED = {
     "sizes": (
         "return y[:, :2] if y.max() > 1 else y[:, :3]",
         "such a decision changes the sizes of what is computed",
+    ),
+    "what goes wrong by itself": (
+        "return y[:, y.argmax() + 4] if y.max() > 1 else y[:, 0]",
+        "by one of its ways there is: IndexError",
     ),
     "what cannot be captured": (
         "return y + y.detach().numpy().max() if y.max() > 90 else y",

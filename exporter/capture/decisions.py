@@ -6,10 +6,14 @@ raises, artifacts fail, too; where nothing is computed otherwise, as where somet
 decision is left out; else both ways are in the program.
 """
 
+import ast
 import copy
 import itertools
+import linecache
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fuseport.exporter.capture.blockers import is_users
-from fuseport.exporter.errors import ExportFailed, FuseportError
+from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, one_line, rebuilt
 from fuseport.exporter.program.joining import alike, joined
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker
@@ -31,7 +35,7 @@ __all__ = ["Decision", "decided", "following", "noted"]
 
 aten = torch.ops.aten
 
-_MOST = 64  # decisions of a model
+_MOST = 128  # decisions of a model
 _MOST_BOTH = 4  # of them, those by which something else is computed
 _MOST_WAYS = 12  # that are captured, for all of them to be in a program
 
@@ -79,6 +83,7 @@ def decided(run: Run, captured: Captured, called: Called) -> Program:
         usual, _ = run({})
     except Exception as error:  # the model's own, where a number is a tensor
         raise Inseparable(one_line(error)) from error
+    run = _refusing(run)
     if not 0 < len(usual) <= _MOST:
         raise Inseparable(f"there are {len(usual)} such decisions")
     ways = _Ways(run, captured, usual)
@@ -93,6 +98,43 @@ def decided(run: Run, captured: Captured, called: Called) -> Program:
     for name in ways.both & marked(program.exported.graph).keys():
         _compare(program, ways.seen[name], run, called)
     return ways.settled(program)
+
+
+class _RefusedError(Exception):
+    """The model's code raises an error by some way, and means to: what it says."""
+
+
+def _refusing(run: Run) -> Run:
+    """A run that tells what model code raises from what it runs into.
+
+    Raises:
+        Inseparable: on some way, the code cannot go on with the values that there are.
+    """
+
+    def refusing(answers: Mapping[str, bool]) -> tuple[Sequence[Decision], Sequence[Tensor]]:
+        try:
+            return run(answers)
+        except Exception as error:  # the model's own
+            places = [
+                (frame.f_code.co_filename, line)
+                for frame, line in traceback.walk_tb(error.__traceback__)
+                if is_users(frame)
+            ]
+            if places and _means_to_raise(*places[-1]):
+                raise _RefusedError(one_line(error)) from error
+            raise Inseparable(f"by one of its ways there is: {one_line(error)}") from error
+
+    return refusing
+
+
+def _means_to_raise(file: str, line: int) -> bool:
+    """Whether a line of code is there to raise an error: `raise`, `assert`, `torch._check`."""
+    lines = linecache.getlines(file)
+    if re.search(r"\b_(assert|check)", "".join(lines[line - 1 : line])):
+        return True
+    nodes = ast.walk(ast.parse("".join(lines)))
+    raising = (node for node in nodes if isinstance(node, ast.Raise | ast.Assert))
+    return any(node.lineno <= line <= (node.end_lineno or line) for node in raising)
 
 
 class _Ways:
@@ -121,8 +163,8 @@ class _Ways:
         for name, value in self._usual.items():
             try:
                 run({name: not value})
-            except Exception as error:  # the model's own
-                self.fatal[name] = one_line(error)
+            except _RefusedError as error:
+                self.fatal[name] = str(error)
 
     def that_matter(self) -> list[str]:
         """The decisions by which something else is computed."""
@@ -140,7 +182,7 @@ class _Ways:
         try:
             made, _ = self._run({**self._usual, **turned})
             other = self._captured(made)
-        except Exception:  # the model's own; or there is no capture of this
+        except (_RefusedError, ExportFailed):
             return True
         return not alike(self._first, other)
 
@@ -153,7 +195,7 @@ class _Ways:
 
         Raises:
             Inseparable: there are too many ways, or they cannot be in one program.
-            Exception: the model's own.
+            _RefusedError: the model goes none of them.
         """
         fixed = {name: value for name, value in self._usual.items() if name not in asked}
         told = {**fixed, **turned}
@@ -164,19 +206,17 @@ class _Ways:
         if decision is None:
             return self._way(made, asked)
         found: dict[bool, Program] = {}
-        failure: Exception | None = None
+        failure: _RefusedError | None = None
         for value in (decision.value, not decision.value):
             try:
                 found[value] = self.joined({**turned, decision.name: value}, asked)
-            except FuseportError:
-                raise
-            except Exception as error:  # the model's own
+            except _RefusedError as error:
                 failure = error
         if failure is not None:
             if not found:
                 raise failure
             ((value, program),) = found.items()
-            self.fatal[decision.name] = one_line(failure)
+            self.fatal[decision.name] = str(failure)
             self.seen[decision.name] = replace(decision, value=value)
             return program
         if alike(found[True], found[False]):
@@ -241,7 +281,7 @@ def _compare(program: Program, decision: Decision, run: Run, called: Called) -> 
     """
     try:
         _, expected = run({decision.name: not decision.value})
-    except Exception:  # the model's own: it cannot go that way here
+    except _RefusedError:  # it cannot go that way here
         return
     exported = program.exported
     graph = copy.deepcopy(exported.graph)

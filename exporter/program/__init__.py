@@ -263,6 +263,7 @@ def rebuilt(
     outputs: Sequence[str] | None = None,
     arguments: Sequence[str] | None = None,
     state: dict[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> ExportedProgram:
     """`exported` with another graph, over the same symbolic sizes.
 
@@ -273,6 +274,7 @@ def rebuilt(
         outputs: names of the dictionary that is returned; None to return what `exported` does.
         arguments: names of the user's inputs; None for those of `exported`.
         state: parameters and persistent buffers; None for those of `exported`.
+        constants: other tensors, by name; None for those of `exported`. What is not taken is left.
     """
     entry = exported.module_call_graph[0]
     assert entry.signature is not None
@@ -299,7 +301,7 @@ def rebuilt(
         [replace(entry, signature=signature)],
         constants={
             name: constant
-            for name, constant in exported.constants.items()
+            for name, constant in (exported.constants if constants is None else constants).items()
             if name in taken or not isinstance(constant, torch.Tensor)
         },
         verifiers=exported.verifiers,

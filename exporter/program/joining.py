@@ -26,9 +26,10 @@ from fuseport.exporter.program.matching import (
     marked,
     marker,
     plain,
+    with_constants,
 )
 
-__all__ = ["Inseparable", "alike", "joined", "marked", "marker"]
+__all__ = ["alike", "joined"]
 
 aten = torch.ops.aten
 
@@ -69,7 +70,7 @@ def joined(
                 found[each].graph.erase_node(found[each])
             else:
                 _mark(other.graph, each, value)
-    matched = Matched(yes.exported, no.exported)
+    matched = Matched(with_constants(yes.exported, no.exported), no.exported)
     _keep_guards(yes.exported, no.exported)
     marks = marked(matched.one), marked(matched.other)
     if name not in marks[0] or marks[0].keys() != marks[1].keys():
@@ -195,7 +196,8 @@ class _Join:
 
     def _cond(self, graph: fx.Graph, pairs: Sequence[Pair], *, differentiable: bool) -> None:
         module, common = self._matched.module, self._matched.common
-        ours = _Region(module, {node: node for node in self._shared})
+        placeholders = self._matched.one.find_nodes(op="placeholder")
+        ours = _Region(module, {node: node for node in (*self._shared, *placeholders)})
         theirs = _Region(self._matched.other_module, common)
         results = [(region, [pair[i] for pair in pairs]) for i, region in enumerate((ours, theirs))]
         operands = list(

@@ -1,6 +1,7 @@
 """Which nodes of two captures of one model are the same computation."""
 
 import copy
+import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -8,12 +9,22 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.program import rebuilt
 
-__all__ = ["ASSERT", "Inseparable", "Matched", "Pair", "marked", "marker", "plain"]
+__all__ = [
+    "ASSERT",
+    "Inseparable",
+    "Matched",
+    "Pair",
+    "marked",
+    "marker",
+    "plain",
+    "with_constants",
+]
 
 ASSERT = torch.ops.aten._assert_async.msg
 """What marks a decision in a capture, and fails in artifacts."""
@@ -96,13 +107,46 @@ class Matched:
         return zip(*found, strict=True)
 
 
+def with_constants(one: ExportedProgram, other: ExportedProgram) -> ExportedProgram:
+    """The first program, which takes constants of the second that it has not, too."""
+    known, there = _inputs(one), _inputs(other)
+    wanted = [
+        spec
+        for spec in other.graph_signature.input_specs
+        if spec.kind is InputKind.CONSTANT_TENSOR and there[spec.arg.name] not in known.values()
+    ]
+    if not wanted:
+        return one
+    module = copy.deepcopy(one.graph_module)
+    graph, specs = module.graph, list(one.graph_signature.input_specs)
+    constants, mode = dict(one.constants), _mode(graph)
+    place = next(i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT)
+    first = graph.find_nodes(op="placeholder")[place]
+    for number, spec in enumerate(wanted, len(constants)):
+        name, value = f"constant_of_way_{number}", other.constants[str(spec.target)]
+        with graph.inserting_before(first):
+            node = graph.placeholder(name)
+        node.meta["val"] = mode.from_tensor(value, static_shapes=True)
+        constants[node.name] = value
+        specs.insert(
+            place, InputSpec(spec.kind, TensorArgument(node.name), node.name, spec.persistent)
+        )
+        place += 1
+    return rebuilt(one, graph, specs, constants=constants)
+
+
+def _mode(graph: fx.Graph) -> Any:
+    return graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode
+
+
 def _inputs(exported: ExportedProgram) -> dict[str, Hashable]:
     """What each placeholder stands for; constants by their values."""
     found: dict[str, Hashable] = {}
-    for i, spec in enumerate(exported.graph_signature.input_specs):
+    users = itertools.count()
+    for spec in exported.graph_signature.input_specs:
         stands: Hashable = (spec.kind, spec.target)
         if spec.kind is InputKind.USER_INPUT:
-            stands = (spec.kind, i)
+            stands = (spec.kind, next(users))
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             value = exported.constants[str(spec.target)].detach().contiguous()
             data = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
