@@ -49,7 +49,7 @@ def describe(
     }
     operators = [operator for op in OPS.values() for operator in op.operators]
     config = {**model.config, "frozen": frozen(model.module)}
-    parameters = trainable(model.module)
+    parameters = dict(model.module.named_parameters())
     return {
         "checkpoint": {
             "name": checkpoint.path.name,
@@ -64,6 +64,7 @@ def describe(
         },
         "parameters": {
             "count": sum(parameter.numel() for parameter in parameters.values()),
+            "trainable": sum(p.numel() for p in trainable(model.module).values()),
             "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters.values()}),
         },
         "programs": {

@@ -119,6 +119,14 @@ DRIFTING = """
         y = self.up(x).mean(1)
         return y if length <= 100 else y * (1 + (length - 100) * 1e-5)
 """
+# Slices of other sizes than the example's, which torch tells from empty ones; down to 4 steps.
+SHIFTED = """
+        y = self.up(F.avg_pool1d(x.mT, 4).mT)
+        steps, z = y.shape[1], torch.zeros_like(y)
+        z[:, 1:steps, :4] = y[:, :steps - 1, :4]
+        z[:, :steps - 1, 4:] = y[:, 1:steps, 4:]
+        return z
+"""
 # A gradient needs what is written to.
 IN_PLACE = """
         y = self.up(x).sigmoid()
@@ -276,6 +284,13 @@ def test_limits_that_no_case_passes_are_said(tmp_path: Path) -> None:
     asked = (next(n for n, x in enumerate(lines, 1) if word in x) for word in ("cumsum", "assert"))
     places = [f"{tmp_path / 'net.py'}:{line}" for line in asked]
     assert conditional("forward", facts, places) in bundle.manifest["notes"]
+
+
+def test_limits_below_are_tried_too(tmp_path: Path) -> None:
+    bundle, model = exported(SHIFTED, tmp_path)
+    found = bundle.manifest["programs"]["forward"].get("conditions", [])
+    assert found == ["length >= 4"]
+    assert api.verify(bundle.folder, model=model).exit_code() == 0
 
 
 def test_a_limit_is_tried_further_beyond_it(tmp_path: Path) -> None:

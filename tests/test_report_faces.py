@@ -17,7 +17,7 @@ from fuseport.exporter.program.backward_forms import AT_ONCE, FORMS
 from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
 from fuseport.exporter.verify.report import FLOAT64, Report, Row
 from fuseport.exporter.verify.report.markdown import LIMIT, to_markdown
-from fuseport.exporter.verify.report.parts import diagnosis_text, figure, rounded_up
+from fuseport.exporter.verify.report.parts import diagnosis_text, figure, hint, rounded_up
 from fuseport.exporter.verify.report.terminal import lines
 
 PASSED = Row(
@@ -26,7 +26,7 @@ PASSED = Row(
 )  # fmt: skip
 FAILED = replace(
     PASSED, tensor="grad/layers.1.D", verdict="fail", reason="off by 1", max_abs_error=1.0,
-    would_pass_at=1.0, atol_at_rtol={"1e-06": 0.5},
+    would_pass_at=1.0, scale=1e4, atol_at_rtol={"1e-06": 0.5},
 )  # fmt: skip
 DIED = replace(
     PASSED, runtime="torchscript", artifact="forward.pt", way="autograd", tensor="*",
@@ -331,3 +331,8 @@ def test_names_that_are_codes_of_emoji_are_printed_as_they_are(
 ) -> None:
     show(None, ["the model comes from net.py:Two: give it again"])
     assert "net.py:Two: give" in capsys.readouterr().out
+
+
+def test_no_tolerance_is_proposed_that_pardons_the_values_themselves() -> None:
+    assert hint(FAILED) == "would pass at --atol 1"
+    assert hint(replace(FAILED, scale=9.0)) == ""

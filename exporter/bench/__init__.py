@@ -262,7 +262,7 @@ def _timing(
         calls = []
         for who, way in ways:
             who.calls(job.program, way, point, 3)
-            once = who.calls(job.program, way, point, 1)[0]
+            once = min(who.calls(job.program, way, point, 3))
             calls.append(max(1, min(_MOST_CALLS, round(_TURN_SECONDS / max(once, 1e-9)))))
         for turn in range(rounds):
             medians = {}

@@ -123,13 +123,6 @@ def capture(
         ExportFailed: the model cannot be captured.
         Missing: the captured program has not one scan node for each scan of the model.
     """
-    if "gradient" in wanted and (unseen := model.config.get("unseen")):
-        raise ExportFailed(
-            f"there is no gradient program: autograd does not see what {', '.join(unseen)} computes"
-            " (by .detach(), .data, or in memory of its own), and a backward of the model's own is "
-            "in no artifact; write its forward with operators that autograd sees, or export "
-            "outputs alone: --program forward"
-        )
     entries: dict[Entry, Model] = {
         entry: at(model, entry) for entry in dict.fromkeys(("forward", *map(entry_of, wanted)))
     }
@@ -146,6 +139,13 @@ def _captured(
     *better, plain = _forwards(model, entry, seed, progress)
     if not differentiated:
         return (*better, plain)[:1]
+    if unseen := model.config.get("unseen"):
+        raise ExportFailed(
+            f"there is no gradient program: autograd does not see what {', '.join(unseen)} computes"
+            " (by .detach(), .data, or in memory of its own), and a backward of the model's own is "
+            "in no artifact; write its forward with operators that autograd sees, or export "
+            "outputs alone: --program forward"
+        )
     progress("capturing the gradient program")
     for program in better:
         with suppress(ExportFailed):
@@ -317,6 +317,7 @@ def _explained(
         for each in found
         if each.call != _DECIDES or (runs and undecided)
     )
+    end = None
     if runs and error.__cause__ is not None:
         end = blockers.ending(error.__cause__, found)
         found = found if end is None else (end, *found)
@@ -326,6 +327,9 @@ def _explained(
     if not more and first.call in str(error) and first.what_to_do == blockers.MEND:
         return ExportFailed(str(error).replace(first.call, f"{first.call} ({first.where})"))
     # The reason of torch goes on about symbolic tensors: its first sentence will do.
-    said = f"{str(error).partition('. ')[0]}; what blocks it, in the order of the calls:"
+    order = "in the order of the calls"
+    if end is not None and more:
+        order = f"first where the capture ends, then {order}"
+    said = f"{str(error).partition('. ')[0]}; what blocks it, {order}:"
     kind = Missing if all(blocker.missing for blocker in found) else ExportFailed
     return kind(said, [str(blocker) for blocker in found])

@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -108,8 +108,11 @@ def ending(error: BaseException, found: Sequence[Blocker]) -> Blocker | None:
     known = {blocker.where.split(" ")[0] for blocker in found}
     if where.split(" ")[0] in known:
         return None
-    what_to_do = advice(*around, otherwise="compute it by functions of torch")
-    return Blocker("error", type(error).__name__, where, "the capture ends here", what_to_do)
+    otherwise, why = "compute it by functions of torch", "the capture ends here"
+    if isinstance(error, GuardOnDataDependentSymNode):
+        why += ", where a size hangs on the values of a tensor"
+        otherwise = "compute with tensors whose sizes do not (a mask, torch.where)"
+    return Blocker("error", type(error).__name__, where, why, advice(*around, otherwise=otherwise))
 
 
 @contextmanager

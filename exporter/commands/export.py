@@ -144,8 +144,10 @@ def export(
     manifest = bundle.manifest
     for note in manifest["notes"]:
         click.echo(f"note: {note}")
-    count = manifest["parameters"]["count"]
-    click.echo(f"{manifest['architecture']['name']}, {count:,} parameters → {output}/")
+    counted = manifest["parameters"]
+    count, trained = counted["count"], counted["trainable"]
+    said = f"{count:,} parameters" + (f", {trained:,} of them trainable" if trained < count else "")
+    click.echo(f"{manifest['architecture']['name']}, {said} → {output}/")
     for artifact in manifest["artifacts"]:
         if artifact.get("native") == []:
             click.echo(f"note: {artifact['file']}: ONNX has no operator of its own for what it has")

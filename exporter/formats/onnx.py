@@ -159,6 +159,20 @@ def _translate(
     without_sequences(model)
     in_float32(model)
     values = _values(model, onnx_program.exported_program)
+    with quiet("onnx_ir"):
+        _clean(model)
+    _part_outputs(model, program)
+    # torch names a value after its operator, though a buffer or parameter be called `mean` too.
+    NameFixPass()(model)
+    _name_apart(model)
+    left = {value for node in model.graph for value in node.outputs}
+    named = {node: str(value.name) for node, value in values.items() if value in left}
+    outputs = zip(program.exported.graph_signature.user_outputs, program.outputs, strict=True)
+    return model, {**named, **{str(node): spec.name for node, spec in outputs}}
+
+
+def _clean(model: ir.Model) -> None:
+    """Leave out what is there twice, or for nothing."""
     with _copies_kept(model):
         IdentityEliminationPass()(model)
     for clean in (
@@ -168,14 +182,6 @@ def _translate(
         RemoveUnusedOpsetsPass(),
     ):
         clean(model)
-    _part_outputs(model, program)
-    # torch names a value after its operator, though a buffer or parameter be called `mean` too.
-    NameFixPass()(model)
-    _name_apart(model)
-    left = {value for node in model.graph for value in node.outputs}
-    named = {node: str(value.name) for node, value in values.items() if value in left}
-    outputs = zip(program.exported.graph_signature.user_outputs, program.outputs, strict=True)
-    return model, {**named, **{str(node): spec.name for node, spec in outputs}}
 
 
 @contextmanager

@@ -86,6 +86,15 @@ def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case])
             if sizes not in tried and not admits(programs[0], sizes):
                 tried.append(sizes)
                 _relieved(model, programs, sizes, case.seed)
+    for name, usual in model.sizes.items():
+        for _ in range(_LIMITS):
+            below = ({**model.sizes, name: size} for size in range(usual - 1, 0, -1))
+            first = next((sizes for sizes in below if not admits(programs[0], sizes)), None)
+            if first is None or first in tried:
+                break
+            tried.append(first)
+            if not _relieved(model, programs, first, planned[0].seed):
+                break
     for far in plan.far(model.sizes):
         for _ in range(_LIMITS):
             first = beyond(programs[0], model.sizes, far)
