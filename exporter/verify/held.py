@@ -21,6 +21,7 @@ from fuseport.exporter.program.conditions import (
     violated,
 )
 from fuseport.exporter.program.refusing import seen
+from fuseport.exporter.program.rounding import close
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import plan
 from fuseport.exporter.verify.plan import Case
@@ -168,17 +169,6 @@ def _same(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], s
             for name, value in expected.items()
             if value is not None and (program.kind == "gradient" or not name.startswith("grad/"))
         }
-        if got.keys() != wanted.keys() or not all(_close(got[n], wanted[n], largest) for n in got):
+        if got.keys() != wanted.keys() or not all(close(got[n], wanted[n], largest) for n in got):
             return False
     return True
-
-
-def _close(found: Tensor, wanted: Tensor, largest: float) -> bool:
-    """Whether two are the same but for rounding, also where sums of larger values cancel."""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return False
-    if not found.is_floating_point() or not found.numel():
-        return torch.equal(found, wanted)
-    eps = torch.finfo(found.dtype).eps
-    within = eps**0.5 * wanted.abs().max() + 256 * eps * largest
-    return bool(((found - wanted).abs() <= within).all())

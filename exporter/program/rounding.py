@@ -1,0 +1,27 @@
+"""Whether two computations of one thing differ by rounding alone, as far as that can be told."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["close"]
+
+
+def close(found: Tensor, wanted: Tensor, largest: float) -> bool:
+    """Whether two are the same but for rounding, also where sums of larger values cancel.
+
+    What is no number, or infinite, is so in both.
+
+    Args:
+        found: by the one.
+        wanted: by the other.
+        largest: value that there is in what was computed together with them.
+    """
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if not found.is_floating_point() or not found.numel():
+        return torch.equal(found, wanted)
+    eps = torch.finfo(found.dtype).eps
+    finite = wanted[wanted.isfinite()].abs()
+    within = eps**0.5 * float(finite.max() if finite.numel() else 0.0) + 256 * eps * largest
+    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    return bool((same | ((found - wanted).abs() <= within)).all())
