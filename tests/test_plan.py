@@ -13,7 +13,7 @@ from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import Kind
 from fuseport.exporter.program.conditions import in_words, summarised
-from fuseport.exporter.verify import held
+from fuseport.exporter.program.rounding import close
 from fuseport.exporter.verify.plan import admitted, cases, conditional, ungraded
 
 SIZES = {"batch": 2, "length": 16}
@@ -333,6 +333,10 @@ def test_gradients_that_there_are_none_of_are_told() -> None:
 def test_sizes_hold_where_a_gradient_is_zero_but_for_rounding() -> None:
     """As a bias before a norm, of VMRNN at batch 1, beside gradients of 17."""
     rounded, otherwise = torch.tensor([5e-5, -3e-5]), torch.tensor([-1e-5, 2e-5])
-    assert held._close(rounded, otherwise, 17.0)
-    assert not held._close(rounded, otherwise, 1.0)
-    assert not held._close(rounded + 1e-3, otherwise, 17.0)
+    assert close(rounded, otherwise, 17.0)
+    assert not close(rounded, otherwise, 1.0)
+    assert not close(rounded + 1e-3, otherwise, 17.0)
+    none = torch.tensor([float("nan"), float("inf"), 1.0])
+    assert close(none, none.clone(), 0.0)
+    assert not close(none, torch.tensor([float("nan"), 2.0, 1.0]), 0.0)
+    assert not close(none, none.nan_to_num(), 0.0)
