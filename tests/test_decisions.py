@@ -112,6 +112,14 @@ return self.m(y * 2) if large else y""",
 if x.abs().max() > 1:
     return x
 return self.m(y)""",
+    "something is logged by one": """
+if y.max() > 1:
+    y = self.m(y)
+else:
+    if y.min() < -9:
+        logging.warning("low")
+    y = -y
+return torch.tanh(y)""",
     "constants of each": """
 if y.max() > 1:
     y = y * torch.tensor([1.0, 2.0, 3.0, 4.0])
