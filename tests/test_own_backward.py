@@ -265,7 +265,14 @@ def test_what_autograd_does_not_see_has_no_gradient_program(
 
 
 @pytest.mark.parametrize(
-    "parts", ["x.chunk(2, -1)", "torch.split(x, 4, dim=-1)", "x.unflatten(-1, (2, 4)).unbind(-2)"]
+    "parts",
+    [
+        "x.chunk(2, -1)",
+        "torch.split(x, 4, dim=-1)",
+        "torch.chunk(input=x, chunks=2, dim=-1)",
+        "torch.split(tensor=x, split_size_or_sections=4, dim=-1)",
+        "x.unflatten(-1, (2, 4)).unbind(-2)",
+    ],
 )
 def test_a_forward_may_write_into_parts(
     parts: str, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]

@@ -9,6 +9,7 @@ from torch import nn
 
 from fuseport.exporter import models, shims
 from fuseport.exporter.capture import blockers, decisions, integers
+from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable
 from fuseport.exporter.models.model import Model, at, examples
@@ -27,7 +28,7 @@ from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.program.matching import Inseparable
 from fuseport.exporter.user_code import hint, own_backward
 
-__all__ = ["PROGRAMS", "capture", "tried"]
+__all__ = ["PROGRAMS", "capture", "tried", "went"]
 
 PROGRAMS: tuple[Kind, ...] = ("forward", "gradient")
 """What is exported unasked."""
@@ -66,11 +67,15 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
         raise ExportFailed(f"the model returns no tensor, but a {type(result).__name__}")
     used = sorted({*model.config["shims"], *late})
     config = {**model.config, "functions": list(functions), "shims": used}
-    notes: list[str] = []
     for kind in ("unseen", "wrong"):
         if names := [name for name, verdict in functions.items() if verdict == kind]:
             config[kind] = names
-            notes += [_OTHER_BACKWARD.format(", ".join(names))] if kind == "wrong" else []
+    notes: list[str] = []
+    if "wrong" in config:
+        notes.append(
+            f"the model's own backward of {', '.join(config['wrong'])} is not the gradient of its "
+            "forward, which artifacts have: they train otherwise than the model does"
+        )
     if late:
         names = sorted(late)
         notes.append(
@@ -78,12 +83,6 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
             "see fuseport.shims"
         )
     return replace(model, config=config), tuple(notes)
-
-
-_OTHER_BACKWARD = (
-    "the model's own backward of {} is not the gradient of its forward, which artifacts have: they "
-    "train otherwise than the model does"
-)
 
 
 def _at(model: Model, inputs: Mapping[str, torch.Tensor], error: Exception) -> str:
@@ -97,8 +96,9 @@ def _at(model: Model, inputs: Mapping[str, torch.Tensor], error: Exception) -> s
             f"at {at}: {one_line(error)}; its weights are {wanted}, its inputs {passed[0]}: give "
             f"inputs of {wanted}, or --dtype {passed[0]}"
         )
-    if hint(error) or isinstance(error, NameError | ImportError | NotImplementedError):
-        return f"at {at}: {one_line(error)}{hint(error)}"  # no shapes are to blame
+    what_to_do = hint(error)
+    if what_to_do or isinstance(error, NameError | ImportError | NotImplementedError):
+        return f"at {at}: {one_line(error)}{what_to_do}"  # no shapes are to blame
     other = "if its inputs are of other shapes, give such examples"
     if model.given is None:
         other = "if its inputs are of other shapes: --input-shapes"
@@ -190,6 +190,24 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
     raise explained from (failure.__cause__ if explained is failure else failure)
 
 
+def went(
+    model: Model, inputs: Mapping[str, torch.Tensor], answers: Mapping[str, bool]
+) -> tuple[list[Decision], list[torch.Tensor]]:
+    """The decisions by values that a model makes, some of which come out as told, and its outputs.
+
+    What the call keeps in the model is not in it afterwards.
+    """
+    with (
+        as_now(model.module),
+        model.fused(),
+        torch.no_grad(),
+        own_backward.inlined(),
+        decisions.noted(answers) as made,
+    ):
+        result = model.module.forward(*inputs.values())
+    return made, list(named_outputs(result, model.outputs, inputs).values())
+
+
 def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> Program:
     """The program of an entry whose code decides by values.
 
@@ -198,20 +216,10 @@ def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> 
         ExportFailed: it cannot be captured for other reasons.
     """
 
-    def run(
-        answers: Mapping[str, bool],
-    ) -> tuple[Sequence[decisions.Decision], list[torch.Tensor]]:
-        with (
-            as_now(model.module),
-            model.fused(),
-            torch.no_grad(),
-            own_backward.inlined(),
-            decisions.noted(answers) as made,
-        ):
-            result = model.module.forward(*inputs.values())
-        return made, list(named_outputs(result, model.outputs, inputs).values())
+    def run(answers: Mapping[str, bool]) -> tuple[Sequence[Decision], list[torch.Tensor]]:
+        return went(model, inputs, answers)
 
-    def captured(made: Sequence[decisions.Decision]) -> Program:
+    def captured(made: Sequence[Decision]) -> Program:
         return _forward(model, inputs, entry, as_now, decisions.following(made))
 
     def called(program: Program) -> list[torch.Tensor]:

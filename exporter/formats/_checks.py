@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 from fuseport.exporter.program import Program, rebuilt
 from fuseport.exporter.program._arithmetic import Step
+from fuseport.exporter.program.matching import ASSERT
 from fuseport.exporter.program.refusing import requirement, verdicts
 
 __all__ = ["refuse", "refuse_values", "returning_conditions"]
@@ -82,13 +83,12 @@ def returning_conditions(exported: ExportedProgram) -> tuple[ExportedProgram, li
     Returns:
         The program, and the message of each assertion.
     """
-    assertion = torch.ops.aten._assert_async.msg
-    if not exported.graph.find_nodes(op="call_function", target=assertion):
+    if not exported.graph.find_nodes(op="call_function", target=ASSERT):
         return exported, []
     graph = copy.deepcopy(exported.graph)
     output, messages = graph.output_node(), []
     results: Any = output.args[0]
-    for node in graph.find_nodes(op="call_function", target=assertion):
+    for node in graph.find_nodes(op="call_function", target=ASSERT):
         condition, said = node.args
         with graph.inserting_before(node):
             held = graph.call_function(torch.ops.aten.clone.default, (condition,))

@@ -21,6 +21,7 @@ from torch._ops import HigherOrderOperator
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
 from fuseport.exporter.program import Program, argument_names, module_tree, one_line
+from fuseport.exporter.program.matching import ASSERT
 from fuseport.exporter.program.refusing import requirement, verdicts
 
 __all__ = ["DEFAULT", "SUFFIX", "source", "write"]
@@ -189,7 +190,7 @@ def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> I
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and target._schema.name in _ASSERTIONS:
             continue
-        if target is torch.ops.aten._assert_async.msg:
+        if target is ASSERT:
             yield f"    assert bool({_value(node.args[0], values)}), {node.args[1]!r}"
             continue
         # A node may be called like something the source needs, or like an argument.

@@ -25,6 +25,7 @@ from fuseport.exporter.program.matching import (
     Pair,
     marked,
     marker,
+    mode_of,
     plain,
     with_constants,
 )
@@ -85,7 +86,7 @@ def _mark(graph: fx.Graph, name: str, value: bool) -> None:
     output = graph.output_node()
     with graph.inserting_before(output):
         always = graph.call_function(aten.full.default, ([], value), {"dtype": torch.bool})
-        _evaluate(always, graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode)
+        _evaluate(always, mode_of(graph))
         graph.call_function(ASSERT, (always, marker(name)))
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "Pair",
     "marked",
     "marker",
+    "mode_of",
     "plain",
     "with_constants",
 ]
@@ -119,7 +120,7 @@ def with_constants(one: ExportedProgram, other: ExportedProgram) -> ExportedProg
         return one
     module = copy.deepcopy(one.graph_module)
     graph, specs = module.graph, list(one.graph_signature.input_specs)
-    constants, mode = dict(one.constants), _mode(graph)
+    constants, mode = dict(one.constants), mode_of(graph)
     place = next(i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT)
     first = graph.find_nodes(op="placeholder")[place]
     for number, spec in enumerate(wanted, len(constants)):
@@ -135,7 +136,8 @@ def with_constants(one: ExportedProgram, other: ExportedProgram) -> ExportedProg
     return rebuilt(one, graph, specs, constants=constants)
 
 
-def _mode(graph: fx.Graph) -> Any:
+def mode_of(graph: fx.Graph) -> Any:
+    """The mode of the fakes that a graph is over."""
     return graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode
 
 

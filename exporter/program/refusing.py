@@ -15,13 +15,14 @@ from torch.export import ExportedProgram
 from fuseport.exporter.program import Program, rebuilt
 from fuseport.exporter.program._arithmetic import Step, computed, of_integers
 from fuseport.exporter.program.conditions import needed, summarised
+from fuseport.exporter.program.matching import ASSERT
 
 __all__ = ["HOLDS", "checked", "checks", "requirement", "seen", "verdicts"]
 
 HOLDS = "the program holds only where"
 """As messages of artifacts begin, and in ONNX the names of nodes that check."""
 
-_ASSERTIONS = torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg
+_ASSERTIONS = torch.ops.aten._assert_scalar.default, ASSERT
 
 T = TypeVar("T")
 Conditions = tuple[sympy.Basic, ...]

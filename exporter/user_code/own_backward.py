@@ -130,9 +130,10 @@ class _SingleViews(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func not in _PARTING or not isinstance(args[0], Tensor):
+        if func not in _PARTING:
             return result
-        whole, dim = args[0], _dimension(func, args, kwargs or {}) % args[0].dim()
+        whole: Tensor = args[0] if args else kwargs["input" if "input" in kwargs else "tensor"]
+        dim = _dimension(func, args, kwargs or {}) % whole.dim()
         if func in (torch.unbind, Tensor.unbind):
             return tuple(whole.select(dim, i) for i in range(len(result)))
         begins = itertools.accumulate((part.shape[dim] for part in result), initial=0)

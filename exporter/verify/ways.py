@@ -4,10 +4,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from safetensors import safe_open
 
-from fuseport.exporter.capture import decisions
+from fuseport.exporter.capture import went
 from fuseport.exporter.models.model import Model, at
 from fuseport.exporter.program import entry_of
 from fuseport.exporter.verify.sample import Sample
@@ -50,9 +49,8 @@ def _came(model: Model, samples: Sequence[Sample]) -> dict[str, set[bool]]:
         if sample.refused is not None:
             continue
         with safe_open(sample.file, "pt") as file:
-            inputs = [file.get_tensor(f"input/{spec.name}") for spec in model.inputs]
-        with torch.no_grad(), decisions.noted({}) as made:
-            model.module.forward(*inputs)
+            inputs = {spec.name: file.get_tensor(f"input/{spec.name}") for spec in model.inputs}
+        made, _ = went(model, inputs, {})
         for decision in made:
             found[decision.place].add(decision.value)
     return found

@@ -100,9 +100,6 @@ def way(name: str) -> str:
     return "" if name == "run" else f", {name}"
 
 
-_PARDONABLE = 0.1  # of the truth's largest value
-
-
 def located(row: Row) -> str:
     """Where a row is: runtime, artifact, program, case and tensor, those that it speaks of."""
     by = "*" if row.way == "run" else f"by {row.way}"
@@ -142,6 +139,9 @@ def figure(value: float | None) -> str:
     if value < 10:
         return f"{value:.2f}"
     return f"{value:,.0f}" if value < 99_999 else f"{value:.1e}"
+
+
+_PARDONABLE = 0.1  # of the truth's largest value
 
 
 def hint(row: Row) -> str:
