@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from fuseport.exporter import api
 from fuseport.exporter.bundle import Bundle
+from fuseport.exporter.capture import decisions
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.program import Program
 from fuseport.exporter.program.refusing import HOLDS, checks
 from fuseport.exporter.verify.mutants.onnx_edits import EDITS, sites
 
@@ -271,6 +273,24 @@ def test_what_is_refused_and_why(
         exported(body)
     (told,) = (line for line in raised.value.details if "Tensor.__bool__" in line)
     assert re.search(rf"net\.py:12: .*{reason}", told)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_program_of_one_way_alone_is_no_program(
+    kept: bool,
+    exported: Callable[[str], tuple[Bundle, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where joining were wrong, the model that is made to go the other way would tell."""
+
+    def one(name: str, yes: Program, no: Program, others: object) -> Program:
+        return yes if kept else no
+
+    monkeypatch.setattr(decisions, "joined", one)
+    body = f"return self.m(y) if {'y.max() < 90' if kept else 'y.max() > 90'} else -y"
+    with pytest.raises(ExportFailed) as raised:
+        exported(body)
+    assert "a program gives something else than the model" in "\n".join(raised.value.details)
 
 
 def test_what_else_blocks_is_told_alone(exported: Callable[[str], tuple[Bundle, str]]) -> None:
