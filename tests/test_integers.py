@@ -1,4 +1,4 @@
-"""Model code that makes numbers of sizes by `int`, which a capture would take for good."""
+"""Model code that makes numbers of sizes by `int` and `len`, taken for good."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -110,6 +110,34 @@ class Net(torch.nn.Module):
         kept = -(-length // 3) + int(math.ceil(length / 2 + 1)) - math.floor(length / 2 - 1) - 2
         return self.a(x)[:, :kept] * ((1 - length) // 4)
 """
+
+
+COUNTED = """
+import torch
+
+def many(parts):
+    return len(parts)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        assert many([x, x]) == 2 and len("abc") == 3 and not len(torch.ones(0, 3))
+        rows = x.flatten(0, 1)
+        return self.a(rows).reshape(len(x), len(rows) // len(x), 8) / many(x.mT[0].mT)
+"""
+
+
+def test_the_length_of_a_tensor_stays_dynamic(tmp_path: Path, saved_with: Saved) -> None:
+    checkpoint, model = saved_with(COUNTED, a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,length,8]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format="onnx")
+    assert "conditions" not in bundle.manifest["programs"]["forward"]
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+    assert {"odd, transposed", "past a chunk, sliced"} <= {row.case for row in report.results}
 
 
 def test_quotients_of_sizes_are_rounded_as_python_does(tmp_path: Path, saved_with: Saved) -> None:

@@ -54,6 +54,19 @@ class Ordered(nn.Module):
         return rows + first + torch.take_along_dim(x, order.reshape(-1)[:1])
 
 
+class Listed(nn.Module):
+    """As the transformers of Deformable DETR: sizes of maps, and reference points on them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length = x.shape[:2]
+        assert torch.equal(torch.tensor([1, 2.5]), torch.as_tensor((1, 2.5)))
+        sizes = torch.as_tensor([[length, batch], [batch, 2]], device=x.device)
+        halves = torch.tensor((length / 2, 1.5)) * torch.tensor(length)
+        points = torch.linspace(0.5, length - 0.5, length, dtype=x.dtype)
+        one = torch.linspace(-1, 1, batch)[:, None, None]
+        return x * points[:, None] * sizes.sum() + halves.prod() * one
+
+
 class Powers(nn.Module):
     """As nanoRWKV's decays: of a size, of which torch has no derivative."""
 
@@ -69,7 +82,7 @@ class Products(nn.Module):
         return torch.einsum("bld,bmd,bme->ble", x, x.sin(), x.cos())
 
 
-@pytest.mark.parametrize("module", [Tokens(), Ordered(), Powers(), Products()])
+@pytest.mark.parametrize("module", [Tokens(), Ordered(), Listed(), Powers(), Products()])
 def test_sizes_stay_dynamic(module: nn.Module) -> None:
     forward, gradient = captured(module)
     for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):

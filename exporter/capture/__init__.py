@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fuseport.exporter import models, shims
+from fuseport.exporter import shims
 from fuseport.exporter.capture import blockers, decisions, integers
 from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
@@ -44,13 +44,13 @@ Progress = Callable[[str], None]
 
 
 def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
-    """The user's own model, run once, and what to tell the user.
+    """A model of any code, run once, and what to tell the user.
 
     Its autograd functions, and the stand-ins for packages that it imports when called, are in its
     configuration then. What model code makes at its first call and keeps, as grids and tables, must
     be no tensor of a trace, and the error of a model that does not run should be its own.
     """
-    if model.architecture != models.user.NAME:
+    if not model.general:
         return model, ()
     inputs = examples(model, torch.Generator().manual_seed(seed))
     try:
@@ -237,7 +237,7 @@ def _captures(
     state: Callable[[nn.Module], AbstractContextManager[None]],
 ) -> list[Program]:
     """The program of an entry; before it, one whose sizes stay dynamic where the model's code makes
-    numbers of them by `int`, if it does and takes another `int`."""
+    numbers of them by `int` or `len`, if it does and takes others."""
     found: list[Program] = []
     failure: ExportFailed | None = None
     with integers.noticed() as code:

@@ -1,7 +1,7 @@
-"""`int(…)` in model code, which makes numbers of dynamic sizes: `int(height / 2)`, `int(n ** 0.5)`.
+"""`int(…)` and `len(…)` in model code, which make numbers of dynamic sizes: `int(height / 2)`.
 
-What Python's `int` returns is always a number, so a capture takes the size of its example for good.
-For the time of another capture the code has an `int` that leaves sizes what they are.
+What Python's `int` and `len` return is always a number, so a capture takes the size of its example
+for good. For the time of another capture the code has others, which leave sizes what they are.
 """
 
 import builtins
@@ -12,36 +12,37 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import SymFloat, SymInt
+from torch import SymFloat, SymInt, Tensor
 from torch.fx.experimental import symbolic_shapes
 
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.program.symbolic import not_negative, quotient_of
 
-__all__ = ["Globals", "noticed", "symbolic"]
+__all__ = ["Place", "noticed", "symbolic"]
 
-Globals = dict[str, Any]
-"""The names that are global in a module of model code."""
+Place = tuple[dict[str, Any], str]
+"""The names that are global in a module of model code, and which of `int` and `len` it calls."""
 
 
 @contextmanager
-def noticed() -> Iterator[list[Globals]]:
-    """The code that makes numbers of dynamic sizes by `int` meanwhile, each module once."""
-    found: list[Globals] = []
+def noticed() -> Iterator[list[Place]]:
+    """The code that makes numbers of dynamic sizes by these meanwhile, each module once."""
+    found: list[Place] = []
 
-    def noting(kind: type) -> Any:
-        own = kind.__int__  # type: ignore[attr-defined]
+    def noting(kind: Any, called: str) -> Any:
+        own = getattr(kind, f"__{called}__")
 
-        def to_number(size: Any) -> int:
+        def to_number(given: Any) -> int:
             caller = sys._getframe(1)
-            if is_users(caller) and not any(known is caller.f_globals for known in found):
-                found.append(caller.f_globals)
-            number: int = own(size)
+            names = caller.f_globals
+            if is_users(caller) and not any(n is names and c == called for n, c in found):
+                found.append((names, called))
+            number: int = own(given)
             return number
 
-        return mock.patch.object(kind, "__int__", to_number)
+        return mock.patch.object(kind, f"__{called}__", to_number)
 
-    with noting(SymInt), noting(SymFloat), _unseen():
+    with noting(SymInt, "int"), noting(SymFloat, "int"), noting(Tensor, "len"), _unseen():
         yield found
 
 
@@ -58,13 +59,18 @@ def _unseen() -> Iterator[None]:
 
 
 @contextmanager
-def symbolic(code: Sequence[Globals]) -> Iterator[None]:
-    """Have `int` leave dynamic sizes what they are in some modules."""
+def symbolic(code: Sequence[Place]) -> Iterator[None]:
+    """Have `int` and `len` leave dynamic sizes what they are in some modules."""
+    others = {"int": _Int, "len": _len}
     with ExitStack() as stack:
         stack.enter_context(_unseen())
-        for names in code:
-            stack.enter_context(mock.patch.dict(names, {"int": _Int}))
+        for names, called in code:
+            stack.enter_context(mock.patch.dict(names, {called: others[called]}))
         yield
+
+
+def _len(of: Any) -> Any:
+    return of.shape[0] if isinstance(of, Tensor) and of.dim() else builtins.len(of)
 
 
 class _AsInt(type):

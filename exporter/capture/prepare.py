@@ -10,7 +10,7 @@ from fuseport.exporter.capture import tried
 from fuseport.exporter.capture.dynamic import found_dynamic
 from fuseport.exporter.capture.float32 import kept
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.models import Model, user
+from fuseport.exporter.models import Model, with_inputs
 from fuseport.exporter.models.given import Dynamic, Given, fitted, named, undefined
 
 __all__ = ["prepared"]
@@ -33,7 +33,7 @@ def prepared(
         model: with its weights, which are converted in place.
         given: example inputs of the user's, or None.
         dynamic: the dynamic dimensions that the user wants; None to find them, where the inputs of
-            the user's own model are told by examples, and else for the model's own.
+            a model of any code are told by examples, and else for the model's own.
         sizes: of dynamic dimensions in the example, by name, instead of those that it has else.
         dtype: to convert to, or None.
         seed: of example inputs.
@@ -45,12 +45,12 @@ def prepared(
             captured to find its dynamic dimensions.
     """
     notes: list[str] = []
-    own = model.architecture == user.NAME
+    own = model.general
     if dynamic and not own:
         known = ", ".join(f"{spec.name}:{list(spec.dims)}" for spec in model.inputs)
         raise UsageError(f"--dynamic: the architecture {model.architecture} has its own: {known}")
     if dynamic is not None and own:
-        model = user.with_inputs(model, named(model.inputs, dynamic))
+        model = with_inputs(model, named(model.inputs, dynamic))
     if given is not None:
         model = fitted(model, given)
         notes += undefined(given)
@@ -72,7 +72,7 @@ def prepared(
             assert model.given is not None
             with model.fused():
                 specs, found = found_dynamic(model.module, model.given, model.inputs)
-            model = _again(user.with_inputs(model, specs), given.place)
+            model = _again(with_inputs(model, specs), given.place)
             notes += found
     return model, tuple(notes)
 
@@ -92,12 +92,12 @@ def _converted(model: Model, dtype: str, seed: int) -> tuple[Model, list[str]]:
     if not isinstance(target, torch.dtype) or not target.is_floating_point:
         raise UsageError(f"dtype {dtype}: choose float32, float64, float16 or bfloat16")
     notes: list[str] = []
-    if model.architecture == user.NAME and target.itemsize < 4:
+    if model.general and target.itemsize < 4:
         way = kept(model, target, seed, lambda other: _inputs_in(other, dtype))
         model = replace(model, keeps_float32=way.ends)
         notes += way.notes
     stayed = models.convert(model, target)
-    if model.architecture == user.NAME:
+    if model.general:
         model = _inputs_in(model, dtype)
     if not stayed:
         return model, notes
@@ -108,11 +108,11 @@ def _converted(model: Model, dtype: str, seed: int) -> tuple[Model, list[str]]:
 
 
 def _inputs_in(model: Model, dtype: str) -> Model:
-    """The inputs of the user's own model, as its weights: in `dtype` where they are floating."""
+    """The inputs of a model of any code, as its weights: in `dtype` where they are floating."""
     given = model.given
     specs = [replace(s, dtype=dtype) if s.floating else s for s in model.inputs]
     sizes = model.sizes
-    model = user.with_inputs(model, specs)
+    model = with_inputs(model, specs)
     if given is None:
         return model
     wanted = {spec.name: spec.torch_dtype for spec in specs}

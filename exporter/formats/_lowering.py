@@ -162,7 +162,8 @@ class Rewriting:
         if node.target is aten.sym_numel.default:
             (x,) = node.all_input_nodes
             return self._count(self.values[x])
-        if node.target is operator.floordiv and not not_negative(_value(node.args[0])):
+        # Of nothing, which has a size of 0, no more is computed: not worth a check of all others.
+        if node.target is operator.floordiv and not not_negative(_value(node.args[0]), least=1):
             return self._rounded_down(node)
         form = self.form(node)
         if form is not None:

@@ -154,9 +154,10 @@ def _signs(name: str, checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
     lacks: list[str] = []
     for sign in models.signs(name):
         if sign.startswith("config:"):
-            key, _, values = sign.removeprefix("config:").partition("=")
+            key, one_of, values = sign.removeprefix("config:").partition("=")
             value = str(checkpoint.config.get(key))
-            there = f"config:{key}={value}" if value in values.split("|") else None
+            right = value in values.split("|") if one_of else key in checkpoint.config
+            there = f"config:{key}={value}" if right else None
         else:
             there = next((n for n in names if fnmatchcase(n, sign)), None)
         (lacks if there is None else has).append(sign if there is None else show(there, 80))

@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 from fuseport.exporter.checkpoint import Checkpoint
-from fuseport.exporter.errors import CorruptInput, Missing
+from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import user, weights
+from fuseport.exporter.models._forward import ordered, takes
+from fuseport.exporter.models._inputs import with_inputs
 from fuseport.exporter.models.fresh import remember
-from fuseport.exporter.models.given import Given
+from fuseport.exporter.models.given import Given, specs_of
 from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.program import TensorSpec
 
@@ -35,6 +37,7 @@ __all__ = [
     "recognised",
     "signs",
     "to_install",
+    "with_inputs",
 ]
 
 _NOT_ARCHITECTURES = {"fresh", "given", "model", "user", "weights"}
@@ -56,7 +59,8 @@ class Architecture(Protocol):
 
     SIGNS: tuple[str, ...]
     """What `fuseport inspect` shows it was told by: patterns of tensors' names, `*.mixer.A_log`, or
-    `config:key=value|other`. They decide nothing: `recognise` does."""
+    `config:key=value|other`, or `config:key` for any value. They decide nothing: `recognise`
+    does."""
 
     def recognise(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
         """The configuration, as JSON data, of what the checkpoint holds; None if it is another."""
@@ -79,16 +83,16 @@ def from_checkpoint(
         checkpoint: from `checkpoint.load`.
         code: `module:callable` or `file.py:callable` of the user's own; without it, the
             architecture is recognised.
-        inputs: of the model, for the user's own code.
+        inputs: of the model, for the user's own code and what is called by their names.
         shim: stand-ins for packages that this code imports; see `shims.installed`.
-        given: example inputs, which tell those of the user's own code.
+        given: example inputs, which tell those of such code.
 
     Returns:
         The model, and what the user should know, a sentence each.
 
     Raises:
         Missing: the architecture is unknown, or the weights do not fit it.
-        UsageError: `code` names nothing that can be called.
+        UsageError: `code` names nothing that can be called, or the inputs are not the model's.
     """
     if code is not None:
         training = list(checkpoint.training)
@@ -103,7 +107,7 @@ def from_checkpoint(
         return model, (*model.notes, *report.notes())
     found = recognised(checkpoint)
     if found is not None:
-        model = build(*found)
+        model = build(*found, inputs, given)
         report = weights.fit(model.module, model.renamed(checkpoint.tensors), str(checkpoint.path))
         remember(model.module.eval())
         return model, (*model.notes, *report.notes())
@@ -127,13 +131,40 @@ def recognised(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def build(name: str, config: Mapping[str, Any]) -> Model:
+def build(
+    name: str,
+    config: Mapping[str, Any],
+    inputs: Sequence[TensorSpec] | None = None,
+    given: Given | None = None,
+) -> Model:
     """The model of a built-in architecture, its weights not set yet.
 
+    Args:
+        name: of the architecture.
+        config: as its `recognise` returns it.
+        inputs: that the user says, for a model of any code.
+        given: example inputs, which tell those of such a model.
+
     Raises:
-        CorruptInput, Missing: as the architecture does.
+        CorruptInput: as the architecture does.
+        Missing: as the architecture does; or nothing tells the model's inputs.
+        UsageError: it has inputs of its own, or its forward does not take these.
     """
-    return _get(name).model(config)
+    model = _get(name).model(config)
+    if inputs and not model.general:
+        known = ", ".join(f"{spec.name}:{list(spec.dims)}" for spec in model.inputs)
+        raise UsageError(f"--input-shapes: the architecture {name} has its own: {known}")
+    if inputs:
+        return with_inputs(model, ordered(model.module, inputs, "inputs: "))
+    if given is not None and model.general:
+        return with_inputs(model, specs_of(given, model.module))
+    if not model.inputs:
+        raise Missing(
+            f"what {type(model.module).__name__} is to take of {takes(model.module)} is not known:"
+            " say it, --input-shapes 'input_features:[batch,80,length]' for example, or give"
+            " tensors with --inputs"
+        )
+    return model
 
 
 def signs(name: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fuseport.exporter.errors import UsageError
 
-__all__ = ["ordered", "rewrap"]
+__all__ = ["ordered", "rewrap", "takes"]
 
 Function = Callable[..., Any]
 
@@ -67,11 +67,10 @@ def ordered(module: nn.Module, inputs: Sequence[T], place: str) -> tuple[T, ...]
     unknown = [name for name in given if name not in order]
     missing = [name for name in needed if name not in given]
     if (unknown and inspect.Parameter.VAR_KEYWORD not in kinds) or missing:
-        takes = ", ".join(p.name if p.name in needed else f"{p.name} (optional)" for p in named)
         wrong = [f"{name} is none of them" for name in unknown]
         wrong += [f"{name} is missing" for name in missing]
         raise UsageError(
-            f"{place}{', '.join(given)} given, and the model's forward takes {takes or 'nothing'}: "
+            f"{place}{', '.join(given)} given, and the model's forward takes {takes(module)}: "
             f"{', '.join(wrong)}"
         )
     order += unknown
@@ -79,6 +78,16 @@ def ordered(module: nn.Module, inputs: Sequence[T], place: str) -> tuple[T, ...]
     if order != positional[: len(order)]:
         rewrap(module, functools.partial(_by_keyword, names=order, own=len(parameters)))
     return tuple(given[name] for name in order)
+
+
+def takes(module: nn.Module) -> str:
+    """What its forward takes, for messages."""
+    named = [
+        p.name if p.default is p.empty else f"{p.name} (optional)"
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
+    return ", ".join(named) or "nothing"
 
 
 def _by_keyword(function: Function, names: Sequence[str], own: int) -> Function:

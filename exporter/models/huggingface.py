@@ -1,50 +1,83 @@
-"""Hugging Face's Mamba models and hybrids, through transformers, with the fused ops.
+"""Hugging Face's models, through transformers, with the fused ops.
 
-The models' own code stays untouched: transformers calls scans and causal filters through functions
-of each modeling file, and those names are bound to the ops for the time of an export or of a run.
-Truth and baseline run without it, on transformers' own path, which makes them independent of the
-ops.
+The models' own code stays untouched: transformers calls scans, causal filters and attention at
+learned places through functions of each modeling file, and those names are bound to the ops for the
+time of an export or of a run. Truth and baseline run without it, on transformers' own path, which
+makes them independent of the ops.
 """
 
 import importlib
 import importlib.util
-import re
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
-import torch
 from packaging.version import Version
-from torch import Tensor, nn
+from torch import nn
 
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.models import _huggingface_step as decoding
-from fuseport.exporter.models.model import Model
+from fuseport.exporter.models._forward import ordered
+from fuseport.exporter.models._huggingface_ops import fused, modelings
+from fuseport.exporter.models._huggingface_weights import renamed
+from fuseport.exporter.models._inputs import kept, with_inputs
+from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.program import TensorSpec
-from fuseport.ops.causal_conv1d import causal_conv1d
-from fuseport.ops.selective_scan import selective_scan
-from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
 __all__ = ["SIGNS", "fused", "model", "readied", "recognise", "to_install"]
 
 _INSTALL = "pip install 'fuseport[huggingface]'"
 _EXPERTS = "batched_mm"  # how a mixture of experts is computed
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+_SCANS = {
+    "mamba": "mamba_selective_scan",
+    "falcon_mamba": "mamba_selective_scan",
+    "mamba2": "mamba2_chunk_scan",
+    "jamba": "mamba_selective_scan",
+    "zamba": "mamba_selective_scan",
+    "zamba2": "mamba2_chunk_scan",
+    "bamba": "mamba2_chunk_scan",
+    "falcon_h1": "mamba2_chunk_scan",
+    "nemotron_h": "mamba2_chunk_scan",
+    "granitemoehybrid": "mamba2_chunk_scan",
+}
+"""Models that scan, and the function of their modeling files that does."""
+
+SIGNS = ("config:model_type",)
+
+# Those whose layers have states of one size, all of them.
+_RECURRENT = ("mamba", "falcon_mamba", "mamba2")
+
+_SIZES = {"batch": 2, "length": 16}
+_SIDE = 64  # pixels of an example image, where the config names no size
+_TOKENS, _PIXELS = ("input_ids",), ("pixel_values",)
+_KEPT = ("A_log", ".D", "dt_proj.bias", "dt_bias")  # ends of what stays float32
 
 
 def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The folder's config.json, where transformers calls its model one of those above."""
-    kind = checkpoint.config.get("model_type")
-    if checkpoint.layout != "huggingface" or not isinstance(kind, str) or kind not in _FAMILIES:
+    """The folder's config.json, where it says what transformers calls its model.
+
+    It is the configuration of a language model that scans; of another model, its `settings`.
+    """
+    config = dict(checkpoint.config)
+    kind, name = config.get("model_type"), _class(config)
+    if checkpoint.layout != "huggingface" or not isinstance(kind, str):
         return None
-    return dict(checkpoint.config)
+    if kind in _SCANS and (name is None or name.endswith("ForCausalLM")):
+        return config
+    return None if name is None else {"settings": config}
+
+
+def _class(config: Mapping[str, Any]) -> str | None:
+    """What the config calls the model's class; None where it does not, or not one."""
+    names = config.get("architectures")
+    if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
+        return names[0]
+    return None
 
 
 def to_install() -> str | None:
@@ -54,7 +87,7 @@ def to_install() -> str | None:
 
 
 def model(config: Mapping[str, Any]) -> Model:
-    """The model of a config.json, with random weights.
+    """The model of a configuration, with random weights.
 
     Raises:
         Missing: transformers is not installed, or is of a version without the model or whose scan
@@ -66,30 +99,12 @@ def model(config: Mapping[str, Any]) -> Model:
         raise Missing(
             f"this is a Hugging Face model, and transformers is not installed: {_INSTALL}"
         ) from error
+    if "settings" in config:
+        return _general(transformers, config)
     kind = config["model_type"]
-    family = _FAMILIES[kind]
-    modeling = _modeling(kind)
-    try:
-        replaceable = hasattr(importlib.import_module(modeling), family.scan)
-    except ImportError:
-        replaceable = False
-    if not replaceable:
-        raise Missing(
-            f"transformers {transformers.__version__} has no {modeling}.{family.scan}, where the "
-            f"fused scan goes in: install transformers 5: {_INSTALL}"
-        )
-    try:
-        settings = getattr(transformers, f"{family.classes}Config").from_dict(
-            {**_finite_or_not(config), "use_cache": False}
-        )
-        settings._experts_implementation = _EXPERTS
-        module = getattr(transformers, f"{family.classes}ForCausalLM")(settings)
-    except Exception as error:  # transformers checks a config with errors of many types
-        raise Missing(
-            f"transformers {transformers.__version__} refuses the config.json of this {kind}: "
-            f"{type(error).__name__}: {show(error)}; correct it, or install the version it is for"
-        ) from error
-    scans = _scans(module)
+    _check_scan(kind, transformers.__version__)
+    module, settings = _built(transformers, config)
+    files, scans = modelings(module), _scans(module)
 
     def step() -> Model:
         if kind not in _RECURRENT:
@@ -97,51 +112,115 @@ def model(config: Mapping[str, Any]) -> Model:
                 f"program step: {kind} has layers of attention, whose cache grows with the text: a"
                 " program's states have one size"
             )
-        return decoding.step(
-            module, settings.vocab_size, dict(config), scans, lambda: fused([modeling])
-        )
+        return decoding.step(module, settings.vocab_size, dict(config), scans, lambda: fused(files))
 
     return Model(
         module=module,
         architecture="huggingface",
         config=dict(config),
-        inputs=(TensorSpec("input_ids", "int64", ("batch", "length"), settings.vocab_size),),
-        sizes={"batch": 2, "length": 16},
+        inputs=_inputs(module, settings),
+        sizes=_SIZES,
         scans=scans,
-        keeps_float32=("A_log", ".D", "dt_proj.bias", "dt_bias"),
-        fused=lambda: fused([modeling]),
-        renamed=partial(_renamed, family.renamed),
+        keeps_float32=_KEPT,
+        fused=lambda: fused(files),
+        renamed=lambda tensors: renamed(module, tensors),
         step=step,
     )
 
 
-def _renamed(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors by the model's own names; experts, there one by one, as one tensor.
+def _general(transformers: Any, config: Mapping[str, Any]) -> Model:
+    """Any model that transformers has, with the ops in the places that are theirs."""
+    module, settings = _built(transformers, config["settings"])
+    files = modelings(module)
+    made = Model(
+        module=module,
+        architecture="huggingface",
+        config={"shims": [], **config},
+        inputs=(),
+        sizes={},
+        keeps_float32=_KEPT,
+        fused=lambda: fused(files),
+        renamed=lambda tensors: renamed(module, tensors),
+        general=True,
+    )
+    if "inputs" in config:
+        return with_inputs(made, ordered(module, kept(config), "inputs: "))
+    made = with_inputs(made, _inputs(module, settings))  # none, where they are not known
+    return replace(made, sizes={name: _SIZES.get(name, _SIDE) for name in made.sizes})
 
-    Those of which one is absent stay as they are, and do not fit then.
+
+def _built(transformers: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The module of a config.json, and its settings.
+
+    Raises:
+        Missing: transformers does not have it, or refuses the config.
     """
-    result = {_replaced(name, names): tensor for name, tensor in tensors.items()}
-    experts: dict[str, dict[tuple[int, str], str]] = {}
-    for name in result:
-        if m := _EXPERT.fullmatch(name):
-            experts.setdefault(m[1], {})[int(m[2]), m[3]] = name
-    for place, own in experts.items():
-        parts = {part for _, part in own}
-        each = range(len(own) // len(parts))
-        if set(own) != {(i, part) for i in each for part in parts}:
-            continue
-        stacks = {part: torch.stack([result.pop(own[i, part]) for i in each]) for part in parts}
-        if "gate" in parts:
-            stacks["gate_up"] = torch.cat([stacks.pop("gate"), stacks.pop("up")], 1)
-        for part, stack in stacks.items():
-            result[f"{place}.{part}_proj"] = stack
-    return result
+    kind, version = show(config["model_type"], 60), transformers.__version__
+    try:
+        settings = transformers.CONFIG_MAPPING[config["model_type"]]
+        name = _class(config) or transformers.MODEL_FOR_CAUSAL_LM_MAPPING[settings].__name__
+        made = getattr(transformers, name)
+        if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
+            raise AttributeError(f"{name} is no model")
+    except (AttributeError, KeyError, ImportError) as error:
+        raise Missing(
+            f"transformers {version} has no {show(_class(config) or 'language model', 60)} of the"
+            f" model_type {kind} ({show(error)}): install the version that has it, or {OWN_CODE}"
+        ) from error
+    try:
+        settings = settings.from_dict({**_finite_or_not(config), "use_cache": False})
+        settings._experts_implementation = _EXPERTS
+        return made(settings), settings
+    except Exception as error:  # transformers checks a config with errors of many types
+        raise Missing(
+            f"transformers {version} refuses the config.json of this {kind}: "
+            f"{type(error).__name__}: {show(error)}; correct it, or install the version it is for"
+        ) from error
 
 
-def _replaced(name: str, parts: Mapping[str, str]) -> str:
-    for before, after in parts.items():
-        name = name.replace(before, after)
-    return name
+def _check_scan(kind: str, version: str) -> None:
+    modeling = f"transformers.models.{kind}.modeling_{kind}"
+    try:
+        replaceable = hasattr(importlib.import_module(modeling), _SCANS[kind])
+    except ImportError:
+        replaceable = False
+    if not replaceable:
+        raise Missing(
+            f"transformers {version} has no {modeling}.{_SCANS[kind]}, where the fused scan goes"
+            f" in: install transformers 5: {_INSTALL}"
+        )
+
+
+def _inputs(module: Any, settings: Any) -> tuple[TensorSpec, ...]:
+    """What its forward demands, or what transformers calls its main input.
+
+    Nothing, where there is something else than tokens and pixels, as the tokens of a decoder.
+    """
+    given = inspect.signature(module.forward).parameters.values()
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    plain = [p for p in given if p.kind not in variadic]
+    demanded = [p.name for p in plain if p.default is p.empty]
+    names = demanded or [module.main_input_name]
+    if names != [p.name for p in plain][: len(names)] or not {*names} <= {*_TOKENS, *_PIXELS}:
+        return ()
+    if {*names} & {*_TOKENS} and settings.is_encoder_decoder:
+        return ()
+    text: Any = settings.get_text_config()
+    return tuple(
+        TensorSpec(name, "int64", ("batch", "length"), text.vocab_size)
+        if name in _TOKENS
+        else TensorSpec(name, "float32", _picture(settings))
+        for name in names
+    )
+
+
+def _picture(settings: Any) -> tuple[int | str, ...]:
+    """(batch, channels, height, width), as numbers where the config names the size."""
+    parts = [settings, *(getattr(settings, n, None) for n in ("vision_config", "backbone_config"))]
+    channels = next((c for p in parts if (c := getattr(p, "num_channels", None))), 3)
+    size = getattr(settings, "image_size", None)
+    sides = [size, size] if isinstance(size, int) else size
+    return ("batch", channels, *(sides or ("height", "width")))
 
 
 def _finite_or_not(value: Any) -> Any:
@@ -151,53 +230,6 @@ def _finite_or_not(value: Any) -> Any:
             return float(value["__float__"])
         return {key: _finite_or_not(inner) for key, inner in value.items()}
     return [_finite_or_not(inner) for inner in value] if isinstance(value, list) else value
-
-
-@dataclass(frozen=True)
-class _Family:
-    """What transformers calls the parts of a model.
-
-    Attributes:
-        classes: what the names of its classes begin with.
-        scan: the function of its modeling file that scans a sequence.
-        renamed: parts of names in files, and what they are in the model.
-    """
-
-    classes: str
-    scan: str = "mamba2_chunk_scan"
-    renamed: Mapping[str, str] = field(default_factory=dict)
-
-
-_FAMILIES = {
-    "mamba": _Family("Mamba", "mamba_selective_scan"),
-    "falcon_mamba": _Family("FalconMamba", "mamba_selective_scan"),
-    "mamba2": _Family("Mamba2"),
-    "jamba": _Family("Jamba", "mamba_selective_scan"),
-    "zamba": _Family("Zamba", "mamba_selective_scan"),
-    "zamba2": _Family("Zamba2"),
-    "bamba": _Family("Bamba"),
-    "falcon_h1": _Family("FalconH1"),
-    "nemotron_h": _Family("NemotronH", renamed={"backbone.": "model."}),
-    "granitemoehybrid": _Family(
-        "GraniteMoeHybrid",
-        renamed={
-            "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
-            "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
-            "block_sparse_moe.router.layer.weight": "block_sparse_moe.router.weight",
-        },
-    ),
-}
-SIGNS = (
-    f"config:model_type={'|'.join(_FAMILIES)}",
-    "backbone.embeddings.weight",
-    "backbone.layers.*.mixer.A_log",
-)
-
-_RECURRENT = (
-    "mamba",
-    "falcon_mamba",
-    "mamba2",
-)  # whose layers have states of one size, all of them
 
 
 def _scans(module: nn.Module) -> int:
@@ -215,131 +247,10 @@ def readied(module: nn.Module) -> list[str]:
     Returns:
         The modeling files of these layers, for `fused`; none as a rule.
     """
-    known = {_modeling(kind) for kind in _FAMILIES}
-    found = {base.__module__ for part in module.modules() for base in type(part).__mro__} & known
+    found = modelings(module)
     if found:
         for part in module.modules():
             settings: Any = getattr(part, "config", None)
             if hasattr(settings, "_experts_implementation"):
                 settings._experts_implementation = _EXPERTS
-    return sorted(found)
-
-
-@contextmanager
-def fused(modelings: Sequence[str]) -> Iterator[None]:
-    """Meanwhile the scans and filters of these files are the fused ops, in every thread."""
-    for file in modelings:
-        module = importlib.import_module(file)
-        with _lock:
-            if not _fused[file]:
-                _own[file] = {n: getattr(module, n) for n in _REPLACEMENTS if hasattr(module, n)}
-                vars(module).update({name: _REPLACEMENTS[name] for name in _own[file]})
-            _fused[file] += 1
-    try:
-        yield
-    finally:
-        for file in modelings:
-            with _lock:
-                _fused[file] -= 1
-                if not _fused[file]:
-                    vars(importlib.import_module(file)).update(_own.pop(file))
-
-
-_lock = threading.Lock()
-_fused: Counter[str] = Counter()  # by file, how often that holds now
-_own: dict[str, dict[str, Any]] = {}  # by file, what was there
-
-
-def _modeling(kind: str) -> str:
-    return f"transformers.models.{kind}.modeling_{kind}"
-
-
-# Each has transformers' signature; `choices` are between its own ways to compute the same.
-
-
-def _selective_scan(
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    **choices: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    del choices
-    # A module in float64 has its float32 casts in the way of the op, which takes one dtype.
-    wide = torch.promote_types(hidden_states.dtype, torch.float32)
-    return selective_scan(
-        hidden_states,
-        dt,
-        A.to(wide),
-        B,
-        C,
-        None if D is None else D.to(wide),
-        z,
-        None if delta_bias is None else delta_bias.to(wide),
-        delta_softplus,
-        return_last_state,
-    )
-
-
-def _chunk_scan(
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    chunk_size: int,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
-    return_final_states: bool = False,
-    z: Tensor | None = None,
-    **choices: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    del choices
-    low, high = dt_limit
-    return ssd_chunk_scan(
-        hidden_states,
-        dt,
-        A,
-        B,
-        C,
-        chunk_size,
-        D=D,
-        z=z,
-        dt_bias=dt_bias,
-        initial_states=initial_states,
-        dt_softplus=dt_softplus,
-        dt_limit=(low, high),
-        return_final_states=return_final_states,
-    )
-
-
-def _causal_conv1d(
-    hidden_states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    **choices: Any,
-) -> Tensor:
-    del choices
-    silu = activation if activation in ("silu", "swish") else None
-    out = causal_conv1d(hidden_states.to(weight.dtype), weight, bias, activation=silu)
-    if activation is not None and silu is None:
-        out = importlib.import_module("transformers.activations").ACT2FN[activation](out)
-    return out.to(hidden_states.dtype)
-
-
-_REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
-    "mamba_selective_scan": _selective_scan,
-    "mamba2_chunk_scan": _chunk_scan,
-    "causal_conv1d_fn": _causal_conv1d,
-    **decoding.REPLACEMENTS,
-}
+    return found

@@ -45,6 +45,9 @@ class Model:
         differentiable: whether gradients of the module can be asked for.
         stand_ins: packages that the user's code may import while it is called, as names of shims;
             the module puts their stand-ins on the import path by itself.
+        general: whether the module may be any code, the user's own or a package's: what it takes
+            can be said otherwise, it is run once before anything is made of it, and `config` keeps
+            its `inputs`, and of what it does its `functions` and `shims`.
     """
 
     module: nn.Module
@@ -62,6 +65,7 @@ class Model:
     step: "Callable[[], Model] | None" = None
     differentiable: bool = True
     stand_ins: tuple[str, ...] = ()
+    general: bool = False
 
 
 def examples(model: Model, generator: torch.Generator) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ import inspect
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,9 +19,9 @@ from fuseport.exporter import shims, user_code
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.interrupts import Interrupted
-from fuseport.exporter.models import _user_step as decoding
 from fuseport.exporter.models import huggingface
 from fuseport.exporter.models._forward import ordered
+from fuseport.exporter.models._inputs import kept, with_inputs
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models._views import renew
 from fuseport.exporter.models.given import Given, specs_of
@@ -31,7 +30,7 @@ from fuseport.exporter.models.weights import some
 from fuseport.exporter.program import TensorSpec, one_line
 from fuseport.exporter.user_code import plain_subclasses
 
-__all__ = ["NAME", "model", "parse_inputs", "rebuild", "with_inputs"]
+__all__ = ["NAME", "model", "parse_inputs", "rebuild"]
 
 NAME = "user"
 
@@ -155,26 +154,19 @@ def model(
     notes = [_told(code, passed, hyper_parameters)] if hyper_parameters else []
     if used:
         notes.append(f"stand-ins took the place of {', '.join(sorted(used))}: see fuseport.shims")
-    made = Model(module, NAME, config, (), {}, notes=tuple(notes), stand_ins=tuple(shim))
-    if modelings := huggingface.readied(module):
-        made = replace(made, fused=lambda: huggingface.fused(modelings))
-    return with_inputs(made, specs)
-
-
-def with_inputs(model: Model, specs: Sequence[TensorSpec]) -> Model:
-    """The same model of the user's, with other inputs."""
-    described = [
-        [s.name, s.dtype, list(s.dims), s.high, *([s.low] if s.low else [])] for s in specs
-    ]
-    config = {**model.config, "inputs": described}
-    sizes = _sizes(specs)
-    return replace(
-        model,
-        inputs=tuple(specs),
-        sizes=sizes,
-        config=config,
-        step=lambda: decoding.step(model.module, config, specs, sizes, model.stand_ins),
+    modelings = huggingface.readied(module)
+    made = Model(
+        module,
+        NAME,
+        config,
+        inputs=(),
+        sizes={},
+        fused=lambda: huggingface.fused(modelings),
+        notes=tuple(notes),
+        stand_ins=tuple(shim),
+        general=True,
     )
+    return with_inputs(made, specs)
 
 
 def rebuild(code: str, config: Mapping[str, Any]) -> Model:
@@ -183,11 +175,7 @@ def rebuild(code: str, config: Mapping[str, Any]) -> Model:
     Raises:
         Missing: as `model`.
     """
-    inputs = [
-        TensorSpec(name, dtype, tuple(dims), *bounds)
-        for name, dtype, dims, *bounds in config["inputs"]
-    ]
-    return model(code, config["hyper_parameters"], inputs, config.get("shims", ()))
+    return model(code, config["hyper_parameters"], kept(config), config.get("shims", ()))
 
 
 def _find(code: str) -> tuple[Path, Any]:
@@ -284,13 +272,6 @@ def _from_example(code: str, module: nn.Module) -> tuple[TensorSpec, ...]:
         for name, tensor in example.items()
     ]
     return ordered(module, specs, "example_input_array: ")
-
-
-def _sizes(specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """Example sizes, all different, so that no two dimensions look alike."""
-    names = dict.fromkeys(d for spec in specs for d in spec.dims if isinstance(d, str))
-    others = (16 + 8 * i for i in range(len(names)))
-    return {name: 2 if name == "batch" else next(others) for name in names}
 
 
 def _plain(value: Any) -> bool:

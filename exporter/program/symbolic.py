@@ -1,8 +1,8 @@
 """Sizes that stay dynamic in a capture where torch's own code fixes them.
 
-In `x.shape[2:].numel()`, in pooling, in what is broadcast, in the steps of recurrent layers, in
-the order of products. And `math.ceil(length / 2)`, which torch can write to no file, as one of its
-forms that it can.
+In `x.shape[2:].numel()`, in `torch.tensor([height, width])`, in the steps of `linspace` and of
+recurrent layers, in pooling, in what is broadcast, in the order of products. And
+`math.ceil(length / 2)`, which torch can write to no file, as one of its forms that it can.
 """
 
 import math
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from fuseport.exporter.program._recurrent import recurrent
 
@@ -36,6 +37,12 @@ class Symbolic(TorchFunctionMode):
             return args[0].detach()
         if func in (torch.take_along_dim, Tensor.take_along_dim):
             return _take_along_dim(*args, **(kwargs or {}))
+        if func is torch.linspace and (spaced := _linspace(*args, **(kwargs or {}))) is not None:
+            return spaced
+        if func in (torch.tensor, torch.as_tensor):
+            made = _of_numbers(*args, **(kwargs or {}))
+            if made is not None:
+                return made
         layers = recurrent(func, args, kwargs or {})
         if layers is not None:
             return layers
@@ -103,6 +110,62 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
 
 def _is_one(size: int | torch.SymInt) -> bool:
     return isinstance(size, int) and size == 1
+
+
+def _of_numbers(
+    data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **others: Any
+) -> Tensor | None:
+    # Lists of sizes, `torch.tensor([height, width])`: torch's own takes them for numbers.
+    leaves, shape = _numbers(data)
+    if any(others.values()) or not any(
+        isinstance(x, torch.SymInt | torch.SymFloat) for x in leaves
+    ):
+        return None
+    if dtype is None:
+        floating = any(isinstance(x, float | torch.SymFloat) for x in leaves)
+        dtype = torch.get_default_dtype() if floating else torch.int64
+    each = [torch.full((), leaf, dtype=dtype, device=device) for leaf in leaves]
+    return torch.stack(each).reshape(shape)
+
+
+def _numbers(data: Any) -> tuple[list[Any], list[int]]:
+    """The numbers of lists of lists, and the shape; no numbers, where there is something else."""
+    if isinstance(data, bool | int | float | torch.SymInt | torch.SymFloat):
+        return [data], []
+    if not isinstance(data, list | tuple) or not data:
+        return [], []
+    inner = [_numbers(part) for part in data]
+    if any(not leaves or shape != inner[0][1] for leaves, shape in inner):
+        return [], []
+    return [x for leaves, _ in inner for x in leaves], [len(data), *inner[0][1]]
+
+
+def _linspace(
+    start: Any,
+    end: Any,
+    steps: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **others: Any,
+) -> Tensor | None:
+    # Torch's takes a number of steps that is a number. This has its formula: from both ends.
+    if not isinstance(steps, torch.SymInt) or any(others.values()):
+        return None
+    count: Any = steps
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    if not kind.is_floating_point:
+        return None
+    first, last = (
+        at.to(device, kind)
+        if isinstance(at, Tensor)
+        else torch.full((), at, dtype=kind, device=device)
+        for at in (start, end)
+    )
+    i = torch.arange(count, device=device)
+    step = (last - first) / torch.sym_max(count - 1, 1)
+    from_start = i < torch.sym_max(count // 2, 1)
+    return torch.where(from_start, first + step * i, last - step * (count - 1 - i))
 
 
 @contextmanager
@@ -176,12 +239,16 @@ def quotient_of(number: Any) -> tuple[torch.SymInt, int] | None:
     return known
 
 
-def not_negative(size: int | torch.SymInt) -> bool:
-    """Whether a size, or a number made of sizes, is known not to be below zero."""
+def not_negative(size: int | torch.SymInt, least: int = 0) -> bool:
+    """Whether a number made of sizes is known to be zero or more, sizes being `least` or more."""
     if isinstance(size, int):
         return size >= 0
     env = size.node.shape_env
-    return bool(env is not None and env.bound_sympy(size.node.expr).lower >= 0)
+    if env is None:
+        return False
+    known = {s: env.bound_sympy(s) for s in size.node.expr.free_symbols}
+    given = {s: ValueRanges(max(r.lower, least), max(r.upper, least)) for s, r in known.items()}
+    return bool(bound_sympy(size.node.expr, given).lower >= 0)
 
 
 def _moved(result: Any, quotient: Any, number: Any) -> Any:

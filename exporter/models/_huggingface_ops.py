@@ -1,0 +1,202 @@
+"""The fused ops where transformers calls its scans, filters and attention at learned places.
+
+Each modeling file of transformers has functions of its own for these, of the same names everywhere;
+the names are bound to the ops for the time of an export or of a run.
+"""
+
+import importlib
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter.models import _huggingface_step as decoding
+from fuseport.ops.causal_conv1d import causal_conv1d
+from fuseport.ops.ms_deform_attn import ms_deform_attn
+from fuseport.ops.selective_scan import selective_scan
+from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
+
+__all__ = ["fused", "modelings"]
+
+_TRANSFORMERS = "transformers.models."
+
+
+def modelings(module: nn.Module) -> list[str]:
+    """The modeling files of transformers that a module's layers are of, where an op has a place."""
+    found = {base.__module__ for part in module.modules() for base in type(part).__mro__}
+    return sorted(
+        file
+        for file in found
+        if file.startswith(_TRANSFORMERS) and _places(importlib.import_module(file))
+    )
+
+
+@contextmanager
+def fused(modelings: Sequence[str]) -> Iterator[None]:
+    """Meanwhile the scans and filters of these files are the fused ops, in every thread."""
+    for file in modelings:
+        module = importlib.import_module(file)
+        with _lock:
+            if not _fused[file]:
+                _own[file] = _places(module)
+                for name in _own[file]:
+                    _put(module, name, _REPLACEMENTS[name])
+            _fused[file] += 1
+    try:
+        yield
+    finally:
+        for file in modelings:
+            with _lock:
+                _fused[file] -= 1
+                if not _fused[file]:
+                    for name, own in _own.pop(file).items():
+                        _put(importlib.import_module(file), name, own)
+
+
+_lock = threading.Lock()
+_fused: Counter[str] = Counter()  # by file, how often that holds now
+_own: dict[str, dict[str, Any]] = {}  # by file, what was there
+
+
+def _places(module: Any) -> dict[str, Callable[..., Any]]:
+    """What of a modeling file an op replaces, by name: functions, and methods of its classes.
+
+    One whose arguments are called otherwise is another function, and stays.
+    """
+    found = {}
+    for name, replacement in _REPLACEMENTS.items():
+        owner, _, last = name.rpartition(".")
+        own = vars(vars(module).get(owner, object) if owner else module).get(last)
+        if callable(own) and _demanded(own) == _demanded(replacement):
+            found[name] = own
+    return found
+
+
+def _put(module: Any, name: str, function: Callable[..., Any]) -> None:
+    owner, _, last = name.rpartition(".")
+    setattr(getattr(module, owner) if owner else module, last, function)
+
+
+def _demanded(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that a call has to give."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    given = inspect.signature(function).parameters.values()
+    return [p.name for p in given if p.default is p.empty and p.kind not in kinds]
+
+
+# Each has transformers' signature; `choices` are between its own ways to compute the same.
+
+
+def _selective_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **choices: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    del choices
+    # A module in float64 has its float32 casts in the way of the op, which takes one dtype.
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
+    return selective_scan(
+        hidden_states,
+        dt,
+        A.to(wide),
+        B,
+        C,
+        None if D is None else D.to(wide),
+        z,
+        None if delta_bias is None else delta_bias.to(wide),
+        delta_softplus,
+        return_last_state,
+    )
+
+
+def _chunk_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    z: Tensor | None = None,
+    **choices: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    del choices
+    low, high = dt_limit
+    return ssd_chunk_scan(
+        hidden_states,
+        dt,
+        A,
+        B,
+        C,
+        chunk_size,
+        D=D,
+        z=z,
+        dt_bias=dt_bias,
+        initial_states=initial_states,
+        dt_softplus=dt_softplus,
+        dt_limit=(low, high),
+        return_final_states=return_final_states,
+    )
+
+
+def _causal_conv1d(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **choices: Any,
+) -> Tensor:
+    del choices
+    silu = activation if activation in ("silu", "swish") else None
+    out = causal_conv1d(hidden_states.to(weight.dtype), weight, bias, activation=silu)
+    if activation is not None and silu is None:
+        out = importlib.import_module("transformers.activations").ACT2FN[activation](out)
+    return out.to(hidden_states.dtype)
+
+
+def _ms_deform_attn(
+    self: nn.Module,
+    value: Tensor,
+    value_spatial_shapes: Tensor,
+    value_spatial_shapes_list: Sequence[tuple[int, int]],
+    level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    im2col_step: int,
+) -> Tensor:
+    del self, value_spatial_shapes_list
+    return ms_deform_attn(
+        value,
+        value_spatial_shapes,
+        level_start_index,
+        sampling_locations,
+        attention_weights,
+        im2col_step,
+    )
+
+
+_REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
+    "mamba_selective_scan": _selective_scan,
+    "mamba2_chunk_scan": _chunk_scan,
+    "causal_conv1d_fn": _causal_conv1d,
+    "MultiScaleDeformableAttention.forward": _ms_deform_attn,
+    **decoding.REPLACEMENTS,
+}

@@ -1,0 +1,51 @@
+"""A file's tensors by the names that transformers' models have for them today.
+
+Files keep the names of their time: an expert's matrix each, where a layer has them as one tensor
+now, `backbone.` where the model says `model.`. transformers knows what became of them, and loads
+them so; that is asked, and nothing of it repeated here.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["renamed"]
+
+
+def renamed(module: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors by the module's own names, those that it lacks under theirs.
+
+    Args:
+        module: of transformers; its own weights stay as they are.
+        tensors: by the file's names; they keep their dtypes, but where several became one.
+    """
+    own = module.state_dict()
+    if not own.keys() - tensors.keys() or not tensors.keys() - own.keys():
+        return tensors  # nothing of the file is called otherwise
+    with _quiet():
+        other, found = type(module).from_pretrained(
+            None, config=module.config, state_dict=dict(tensors), output_loading_info=True
+        )
+    taken = other.state_dict()
+    absent = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    result = {n: tensors.get(n, taken[n]) for n in own if n in tensors or n not in absent}
+    result |= {name: tensors[name] for name in found["unexpected_keys"] if name in tensors}
+    return result
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What transformers would print of names: `weights.fit` says it, as an error."""
+    logging = importlib.import_module("transformers.utils.logging")
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

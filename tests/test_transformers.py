@@ -1,0 +1,160 @@
+"""Folders of other models of transformers: any class that it has, with the ops in their places."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+
+from fuseport.cli import main
+from fuseport.exporter import api, checkpoint, models
+from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.models.model import Model
+
+TEXT = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}  # fmt: skip
+HEADS = {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
+WIDTHS = {f"{part}_ffn_dim": 16 for part in ("encoder", "decoder")}
+RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_type": "basic",
+          "out_features": ["stage1", "stage2"]}  # fmt: skip
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Lfm2ForCausalLM": ("Lfm2Config", {**TEXT, "num_hidden_layers": 2, "full_attn_idxs": [1]}),
+    "Qwen3MoeForCausalLM": ("Qwen3MoeConfig", {
+        **TEXT, "num_hidden_layers": 1, "num_experts": 3, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8}),
+    "JambaForSequenceClassification": ("JambaConfig", {
+        **TEXT, "num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
+        "mamba_d_state": 4, "num_experts": 1}),
+    "ViTForImageClassification": ("ViTConfig", {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3,
+        "intermediate_size": 24, "image_size": [16, 24], "patch_size": 8}),
+    "DeformableDetrForObjectDetection": ("DeformableDetrConfig", {
+        "backbone_config": {"model_type": "resnet", **RESNET}, "num_queries": 3, "d_model": 32,
+        "encoder_layers": 1, "decoder_layers": 2, "num_feature_levels": 3, **HEADS, **WIDTHS}),
+    "T5ForConditionalGeneration": ("T5Config", {
+        "vocab_size": 30, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}),
+}  # fmt: skip
+
+
+def saved(name: str, folder: Path) -> Any:
+    """A small model, random but for no parameter at a special value."""
+    torch.manual_seed(0)
+    settings, given = SETTINGS[name]
+    module = getattr(transformers, name)(getattr(transformers, settings)(**given)).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    module.save_pretrained(folder)
+    return module
+
+
+def loaded(folder: Path) -> Model:
+    model, _ = models.from_checkpoint(checkpoint.load(folder))
+    assert model.architecture == "huggingface"
+    return model
+
+
+@pytest.mark.parametrize("name", [n for n in SETTINGS if "T5" not in n and "Detr" not in n])
+def test_the_model_is_the_one_saved(name: str, tmp_path: Path) -> None:
+    theirs = saved(name, tmp_path)
+    model = loaded(tmp_path)
+    assert type(model.module) is type(theirs)
+    given = models.model.examples(model, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found, expected = model.module(*given.values()), theirs(*given.values())
+    # Experts are summed in another order.
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-6)
+
+
+def test_pictures_have_the_size_of_the_config(tmp_path: Path) -> None:
+    saved("ViTForImageClassification", tmp_path)
+    (spec,) = loaded(tmp_path).inputs
+    assert (spec.name, spec.dtype, spec.dims) == ("pixel_values", "float32", ("batch", 3, 16, 24))
+
+
+def test_a_short_convolution_is_the_op_and_verifies(tmp_path: Path) -> None:
+    saved("Lfm2ForCausalLM", tmp_path / "saved")
+    bundle = api.export(tmp_path / "saved", tmp_path / "b", format=["onnx", "torchscript"])
+    assert any(name.startswith("fuseport::causal_conv1d") for name in bundle.manifest["ops"])
+    assert "conditions" not in bundle.manifest["programs"]["forward"]
+    report = api.verify(bundle.folder, runtime=["eager", "onnxruntime", "torchscript"])
+    assert report.exit_code(strict=True) == 0, report.failures()
+    assert {row.program for row in report.results} == {"forward", "gradient"}
+
+
+def test_attention_at_learned_places_is_the_op_at_any_size(tmp_path: Path) -> None:
+    """Its code makes tensors of lists of sizes, and as many numbers as a map is high."""
+    saved("DeformableDetrForObjectDetection", tmp_path)
+    model = loaded(tmp_path)
+    (forward,) = api.capture(model, ["forward"])
+    called = [str(node.target) for node in forward.exported.graph.nodes]
+    assert called.count("fuseport.ms_deform_attn.default") == 3
+    run = forward.exported.module(check_guards=False)
+    for height, width in ((64, 64), (40, 75)):
+        x = torch.randn(1, 3, height, width)
+        with torch.no_grad():
+            expected, found = model.module(x), run(x)
+        for name in ("logits", "pred_boxes"):
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_what_it_takes_can_be_said(tmp_path: Path) -> None:
+    saved("T5ForConditionalGeneration", tmp_path / "saved")
+    with pytest.raises(Missing, match=r"what T5For.* is to take of input_ids \(optional\), .*say"):
+        api.export(tmp_path / "saved", tmp_path / "b")
+    inputs = ["input_ids:int64[batch,length]<30", "decoder_input_ids:int64[batch,steps]<30"]
+    bundle = api.export(tmp_path / "saved", tmp_path / "b", inputs=inputs, format="onnx")
+    report = api.verify(bundle.folder, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+    assert "grad/decoder.block.0.layer.0.SelfAttention.q.weight" in {
+        row.tensor for row in report.results if row.runtime == "onnxruntime"
+    }
+
+
+def test_tensors_tell_what_it_takes(tmp_path: Path) -> None:
+    saved("ViTForImageClassification", tmp_path / "saved")
+    given = {"pixel_values": torch.randn(2, 3, 16, 24)}
+    bundle = api.export(
+        tmp_path / "saved", tmp_path / "b", given=given, programs="forward", dtype="bfloat16",
+        format="exported_program",
+    )  # fmt: skip
+    (spec,) = bundle.manifest["programs"]["forward"]["inputs"]
+    assert (spec["dtype"], spec["dims"]) == ("bfloat16", ["batch", 3, 16, 24])
+    report = api.verify(bundle.folder, runtime=["eager", "exported_program"])
+    assert report.exit_code() == 0, report.failures()
+
+
+def test_architectures_with_inputs_of_their_own_take_no_others(tmp_path: Path) -> None:
+    checkpoint_of_text = Path(__file__).parents[1] / "fixtures" / "lightning" / "mamba-kjv.ckpt"
+    with pytest.raises(UsageError, match="the architecture mamba has its own: input_ids:"):
+        api.export(checkpoint_of_text, tmp_path / "b", inputs=["x:[batch]"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "lfm99"}, r"has no Lfm2ForCausalLM of the model_type lfm99 \("),
+        ({"architectures": ["Lfm2Tokenizer"]}, r"has no Lfm2Tokenizer of the model_type lfm2 \("),
+        ({"architectures": ["Lfm2Config"]}, r"Lfm2Config is no model\)"),
+        ({"num_attention_heads": "two"}, r"refuses the config\.json of this lfm2: "),
+        ({"hidden_size": 24}, "the weights do not fit Lfm2ForCausalLM: mis-shaped: "),
+    ],
+)
+def test_what_is_not_there_is_one_line(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    saved("Lfm2ForCausalLM", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(Missing, match=said) as raised:
+        loaded(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_inspect_says_what_it_is(tmp_path: Path) -> None:
+    saved("Lfm2ForCausalLM", tmp_path)
+    done = CliRunner().invoke(main, ["inspect", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "huggingface, by config:model_type=lfm2\n" in done.output
+    assert "causal_conv1d × 1: registered" in done.output
