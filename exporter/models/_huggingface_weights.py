@@ -25,10 +25,13 @@ def renamed(module: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     own = module.state_dict()
     if not own.keys() - tensors.keys() or not tensors.keys() - own.keys():
         return tensors  # nothing of the file is called otherwise
-    with _quiet():
-        other, found = type(module).from_pretrained(
-            None, config=module.config, state_dict=dict(tensors), output_loading_info=True
-        )
+    try:
+        with _quiet():
+            other, found = type(module).from_pretrained(
+                None, config=module.config, state_dict=dict(tensors), output_loading_info=True
+            )
+    except RuntimeError:  # such as an expert that is absent: what is amiss, `weights.fit` says
+        return tensors
     taken = other.state_dict()
     absent = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
     result = {n: tensors.get(n, taken[n]) for n in own if n in tensors or n not in absent}
