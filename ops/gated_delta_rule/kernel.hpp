@@ -1,0 +1,85 @@
+// What the kernels of the gated delta rule take and give, over raw pointers: the interface between
+// kernel.cpp, compiled once per instruction set, and its bindings.
+//
+// Columns of a state, (K, V), depend on nothing of each other: a unit of the forward is some columns of
+// one head. The backward sums over columns, and over the heads of a group; its unit is a group, which
+// adds up in an order of its own. Hence bits do not depend on threads.
+#pragma once
+
+#include <cstdint>
+
+#include "native/dtype.hpp"
+#include "native/isa.hpp"
+#include "native/schedule.hpp"
+
+namespace fuseport::gated_delta_rule {
+
+constexpr int64_t CHUNK = 32;  // steps between states that the backward keeps: as in cases.py
+
+FUSEPORT_INLINED constexpr int64_t real_bytes(Dtype dtype) {
+  return dtype == Dtype::float64 ? 8 : 4;
+}
+
+// (b, l, heads, columns) or (b, l, heads); strides in elements, any value.
+struct Strided {
+  const void* data = nullptr;
+  int64_t batch = 0, step = 0, head = 0, column = 0;
+};
+
+// The type that is computed in, float or double, is called real.
+struct Problem {
+  Dtype dtype = Dtype::float32;
+  int64_t batches = 0, length = 0, groups = 1, heads = 0, keys = 0, values = 0;
+  bool channels = false;  // whether each key channel has a decay, or else the head
+  double scale = 1;
+  Strided q, k, v;                      // in `dtype`
+  Strided g, beta;                      // real
+  const void* initial_state = nullptr;  // (b, H, K, V), contiguous, real
+
+  // Inlined always: a copy that is compiled for one instruction set must not serve another.
+  FUSEPORT_INLINED int64_t chunks() const { return (length + CHUNK - 1) / CHUNK; }
+  FUSEPORT_INLINED int64_t heads_per_group() const { return heads / groups; }
+};
+
+struct Forward {
+  void* out = nullptr;          // (b, l, H, V), contiguous, in `dtype`
+  void* final_state = nullptr;  // (b, H, K, V), contiguous, real
+};
+
+struct Backward {
+  Strided dout;
+  const void* dfinal_state = nullptr;  // (b, H, K, V), contiguous, real
+  // Contiguous, in the shapes and dtypes of what they belong to.
+  void *dq = nullptr, *dk = nullptr, *dv = nullptr, *dg = nullptr, *dbeta = nullptr;
+  void* dinitial_state = nullptr;
+};
+
+// The functions for one instruction set. Scratch is each unit's own, 64-aligned.
+struct Kernels {
+  int64_t (*scratch_bytes)(const Problem&, bool backward);
+  int64_t (*forward_units)(const Problem&);
+  void (*forward)(const Problem&, const Forward&, int64_t unit, void* scratch);
+  void (*backward)(const Problem&, const Backward&, int64_t unit, void* scratch);  // units: b · G
+};
+
+FUSEPORT_CHOOSE_KERNELS()
+
+// The problem is not empty. `host` is as for `for_each_unit`.
+
+template <class Host>
+void run_forward(const Host& host, const Problem& p, const Forward& to) {
+  const Kernels& k = kernels();
+  const int64_t steps = p.batches * p.length * p.heads * p.keys * p.values;
+  for_each_unit(host, k.forward_units(p), steps, k.scratch_bytes(p, false),
+                [&](int64_t unit, void* scratch) { k.forward(p, to, unit, scratch); });
+}
+
+template <class Host>
+void run_backward(const Host& host, const Problem& p, const Backward& to) {
+  const Kernels& k = kernels();
+  const int64_t steps = p.batches * p.length * p.heads * p.keys * p.values;
+  for_each_unit(host, p.batches * p.groups, steps, k.scratch_bytes(p, true),
+                [&](int64_t unit, void* scratch) { k.backward(p, to, unit, scratch); });
+}
+
+}  // namespace fuseport::gated_delta_rule
