@@ -103,9 +103,10 @@ _SHAPES = {
     "width_33": _Shape(b=1, l=35, K=33, V=34, G=1, H=2),
     "key_1": _Shape(l=35, K=1, V=33),
     "value_1": _Shape(l=35, K=33, V=1, channels=True),
+    "key_300": _Shape(b=1, l=CHUNK + 2, G=1, H=1, K=300, V=3, channels=True),
     "widths_apart": _Shape(b=1, l=12, K=70, V=12, channels=True, G=1, H=2),
-    "qwen": _Shape(b=1, l=40, G=2, H=4, K=128, V=128),
-    "kimi": _Shape(b=1, l=40, G=2, H=2, K=128, V=128, channels=True),
+    "qwen": _Shape(b=1, l=10, G=1, H=2, K=128, V=128),
+    "kimi": _Shape(b=1, l=10, G=1, H=1, K=128, V=128, channels=True),
     "many_units": _Shape(b=2, l=130, G=4, H=8, K=32, V=16),  # worth several threads
     "layout_transposed": _Shape(
         l=35, K=18, V=20, channels=True, layouts=dict.fromkeys(_ALL, transposed)

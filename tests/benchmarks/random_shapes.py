@@ -44,6 +44,7 @@ from fuseport.ops.causal_conv1d.cases import _Shape as ConvShape
 from fuseport.ops.causal_conv1d_update.cases import _Shape as ConvStepShape
 from fuseport.ops.cross_scan.cases import ImageShape
 from fuseport.ops.deform_conv2d.cases import _Shape as DeformConvShape
+from fuseport.ops.gated_delta_rule.cases import _Shape as DeltaShape
 from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
 from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
 from fuseport.ops.rms_norm.cases import NormShape
@@ -179,6 +180,23 @@ def _chunk(r: Source) -> tuple[str, Any]:
     return "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan", shape
 
 
+def _delta(r: Source) -> tuple[str, Any]:
+    H = size(r, 8)
+    shape = DeltaShape(
+        b=size(r, 3),
+        l=size(r, 150),
+        G=divisor(r, H),
+        H=H,
+        K=size(r, 130),
+        V=size(r, 130),
+        channels=flag(r),
+        initial=flag(r),
+        forgets=r.choice((-6.0, -1.0, 3.0)),
+        scale=r.choice((0.1, 1.0, -2.0)),
+    )
+    return "gated_delta_rule", shape
+
+
 def _norm(r: Source, gate: bool | None) -> NormShape:
     d = size(r, 700)
     shape = (*(size(r, 20) for _ in range(r.randrange(1, 3))), d)
@@ -275,6 +293,7 @@ DRAWS: dict[str, Draw] = {
     "causal_conv1d_update": _conv_step,
     "selective_state_update": _state,
     "ssd_chunk_scan": _chunk,
+    "gated_delta_rule": _delta,
     "rms_norm": lambda r: ("rms_norm", _norm(r, None)),
     "rms_norm_gated": lambda r: ("rms_norm_gated", _norm(r, flag(r))),
     "deform_conv2d": _deform_conv,

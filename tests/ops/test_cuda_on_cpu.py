@@ -101,6 +101,7 @@ IN_ANY_ORDER = {
     "cross_scan": "height_17_width_33",
     "cross_merge": "height_17_width_33",
     "deform_conv2d": "groups_across_offset_groups",
+    "gated_delta_rule": "chunks_3_minus_1",
     "ms_deform_attn": "query_blocks",
     "nf4_linear": "outputs_130",
     "rotary_embedding": "many_units",

@@ -1,0 +1,221 @@
+// The gated delta rule on CUDA, backward: a walk that keeps the states before all chunks, one back
+// through time, by the formulas of reference.py, and sums of what blocks left.
+#pragma once
+
+#include "gated_delta_rule/kernel.cuh"
+
+namespace fuseport::gated_delta_rule::cuda {
+
+constexpr int BACK_COLUMNS = 32;  // of a block's columns in the walk back
+constexpr int SUM_THREADS = 128;
+
+// Memory of the passes' own, all of it real.
+template <class Value>
+struct BackwardScratch {
+  Value *states, *running, *errors;  // as a walk writes them
+  Value* decayed;                    // of each unit (32, columns, K): states before a step's update
+  Value *dq, *dk, *dg;               // parts: (b, l, H, blocks of columns, K)
+  Value* dbeta;                      // parts: (b, l, H, blocks of columns)
+  int64_t bytes = 0;
+
+  BackwardScratch(const Problem& p, void* base) {
+    const int64_t heads = p.batches * p.heads, blocks = blocks_of(p, BACK_COLUMNS);
+    const int64_t steps = heads * p.length, state = p.keys * p.values;
+    take(base, heads * p.chunks() * state, &states);
+    take(base, heads * state, &running);
+    take(base, steps * p.values, &errors);
+    take(base, heads * blocks * CHUNK * BACK_COLUMNS * p.keys, &decayed);
+    for (Value** part : {&dq, &dk, &dg}) take(base, steps * blocks * p.keys, part);
+    take(base, steps * blocks, &dbeta);
+  }
+
+ private:
+  void take(void* base, int64_t count, Value** part) {
+    *part = (Value*)((char*)base + bytes);
+    bytes += (count * (int64_t)sizeof(Value) + 255) / 256 * 256;
+  }
+};
+
+template <class Stored, bool REGISTERS>
+__global__ void __launch_bounds__(MOST_THREADS)
+    back_kernel(Problem p, Backward to, BackwardScratch<Real<Stored>> s) {
+  using Value = Real<Stored>;
+  constexpr int C = BACK_COLUMNS;
+  FUSEPORT_SHARED(memory);
+  const int threads = (int)blockDim.x;
+  const int64_t blocks = blocks_of(p, C), units = p.batches * p.heads * blocks;
+  int turn = 0;
+  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    const Place place(p, C, unit);
+    // Of the cotangent of the state, a row, or where rows are many its memory.
+    Value* const all = (Value*)to.dinitial_state + place.state;
+    Value own[C] = {};
+    const auto get = [&](int64_t k, int c) {
+      return REGISTERS ? own[c] : all[k * p.values + c];
+    };
+    const auto put = [&](int64_t k, int c, Value d) {
+      if constexpr (REGISTERS) own[c] = d;
+      else all[k * p.values + c] = d;
+    };
+    for (int64_t k = threadIdx.x; k < p.keys; k += threads)
+#pragma unroll
+      for (int c = 0; c < C; ++c)
+        if (c < place.count)
+          put(k, c, ((const Value*)to.dfinal_state + place.state)[k * p.values + c]);
+
+    for (int64_t chunk = p.chunks() - 1; chunk >= 0; --chunk) {
+      const int64_t start = chunk * CHUNK;
+      const int steps = (int)(p.length - start < CHUNK ? p.length - start : CHUNK);
+      Value* const decayed = s.decayed + unit * CHUNK * C * p.keys;  // each thread reads its own
+      for (int64_t k = threadIdx.x; k < p.keys; k += threads) {
+        Value state[C] = {};
+#pragma unroll
+        for (int c = 0; c < C; ++c)
+          if (c < place.count)
+            state[c] = s.states[chunk_state(p, place, chunk) + k * p.values + c];
+        for (int i = 0; i < steps; ++i) {
+          const int64_t t = start + i;
+          const Value decay = decay_of<Value>(p, place, t, k);
+          const Value key = key_of<Stored>(p, place, t, k) * rate_of<Value>(p, place, t);
+          const Value* const errors = s.errors + place.row(p, t) * p.values + place.first;
+#pragma unroll
+          for (int c = 0; c < C; ++c) {
+            if (c >= place.count) continue;
+            state[c] *= decay;
+            decayed[(i * C + c) * p.keys + k] = state[c];
+            state[c] += key * errors[c];
+          }
+        }
+      }
+
+      for (int i = steps - 1; i >= 0; --i) {
+        const int64_t t = start + i;
+        const Stored* const dout =
+            at<Stored>(to.dout, place.batch, t, place.head) + place.first * to.dout.column;
+        const Value* const errors = s.errors + place.row(p, t) * p.values + place.first;
+        const Value rate = rate_of<Value>(p, place, t);
+        Value sums[C] = {}, couts[C] = {};
+#pragma unroll
+        for (int c = 0; c < C; ++c)
+          if (c < place.count) couts[c] = to_real(dout[c * to.dout.column]);
+        for (int64_t k = threadIdx.x; k < p.keys; k += threads) {
+          const Value query = query_of<Stored>(p, place, t, k);
+          const Value key = key_of<Stored>(p, place, t, k);
+#pragma unroll
+          for (int c = 0; c < C; ++c) {
+            if (c >= place.count) continue;
+            const Value d = get(k, c) + query * couts[c];
+            put(k, c, d);
+            sums[c] += key * d;
+          }
+        }
+        Value* const shared = (Value*)memory + turn * (threads / 32 * C);
+        turn ^= 1;
+        add_up<C>(sums, shared);
+        Value dbeta = 0;
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+          sums[c] = 0;
+          if (c >= place.count) continue;
+          const Value dupdate = total<C>(shared, c);
+          dbeta += dupdate * errors[c];
+          sums[c] = rate * dupdate;  // dv
+          if ((int)threadIdx.x == c)
+            from_real(sums[c], (Stored*)to.dv + place.row(p, t) * p.values + place.first + c);
+        }
+        const int64_t part = place.row(p, t) * blocks + place.block;
+        if (threadIdx.x == 0) s.dbeta[part] = dbeta;
+        for (int64_t k = threadIdx.x; k < p.keys; k += threads) {
+          const Value key = key_of<Stored>(p, place, t, k);
+          const Value decay = decay_of<Value>(p, place, t, k);
+          Value dq = 0, dk = 0, dg = 0;
+#pragma unroll
+          for (int c = 0; c < C; ++c) {
+            if (c >= place.count) continue;
+            const Value state = decayed[(i * C + c) * p.keys + k], update = rate * errors[c];
+            const Value d = get(k, c), earlier = d - key * sums[c];
+            dq += (state + key * update) * couts[c];
+            dk += d * update - state * sums[c];
+            dg += state * earlier;
+            put(k, c, earlier * decay);
+          }
+          s.dq[part * p.keys + k] = dq;
+          s.dk[part * p.keys + k] = dk;
+          s.dg[part * p.keys + k] = dg;
+        }
+      }
+    }
+    if constexpr (REGISTERS) {
+      const int64_t k = threadIdx.x;
+#pragma unroll
+      for (int c = 0; c < C; ++c)
+        if (k < p.keys && c < place.count) all[k * p.values + c] = own[c];
+    }
+  }
+}
+
+// The sum over `count` parts in a row, `stride` apart.
+template <class Value>
+FUSEPORT_DEVICE Value sum_of(const Value* parts, int64_t count, int64_t stride) {
+  Value sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += parts[i * stride];
+  return sum;
+}
+
+// A block has steps of batch entries in turn; a warp, of a decay that is a head's, heads in turn.
+template <class Stored>
+__global__ void __launch_bounds__(SUM_THREADS)
+    sum_kernel(Problem p, Backward to, BackwardScratch<Real<Stored>> s) {
+  using Value = Real<Stored>;
+  const int64_t blocks = blocks_of(p, BACK_COLUMNS), size = p.heads_per_group();
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+  for (int64_t step = blockIdx.x; step < p.batches * p.length; step += gridDim.x) {
+    const int64_t first = step * p.heads;
+    for (int64_t i = threadIdx.x; i < p.groups * p.keys; i += SUM_THREADS) {
+      const int64_t group = quotient_of(i, p.keys), k = i - group * p.keys;
+      const int64_t from = (first + group * size) * blocks * p.keys + k;
+      const Value dq = sum_of(s.dq + from, size * blocks, p.keys) * (Value)p.scale;
+      from_real(dq, (Stored*)to.dq + step * p.groups * p.keys + i);
+      from_real(sum_of(s.dk + from, size * blocks, p.keys),
+                (Stored*)to.dk + step * p.groups * p.keys + i);
+    }
+    for (int64_t head = threadIdx.x; head < p.heads; head += SUM_THREADS)
+      ((Value*)to.dbeta)[first + head] = sum_of(s.dbeta + (first + head) * blocks, blocks, 1);
+    if (p.channels) {
+      for (int64_t i = threadIdx.x; i < p.heads * p.keys; i += SUM_THREADS) {
+        const int64_t head = quotient_of(i, p.keys), k = i - head * p.keys;
+        ((Value*)to.dg)[first * p.keys + i] =
+            sum_of(s.dg + (first + head) * blocks * p.keys + k, blocks, p.keys);
+      }
+      continue;
+    }
+    for (int64_t head = warp; head < p.heads; head += SUM_THREADS / 32) {
+      Value sum = 0;
+      for (int64_t i = lane; i < blocks * p.keys; i += 32)
+        sum += s.dg[(first + head) * blocks * p.keys + i];
+      for (int mask = 16; mask > 0; mask /= 2) sum += shuffled(sum, mask);
+      if (lane == 0) ((Value*)to.dg)[first + head] = sum;
+    }
+  }
+}
+
+template <class Stored>
+const char* run_backward(const Problem& p, const Backward& to,
+                         const BackwardScratch<Real<Stored>>& s, void* stream) {
+  Walk walk;
+  walk.running = s.running;
+  walk.states = s.states;
+  walk.errors = s.errors;
+  if (const char* error = run_walk<Stored, true>(p, walk, stream)) return error;
+  const int threads = threads_of(p);
+  const int64_t units = p.batches * p.heads * blocks_of(p, BACK_COLUMNS);
+  const int64_t shared = 2 * threads / 32 * BACK_COLUMNS * (int64_t)sizeof(Real<Stored>);
+  const char* error =
+      p.keys <= threads
+          ? launch(back_kernel<Stored, true>, units, threads, shared, stream, p, to, s)
+          : launch(back_kernel<Stored, false>, units, threads, shared, stream, p, to, s);
+  if (error) return error;
+  return launch(sum_kernel<Stored>, p.batches * p.length, SUM_THREADS, 0, stream, p, to, s);
+}
+
+}  // namespace fuseport::gated_delta_rule::cuda

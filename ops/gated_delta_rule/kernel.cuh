@@ -1,0 +1,214 @@
+// The gated delta rule on CUDA, forward: a walk through time, which the backward takes too. What is
+// read of a step is the same for all threads, or lies in a row for them.
+#pragma once
+
+#include "gated_delta_rule/cuda.hpp"
+#include "native/cuda_vectors.cuh"
+
+namespace fuseport::gated_delta_rule::cuda {
+
+using namespace fuseport::cuda;
+
+constexpr int MOST_THREADS = 256;
+constexpr int WALK_COLUMNS = 8;  // of a block's columns in a walk
+
+// Whole warps.
+inline int threads_of(const Problem& p) {
+  const int64_t whole = (p.keys + 31) / 32 * 32;
+  return (int)(whole < MOST_THREADS ? whole : MOST_THREADS);
+}
+
+FUSEPORT_INLINED int64_t blocks_of(const Problem& p, int columns) {
+  return (p.values + columns - 1) / columns;
+}
+
+// The columns that a unit has.
+struct Place {
+  int64_t batch, head, group, block, first;
+  int count;
+  int64_t state;  // where they begin in (b, H, K, V)
+
+  FUSEPORT_DEVICE Place(const Problem& p, int columns, int64_t unit) {
+    const int64_t blocks = blocks_of(p, columns), both = quotient_of(unit, blocks);
+    block = unit - both * blocks;
+    batch = quotient_of(both, p.heads);
+    head = both - batch * p.heads;
+    group = quotient_of(head, p.heads_per_group());
+    first = block * columns;
+    count = (int)(p.values - first < columns ? p.values - first : columns);
+    state = both * p.keys * p.values + first;
+  }
+
+  // Where this head's numbers of a step begin in (b, l, H, …), contiguous, of one for each head.
+  FUSEPORT_DEVICE int64_t row(const Problem& p, int64_t t) const {
+    return (batch * p.length + t) * p.heads + head;
+  }
+};
+
+template <class Number>
+FUSEPORT_DEVICE const Number* at(const Strided& s, int64_t batch, int64_t t, int64_t head) {
+  return (const Number*)s.data + batch * s.batch + t * s.step + head * s.head;
+}
+
+// exp(g) of a step, for a key channel.
+template <class Value>
+FUSEPORT_DEVICE Value decay_of(const Problem& p, const Place& place, int64_t t, int64_t k) {
+  const Value g = at<Value>(p.g, place.batch, t, place.head)[p.channels ? k * p.g.column : 0];
+  const Value e = exp_of_minus_abs(g);
+  return g > 0 ? (Value)1 / e : e;
+}
+
+template <class Stored>
+FUSEPORT_DEVICE Real<Stored> key_of(const Problem& p, const Place& place, int64_t t, int64_t k) {
+  return to_real(at<Stored>(p.k, place.batch, t, place.group)[k * p.k.column]);
+}
+
+template <class Stored>
+FUSEPORT_DEVICE Real<Stored> query_of(const Problem& p, const Place& place, int64_t t, int64_t k) {
+  return to_real(at<Stored>(p.q, place.batch, t, place.group)[k * p.q.column]) *
+         (Real<Stored>)p.scale;
+}
+
+template <class Value>
+FUSEPORT_DEVICE Value rate_of(const Problem& p, const Place& place, int64_t t) {
+  return *at<Value>(p.beta, place.batch, t, place.head);
+}
+
+// Sums v over the warps of a block, each into its row of `shared`: `total` adds those up. The memory of
+// one call may be written again in the next but one.
+template <int COUNT, class Value>
+FUSEPORT_DEVICE void add_up(Value* v, Value* shared) {
+  constexpr int ALIKE = 32 / COUNT;
+  sum_over_lanes<32, 1, COUNT>(v);
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+  if (lane % ALIKE == 0) shared[warp * COUNT + lane / ALIKE] = v[0];
+  __syncthreads();
+}
+
+template <int COUNT, class Value>
+FUSEPORT_DEVICE Value total(const Value* shared, int i) {
+  const int warps = (int)blockDim.x / 32;
+  Value sum = shared[i];
+  for (int warp = 1; warp < warps; ++warp) sum += shared[warp * COUNT + i];
+  return sum;
+}
+
+// What a walk writes: outputs, or for a backward the states before all chunks and the errors, v less
+// what its key stood for.
+struct Walk {
+  void* out = nullptr;      // (b, l, H, V), in `dtype`
+  void* running = nullptr;  // (b, H, K, V), real: the last state, and all before where rows are many
+  void* states = nullptr;   // (b, H, chunks, K, V), real
+  void* errors = nullptr;   // (b, l, H, V), real
+};
+
+// Where states of a chunk begin, for a unit's columns.
+FUSEPORT_DEVICE int64_t chunk_state(const Problem& p, const Place& place, int64_t chunk) {
+  return ((place.batch * p.heads + place.head) * p.chunks() + chunk) * p.keys * p.values +
+         place.first;
+}
+
+// REGISTERS: there is a thread for each row. BACKWARD: what is written is what a backward needs. A step
+// writes its update, reads the state, decays it for the step that follows, and reads that for its key.
+template <class Stored, bool REGISTERS, bool BACKWARD>
+__global__ void __launch_bounds__(MOST_THREADS) walk_kernel(Problem p, Walk w) {
+  using Value = Real<Stored>;
+  constexpr int C = WALK_COLUMNS, COUNT = BACKWARD ? C : 2 * C;
+  FUSEPORT_SHARED(memory);
+  const int threads = (int)blockDim.x, size = threads / 32 * COUNT;
+  const int64_t units = p.batches * p.heads * blocks_of(p, C);
+  int turn = 0;
+  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    const Place place(p, C, unit);
+    const Value* const initial = (const Value*)p.initial_state + place.state;
+    Value* const running = (Value*)w.running + place.state;
+    Value own[C] = {}, sums[COUNT] = {};
+    const auto keep = [&](int64_t chunk, int64_t k, int c, Value s) {
+      ((Value*)w.states + chunk_state(p, place, chunk))[k * p.values + c] = s;
+    };
+    const auto put = [&](int64_t k, int c, Value s) {
+      if constexpr (REGISTERS) own[c] = s;
+      else running[k * p.values + c] = s;
+    };
+    const auto write = [&](int64_t t, const Value* shared) {
+      if ((int)threadIdx.x >= place.count) return;
+      Stored* const out = (Stored*)w.out + place.row(p, t) * p.values + place.first;
+      from_real(total<COUNT>(shared, C + (int)threadIdx.x), out + threadIdx.x);
+    };
+
+    for (int64_t k = threadIdx.x; k < p.keys; k += threads) {
+      const Value decay = decay_of<Value>(p, place, 0, k), next = key_of<Stored>(p, place, 0, k);
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        if (c >= place.count) continue;
+        const Value s = initial[k * p.values + c];
+        if (BACKWARD) keep(0, k, c, s);
+        put(k, c, s * decay);
+        sums[c] += next * (s * decay);
+      }
+    }
+    for (int64_t t = 0; t < p.length; ++t) {
+      Value* const shared = (Value*)memory + turn * size;
+      turn ^= 1;
+      add_up<COUNT>(sums, shared);
+      if (!BACKWARD && t > 0) write(t - 1, shared);
+      const Stored* const v =
+          at<Stored>(p.v, place.batch, t, place.head) + place.first * p.v.column;
+      const Value rate = rate_of<Value>(p, place, t);
+      Value updates[C];
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        updates[c] = 0;
+        if (c >= place.count) continue;
+        const Value error = to_real(v[c * p.v.column]) - total<COUNT>(shared, c);
+        if (BACKWARD && (int)threadIdx.x == c)
+          ((Value*)w.errors)[place.row(p, t) * p.values + place.first + c] = error;
+        updates[c] = rate * error;
+      }
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) sums[i] = 0;
+      const bool last = t + 1 == p.length, kept = BACKWARD && !last && (t + 1) % CHUNK == 0;
+      for (int64_t k = threadIdx.x; k < p.keys; k += threads) {
+        const Value key = key_of<Stored>(p, place, t, k);
+        const Value query = BACKWARD ? (Value)0 : query_of<Stored>(p, place, t, k);
+        const Value decay = last ? (Value)1 : decay_of<Value>(p, place, t + 1, k);
+        const Value next = last ? (Value)0 : key_of<Stored>(p, place, t + 1, k);
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+          if (c >= place.count) continue;
+          Value s = REGISTERS ? own[c] : running[k * p.values + c];
+          s += key * updates[c];
+          if (kept) keep((t + 1) / CHUNK, k, c, s);
+          if constexpr (!BACKWARD) sums[C + c] += query * s;
+          s *= decay;
+          put(k, c, s);
+          sums[c] += next * s;
+        }
+      }
+    }
+    if constexpr (!BACKWARD) {
+      Value* const shared = (Value*)memory + turn * size;
+      turn ^= 1;
+      add_up<COUNT>(sums, shared);
+      write(p.length - 1, shared);
+      if constexpr (REGISTERS) {
+        const int64_t k = threadIdx.x;
+#pragma unroll
+        for (int c = 0; c < C; ++c)
+          if (k < p.keys && c < place.count) running[k * p.values + c] = own[c];
+      }
+    }
+  }
+}
+
+template <class Stored, bool BACKWARD>
+const char* run_walk(const Problem& p, const Walk& walk, void* stream) {
+  const int threads = threads_of(p);
+  const int64_t units = p.batches * p.heads * blocks_of(p, WALK_COLUMNS);
+  const int64_t shared = 2 * threads / 32 * 2 * WALK_COLUMNS * (int64_t)sizeof(Real<Stored>);
+  if (p.keys <= threads)
+    return launch(walk_kernel<Stored, true, BACKWARD>, units, threads, shared, stream, p, walk);
+  return launch(walk_kernel<Stored, false, BACKWARD>, units, threads, shared, stream, p, walk);
+}
+
+}  // namespace fuseport::gated_delta_rule::cuda
