@@ -147,7 +147,6 @@ SPEC = OpSpec(
     bugs=BUGS,
     stands_for=("gated_delta_rule", "chunk_kda", "kda_fwd", "fused_recurrent_kda"),
     keeps_float32=("A_log", "dt_bias"),
-    float32_arguments=("g", "beta"),
     bench=BENCH,
     evidence=(
         Evidence("a Gated DeltaNet mixer of Qwen3-Next", {**_HEADS, "in_proj_ba.weight": _MATRIX}),

@@ -2,9 +2,10 @@
 // each head it computes the states before all chunks again, then goes back through them; the formulas
 // are those of reference.py. Compiled once per instruction set.
 //
-// Sums over values are of more numbers than sums over keys: so a vector is of keys here, and a row of
-// values. A block has as many values as a vector has lanes; what it holds of a state or its cotangent
-// is (padded K / lanes) squares of lanes × lanes, a row of a square being that of a value.
+// Each step has three sums over values, for each key, and one over keys, for each value: so that the
+// three add up whole vectors, a vector is of keys here, and a row of values. A block has as many values
+// as a vector has lanes; what it holds of a state or its cotangent is (padded K / lanes) squares of
+// lanes × lanes, a row of a square being that of a value.
 #pragma once
 
 #include "gated_delta_rule/tiles.hpp"
@@ -115,7 +116,7 @@ static void walk_again(const typename F::Real* before, int64_t row, int count,
       const Vector key = load<F>(k + (t - 1) * row + i), kept = load<F>(decays + t * row + i);
 #pragma GCC unroll 16
       for (int v = 0; v < LANES; ++v) {
-        const int64_t at = i * LANES + v * LANES;
+        const int64_t at = (i + v) * LANES;
         store<F>(to + at, (load<F>(from + at) + key * update[v]) * kept);
       }
     }

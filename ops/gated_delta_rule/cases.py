@@ -96,6 +96,9 @@ _SHAPES = {
     "chunk_plus_1": _Shape(l=CHUNK + 1),
     "chunks_2": _Shape(l=2 * CHUNK, G=1, channels=True),
     "chunks_3_minus_1": _Shape(l=3 * CHUNK - 1, G=1, H=2),
+    # More than a segment of the CUDA kernels, with rows in registers and in memory.
+    "chunks_9": _Shape(b=2, l=8 * CHUNK + 3, G=1, H=2, K=3, V=2),
+    "chunks_9_key_260": _Shape(b=1, l=8 * CHUNK + 1, G=1, H=1, K=260, V=1, channels=True),
     "remembers": _Shape(l=2 * CHUNK + 3, forgets=-6.0, channels=True),
     "forgets": _Shape(l=CHUNK + 5, forgets=3.0),
     "forgets_channels": _Shape(l=CHUNK + 5, forgets=3.0, channels=True),
@@ -136,7 +139,7 @@ BENCH: tuple[Case, ...] = (
     Case(
         "kimi_linear",
         "gated_delta_rule",
-        _Shape(1, 1024, 32, 32, 128, 128, channels=True, initial=False).make,
+        _Shape(1, 512, 32, 32, 128, 128, channels=True, initial=False).make,
     ),
 )
 

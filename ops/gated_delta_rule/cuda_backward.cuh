@@ -1,5 +1,6 @@
 // The gated delta rule on CUDA, backward: a walk that keeps the states before all chunks, one back
-// through time, by the formulas of reference.py, and sums of what blocks left.
+// through time, by the formulas of reference.py, and sums of what blocks left. The last two take a
+// segment of time after the other, so that what blocks leave takes no more memory than a segment's.
 #pragma once
 
 #include "gated_delta_rule/kernel.cuh"
@@ -8,22 +9,35 @@ namespace fuseport::gated_delta_rule::cuda {
 
 constexpr int BACK_COLUMNS = 32;  // of a block's columns in the walk back
 constexpr int SUM_THREADS = 128;
+constexpr int64_t SEGMENT = 8;  // chunks
+
+// Chunks from `first` on, and their steps.
+struct Segment {
+  int64_t first, chunks, start, steps;
+
+  Segment(const Problem& p, int64_t index) {
+    first = index * SEGMENT;
+    chunks = p.chunks() - first < SEGMENT ? p.chunks() - first : SEGMENT;
+    start = first * CHUNK;
+    steps = p.length - start < SEGMENT * CHUNK ? p.length - start : SEGMENT * CHUNK;
+  }
+};
 
 // Memory of the passes' own, all of it real.
 template <class Value>
 struct BackwardScratch {
   Value *states, *running, *errors;  // as a walk writes them
   Value* decayed;                    // of each unit (32, columns, K): states before a step's update
-  Value *dq, *dk, *dg;               // parts: (b, l, H, blocks of columns, K)
-  Value* dbeta;                      // parts: (b, l, H, blocks of columns)
+  Value *dq, *dk, *dg;               // parts: (b, steps of a segment, H, blocks of columns, K)
+  Value* dbeta;                      // parts: (b, steps of a segment, H, blocks of columns)
   int64_t bytes = 0;
 
   BackwardScratch(const Problem& p, void* base) {
     const int64_t heads = p.batches * p.heads, blocks = blocks_of(p, BACK_COLUMNS);
-    const int64_t steps = heads * p.length, state = p.keys * p.values;
+    const int64_t state = p.keys * p.values, steps = heads * Segment(p, 0).steps;
     take(base, heads * p.chunks() * state, &states);
     take(base, heads * state, &running);
-    take(base, steps * p.values, &errors);
+    take(base, heads * p.length * p.values, &errors);
     take(base, heads * blocks * CHUNK * BACK_COLUMNS * p.keys, &decayed);
     for (Value** part : {&dq, &dk, &dg}) take(base, steps * blocks * p.keys, part);
     take(base, steps * blocks, &dbeta);
@@ -38,7 +52,7 @@ struct BackwardScratch {
 
 template <class Stored, bool REGISTERS>
 __global__ void __launch_bounds__(MOST_THREADS)
-    back_kernel(Problem p, Backward to, BackwardScratch<Real<Stored>> s) {
+    back_kernel(Problem p, Backward to, BackwardScratch<Real<Stored>> s, Segment segment) {
   using Value = Real<Stored>;
   constexpr int C = BACK_COLUMNS;
   FUSEPORT_SHARED(memory);
@@ -47,8 +61,11 @@ __global__ void __launch_bounds__(MOST_THREADS)
   int turn = 0;
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const Place place(p, C, unit);
-    // Of the cotangent of the state, a row, or where rows are many its memory.
+    // Of the cotangent of the state, a row, or where rows are many its memory; between segments, too.
     Value* const all = (Value*)to.dinitial_state + place.state;
+    const Value* const later = segment.first + segment.chunks == p.chunks()
+                                   ? (const Value*)to.dfinal_state + place.state
+                                   : all;
     Value own[C] = {};
     const auto get = [&](int64_t k, int c) {
       return REGISTERS ? own[c] : all[k * p.values + c];
@@ -60,10 +77,9 @@ __global__ void __launch_bounds__(MOST_THREADS)
     for (int64_t k = threadIdx.x; k < p.keys; k += threads)
 #pragma unroll
       for (int c = 0; c < C; ++c)
-        if (c < place.count)
-          put(k, c, ((const Value*)to.dfinal_state + place.state)[k * p.values + c]);
+        if (c < place.count) put(k, c, later[k * p.values + c]);
 
-    for (int64_t chunk = p.chunks() - 1; chunk >= 0; --chunk) {
+    for (int64_t chunk = segment.first + segment.chunks - 1; chunk >= segment.first; --chunk) {
       const int64_t start = chunk * CHUNK;
       const int steps = (int)(p.length - start < CHUNK ? p.length - start : CHUNK);
       Value* const decayed = s.decayed + unit * CHUNK * C * p.keys;  // each thread reads its own
@@ -123,7 +139,8 @@ __global__ void __launch_bounds__(MOST_THREADS)
           if ((int)threadIdx.x == c)
             from_real(sums[c], (Stored*)to.dv + place.row(p, t) * p.values + place.first + c);
         }
-        const int64_t part = place.row(p, t) * blocks + place.block;
+        const int64_t step = place.batch * segment.steps + t - segment.start;
+        const int64_t part = (step * p.heads + place.head) * blocks + place.block;
         if (threadIdx.x == 0) s.dbeta[part] = dbeta;
         for (int64_t k = threadIdx.x; k < p.keys; k += threads) {
           const Value key = key_of<Stored>(p, place, t, k);
@@ -162,29 +179,31 @@ FUSEPORT_DEVICE Value sum_of(const Value* parts, int64_t count, int64_t stride) 
   return sum;
 }
 
-// A block has steps of batch entries in turn; a warp, of a decay that is a head's, heads in turn.
+// A block has steps of a segment in turn; a warp, of a decay that is a head's, heads in turn.
 template <class Stored>
 __global__ void __launch_bounds__(SUM_THREADS)
-    sum_kernel(Problem p, Backward to, BackwardScratch<Real<Stored>> s) {
+    sum_kernel(Problem p, Backward to, BackwardScratch<Real<Stored>> s, Segment segment) {
   using Value = Real<Stored>;
   const int64_t blocks = blocks_of(p, BACK_COLUMNS), size = p.heads_per_group();
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-  for (int64_t step = blockIdx.x; step < p.batches * p.length; step += gridDim.x) {
-    const int64_t first = step * p.heads;
+  for (int64_t step = blockIdx.x; step < p.batches * segment.steps; step += gridDim.x) {
+    const int64_t batch = quotient_of(step, segment.steps);
+    const int64_t row = batch * p.length + segment.start + step - batch * segment.steps;
+    const int64_t first = step * p.heads, to_first = row * p.heads;
     for (int64_t i = threadIdx.x; i < p.groups * p.keys; i += SUM_THREADS) {
       const int64_t group = quotient_of(i, p.keys), k = i - group * p.keys;
       const int64_t from = (first + group * size) * blocks * p.keys + k;
       const Value dq = sum_of(s.dq + from, size * blocks, p.keys) * (Value)p.scale;
-      from_real(dq, (Stored*)to.dq + step * p.groups * p.keys + i);
+      from_real(dq, (Stored*)to.dq + row * p.groups * p.keys + i);
       from_real(sum_of(s.dk + from, size * blocks, p.keys),
-                (Stored*)to.dk + step * p.groups * p.keys + i);
+                (Stored*)to.dk + row * p.groups * p.keys + i);
     }
     for (int64_t head = threadIdx.x; head < p.heads; head += SUM_THREADS)
-      ((Value*)to.dbeta)[first + head] = sum_of(s.dbeta + (first + head) * blocks, blocks, 1);
+      ((Value*)to.dbeta)[to_first + head] = sum_of(s.dbeta + (first + head) * blocks, blocks, 1);
     if (p.channels) {
       for (int64_t i = threadIdx.x; i < p.heads * p.keys; i += SUM_THREADS) {
         const int64_t head = quotient_of(i, p.keys), k = i - head * p.keys;
-        ((Value*)to.dg)[first * p.keys + i] =
+        ((Value*)to.dg)[to_first * p.keys + i] =
             sum_of(s.dg + (first + head) * blocks * p.keys + k, blocks, p.keys);
       }
       continue;
@@ -194,7 +213,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
       for (int64_t i = lane; i < blocks * p.keys; i += 32)
         sum += s.dg[(first + head) * blocks * p.keys + i];
       for (int mask = 16; mask > 0; mask /= 2) sum += shuffled(sum, mask);
-      if (lane == 0) ((Value*)to.dg)[first + head] = sum;
+      if (lane == 0) ((Value*)to.dg)[to_first + head] = sum;
     }
   }
 }
@@ -210,12 +229,18 @@ const char* run_backward(const Problem& p, const Backward& to,
   const int threads = threads_of(p);
   const int64_t units = p.batches * p.heads * blocks_of(p, BACK_COLUMNS);
   const int64_t shared = 2 * threads / 32 * BACK_COLUMNS * (int64_t)sizeof(Real<Stored>);
-  const char* error =
-      p.keys <= threads
-          ? launch(back_kernel<Stored, true>, units, threads, shared, stream, p, to, s)
-          : launch(back_kernel<Stored, false>, units, threads, shared, stream, p, to, s);
-  if (error) return error;
-  return launch(sum_kernel<Stored>, p.batches * p.length, SUM_THREADS, 0, stream, p, to, s);
+  for (int64_t index = (p.chunks() - 1) / SEGMENT; index >= 0; --index) {
+    const Segment segment(p, index);
+    const auto back =
+        p.keys <= threads ? back_kernel<Stored, true> : back_kernel<Stored, false>;
+    if (const char* error = launch(back, units, threads, shared, stream, p, to, s, segment))
+      return error;
+    const int64_t steps = p.batches * segment.steps;
+    if (const char* error =
+            launch(sum_kernel<Stored>, steps, SUM_THREADS, 0, stream, p, to, s, segment))
+      return error;
+  }
+  return nullptr;
 }
 
 }  // namespace fuseport::gated_delta_rule::cuda

@@ -1,5 +1,8 @@
 // Forward: one unit is a batch entry, a head and a block of columns of its state, which stays in the
 // first cache. Compiled once per instruction set.
+//
+// It goes step by step, at four operations for each number of the state. Products of matrices over a
+// chunk, the WY form, would have three, and for K = V = 128 and chunks of 64 a fourth within the chunk.
 #pragma once
 
 #include "gated_delta_rule/tiles.hpp"

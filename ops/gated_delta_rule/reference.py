@@ -29,9 +29,8 @@ def gated_delta_rule(
     state, outs = initial_state, []
     for query, key, value, decay, rate in _steps(q, k, v, g, beta):
         decayed = decay * state
-        error = value - (decayed * key).sum(2, keepdim=True)
-        state = decayed + key * (rate * error)
-        outs.append(scale * (state * query).sum(2))
+        state = torch.addcmul(decayed, key, rate * (value - key.mT @ decayed))
+        outs.append(scale * (query.mT @ state).squeeze(2))
     out = torch.stack(outs, 1) if outs else v
     return _contiguous(out.to(v.dtype)), _contiguous(state)
 
@@ -56,7 +55,7 @@ def gated_delta_rule_backward(
     for _, key, value, decay, rate in steps:
         before.append(state)
         decayed = decay * state
-        state = decayed + key * (rate * (value - (decayed * key).sum(2, keepdim=True)))
+        state = torch.addcmul(decayed, key, rate * (value - key.mT @ decayed))
 
     later, gradients = dfinal_state, []
     cotangents = dout.to(initial_state.dtype).unsqueeze(3).unbind(1)
@@ -65,17 +64,17 @@ def gated_delta_rule_backward(
     ):
         query, key, value, decay, rate = step
         decayed = decay * earlier
-        error = value - (decayed * key).sum(2, keepdim=True)
+        error = value - key.mT @ decayed
         update = rate * error
-        dstate = later + scale * query * cotangent
-        dupdate = (dstate * key).sum(2, keepdim=True)
+        dstate = torch.addcmul(later, scale * query, cotangent)
+        dupdate = key.mT @ dstate
         dvalue = rate * dupdate
-        ddecayed = dstate - key * dvalue
-        of_state = decayed + key * update
+        ddecayed = torch.addcmul(dstate, key, dvalue, value=-1)
+        of_state = torch.addcmul(decayed, key, update)
         gradients.append(
             (
-                scale * (of_state * cotangent).sum(3),
-                (dstate * update).sum(3) - (decayed * dvalue).sum(3),
+                scale * (of_state @ cotangent.mT).squeeze(3),
+                (dstate @ update.mT - decayed @ dvalue.mT).squeeze(3),
                 dvalue.squeeze(2),
                 (decayed * ddecayed).sum(3),
                 (dupdate * error).sum((2, 3)),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fuseport.ops import OPS, cuda, registration
 from fuseport.ops.cross_scan.cases import ImageShape
+from fuseport.ops.gated_delta_rule.cases import _Shape as DeltaShape
 from fuseport.ops.ms_deform_attn.cases import _MAPS
 from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
 from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
@@ -66,6 +67,11 @@ OPERATIONS = (
         Operation("ssd_chunk_scan", f"{b},{n},24,64,128", ChunkShape(b, n, 24, 64, 128).make)
         for b, n in ((1, 4096), (8, 2048))
     ),
+    *(
+        Operation("gated_delta_rule", f"{b},{n},16,32,128,128", shape.make)
+        for b, n in ((1, 4096), (8, 2048))
+        for shape in [DeltaShape(b, n, 16, 32, 128, 128)]
+    ),
 )
 
 
@@ -100,6 +106,25 @@ def _chunk_peer() -> Peer | None:
             return out
 
         leaves = [x, dt, A, B, C, D, bias]
+        return forward, _differentiated(forward, leaves, cotangents["dout"])
+
+    return peer
+
+
+def _delta_peer() -> Peer | None:
+    module = _module("fla.ops.gated_delta_rule")
+    if module is None:
+        return None
+
+    def peer(inputs: Inputs, cotangents: Inputs) -> Any:
+        leaves = [inputs[n].detach().requires_grad_() for n in ("q", "k", "v", "g", "beta")]
+
+        def forward() -> Tensor:
+            q, k, v, g, beta = leaves
+            rule = module.chunk_gated_delta_rule
+            out: Tensor = rule(q, k, v, g.squeeze(3), beta, inputs["scale"])[0]
+            return out
+
         return forward, _differentiated(forward, leaves, cotangents["dout"])
 
     return peer
@@ -148,6 +173,7 @@ def _linear_peer() -> Peer | None:
 
 _PEERS: Mapping[str, Callable[[], Peer | None]] = {
     "ssd_chunk_scan": _chunk_peer,
+    "gated_delta_rule": _delta_peer,
     "ms_deform_attn": _deform_peer,
     "nf4_linear": _linear_peer,
 }
