@@ -33,7 +33,8 @@ class _Shape:
     V: int = 5
     channels: bool = False  # a decay for each key channel
     initial: bool = True
-    forgets: float = -1.0  # the mean of log(-g)
+    forgets: float = -1.0  # the mean of log(-g), and its standard deviation
+    spread: float = 1.0
     scale: float = 0.4
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
@@ -46,13 +47,13 @@ class _Shape:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
         b, l, H, K, V = self.b, self.l, self.H, self.K, self.V  # noqa: E741
-        key = normal(b, l, self.G, K)
+        key, rates = normal(b, l, self.G, K), normal(b, l, H, K if self.channels else 1)
         values = {
             "q": normal(b, l, self.G, K).to(dtype),
             # Of length 1: longer ones have states grow.
             "k": (key / key.norm(dim=-1, keepdim=True)).to(dtype),
             "v": normal(b, l, H, V).to(dtype),
-            "g": -(normal(b, l, H, K if self.channels else 1) + self.forgets).exp().to(wide),
+            "g": -(rates * self.spread + self.forgets).exp().to(wide),
             "beta": normal(b, l, H).sigmoid().to(wide),
             "initial_state": (normal(b, H, K, V) * self.initial).to(wide),
         }
@@ -102,6 +103,8 @@ _SHAPES = {
     "remembers": _Shape(l=2 * CHUNK + 3, forgets=-6.0, channels=True),
     "forgets": _Shape(l=CHUNK + 5, forgets=3.0),
     "forgets_channels": _Shape(l=CHUNK + 5, forgets=3.0, channels=True),
+    # A decay below the normal numbers of float32.
+    "faint": _Shape(l=1, forgets=4.55, spread=0.0, channels=True),
     "width_17": _Shape(l=35, K=17, V=19, channels=True),
     "width_33": _Shape(b=1, l=35, K=33, V=34, G=1, H=2),
     "key_1": _Shape(l=35, K=1, V=33),
