@@ -1,5 +1,6 @@
 """Folders of other models of transformers: any class that it has, with the ops in their places."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.models import huggingface
 from fuseport.exporter.models.model import Model
 
 TEXT = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
@@ -22,9 +24,13 @@ RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_
           "out_features": ["stage1", "stage2"]}  # fmt: skip
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Lfm2ForCausalLM": ("Lfm2Config", {**TEXT, "num_hidden_layers": 2, "full_attn_idxs": [1]}),
-    "Qwen3MoeForCausalLM": ("Qwen3MoeConfig", {
-        **TEXT, "num_hidden_layers": 1, "num_experts": 3, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 8}),
+    "Qwen3NextForCausalLM": ("Qwen3NextConfig", {
+        **TEXT, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 2, "linear_num_key_heads": 1, "linear_key_head_dim": 4,
+        "linear_value_head_dim": 8, "num_experts": 3, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}),
+    "BailingHybridForCausalLM": ("BailingHybridConfig", {
+        **TEXT, "bos_token_id": 1, "eos_token_id": 2, "num_hidden_layers": 2}),
     "JambaForSequenceClassification": ("JambaConfig", {
         **TEXT, "num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
         "mamba_d_state": 4, "num_experts": 1}),
@@ -48,6 +54,7 @@ def saved(name: str, folder: Path) -> Any:
         for parameter in module.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     module.save_pretrained(folder)
+    module.config.use_cache = False
     return module
 
 
@@ -77,12 +84,31 @@ def test_pictures_have_the_size_of_the_config(tmp_path: Path) -> None:
 
 def test_a_short_convolution_is_the_op_and_verifies(tmp_path: Path) -> None:
     saved("Lfm2ForCausalLM", tmp_path / "saved")
-    bundle = api.export(tmp_path / "saved", tmp_path / "b", format=["onnx", "torchscript"])
+    bundle = api.export(tmp_path / "saved", tmp_path / "b", format="onnx")
     assert any(name.startswith("fuseport::causal_conv1d") for name in bundle.manifest["ops"])
     assert "conditions" not in bundle.manifest["programs"]["forward"]
-    report = api.verify(bundle.folder, runtime=["eager", "onnxruntime", "torchscript"])
+    report = api.verify(bundle.folder, runtime=["eager", "onnxruntime"])
     assert report.exit_code(strict=True) == 0, report.failures()
     assert {row.program for row in report.results} == {"forward", "gradient"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"), [("Qwen3NextForCausalLM", 1), ("BailingHybridForCausalLM", 2)]
+)
+def test_a_delta_rule_is_the_op_at_any_length(name: str, rules: int, tmp_path: Path) -> None:
+    """Decays of heads, as Gated DeltaNet has them, and of key channels, as Kimi Linear."""
+    saved(name, tmp_path)
+    model = loaded(tmp_path)
+    (forward,) = api.capture(model, ["forward"])
+    called = [str(node.target) for node in forward.exported.graph.nodes]
+    assert called.count("fuseport.gated_delta_rule.default") == rules
+    run = forward.exported.module(check_guards=False)
+    for length in (1, 70):
+        ids = torch.randint(0, 30, (1, length))
+        with torch.no_grad():
+            expected, found = model.module(ids).logits, run(ids)
+        found = found["logits"] if isinstance(found, dict) else found
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_at_learned_places_is_the_op_at_any_size(tmp_path: Path) -> None:
@@ -101,12 +127,32 @@ def test_attention_at_learned_places_is_the_op_at_any_size(tmp_path: Path) -> No
             torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("file", ["oneformer", "mask2former"])
+def test_attention_over_a_list_of_maps_is_the_op(file: str) -> None:
+    """Models with it want packages of their own for their losses."""
+    name = f"transformers.models.{file}.modeling_{file}"
+    module = importlib.import_module(name)
+    shapes, queries, heads, points = [(3, 4), (2, 2)], 5, 2, 3
+    value = torch.randn(2, 16, heads, 4)
+    locations = torch.rand(2, queries, heads, len(shapes), points, 2)
+    weights = torch.rand(2, queries, heads, len(shapes), points)
+    given = (value, shapes, locations, weights)
+    expected = module.multi_scale_deformable_attention(*given)
+    with huggingface.fused([name]), torch.profiler.profile() as seen:
+        for sizes in (shapes, torch.tensor(shapes)):
+            found = module.multi_scale_deformable_attention(value, sizes, locations, weights)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert any("fuseport::ms_deform_attn" in event.key for event in seen.key_averages())
+
+
 def test_what_it_takes_can_be_said(tmp_path: Path) -> None:
     saved("T5ForConditionalGeneration", tmp_path / "saved")
     with pytest.raises(Missing, match=r"what T5For.* is to take of input_ids \(optional\), .*say"):
         api.export(tmp_path / "saved", tmp_path / "b")
     inputs = ["input_ids:int64[batch,length]<30", "decoder_input_ids:int64[batch,steps]<30"]
-    bundle = api.export(tmp_path / "saved", tmp_path / "b", inputs=inputs, format="onnx")
+    bundle = api.export(
+        tmp_path / "saved", tmp_path / "b", inputs=inputs, format="onnx", programs="gradient"
+    )
     report = api.verify(bundle.folder, runtime=["eager", "onnxruntime"])
     assert report.exit_code() == 0, report.failures()
     assert "grad/decoder.block.0.layer.0.SelfAttention.q.weight" in {

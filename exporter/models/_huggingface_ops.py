@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter.models import _huggingface_step as decoding
 from fuseport.ops.causal_conv1d import causal_conv1d
+from fuseport.ops.gated_delta_rule import gated_delta_rule
 from fuseport.ops.ms_deform_attn import ms_deform_attn
 from fuseport.ops.selective_scan import selective_scan
 from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
@@ -172,6 +173,34 @@ def _causal_conv1d(
     return out.to(hidden_states.dtype)
 
 
+def _gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **choices: Any,
+) -> tuple[Tensor, Tensor | None]:
+    del chunk_size, choices
+    # As transformers: from half types on in float32, norms of queries and keys included.
+    wide = torch.promote_types(query.dtype, torch.float32)
+    out, state = gated_delta_rule(
+        query.to(wide),
+        key.to(wide),
+        value.to(wide),
+        g,
+        beta,
+        initial_state=initial_state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+    )
+    return out.to(query.dtype), state if output_final_state else None
+
+
 def _ms_deform_attn(
     self: nn.Module,
     value: Tensor,
@@ -193,10 +222,24 @@ def _ms_deform_attn(
     )
 
 
+def _ms_deform_attn_of_list(
+    value: Tensor,
+    value_spatial_shapes: Tensor | Sequence[tuple[int, int]],
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+) -> Tensor:
+    shapes = torch.as_tensor(value_spatial_shapes, device=value.device)
+    starts = torch.cat((shapes.new_zeros(1), shapes.prod(1).cumsum(0)[:-1]))
+    return ms_deform_attn(value, shapes, starts, sampling_locations, attention_weights)
+
+
 _REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
     "mamba_selective_scan": _selective_scan,
     "mamba2_chunk_scan": _chunk_scan,
     "causal_conv1d_fn": _causal_conv1d,
+    "torch_chunk_gated_delta_rule": _gated_delta_rule,
+    "chunk_kimi_delta_attention": _gated_delta_rule,
     "MultiScaleDeformableAttention.forward": _ms_deform_attn,
+    "multi_scale_deformable_attention": _ms_deform_attn_of_list,
     **decoding.REPLACEMENTS,
 }
