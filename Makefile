@@ -72,7 +72,9 @@ fuzz: $(SET_UP) ## mutated checkpoints and artifacts, 100,000 of them; it takes 
 # Of the rest nobody counts branches, which takes time.
 COVERED := $(addprefix tests/test_,$(addsuffix .py,corpus checkpoint checkpoint_shards \
 	checkpoint_layouts corners bundle compare writers))
-IN_PARALLEL = $(BIN)/python $(1) -m pytest -n logical --maxprocesses 8 --dist loadfile
+# Three workers on two processors: they wait for children, too. Which file is next, conftest.py says.
+WORKERS = $$(( ($$($(BIN)/python -c 'import os; print(min(os.cpu_count() or 1, 6))') * 3 + 1) / 2 ))
+IN_PARALLEL = $(BIN)/python $(1) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 coverage: $(SET_UP) ## branches of the loader, the writer and the comparator that tests take
 	$(call IN_PARALLEL,-m coverage run) $(COVERED)

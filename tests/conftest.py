@@ -19,6 +19,13 @@ TESTS = Path(__file__).parent
 FIXTURES = TESTS.parent / "fixtures"
 PATHS = list(sys.path)
 
+# Of these each takes a minute or more. They go first: else a worker has the last of them alone.
+LONG = (
+    *("decisions", "recurrent", "op_check", "formats", "onnx_plain", "huggingface", "complex"),
+    *("cuda_on_cpu", "steps_elsewhere", "program", "loops", "decoding", "own_backward"),
+    *("localise", "plan", "aot_inductor", "transformers"),
+)
+
 SMALL_NET = """
 import torch
 
@@ -31,6 +38,16 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.other(torch.tanh(self.one(x)))
 """
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take long before the others, and those as they are."""
+
+    def place(item: pytest.Item) -> int:
+        name = item.path.stem.removeprefix("test_")
+        return LONG.index(name) if name in LONG else len(LONG)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
-from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import huggingface
 from fuseport.exporter.models.model import Model
 
@@ -173,6 +173,15 @@ def test_tensors_tell_what_it_takes(tmp_path: Path) -> None:
     assert report.exit_code() == 0, report.failures()
 
 
+def test_a_language_model_that_scans_takes_a_mask(tmp_path: Path) -> None:
+    fixture = Path(__file__).parents[1] / "fixtures" / "huggingface"
+    inputs = ["input_ids:int64[batch,length]<256", "attention_mask:int64[batch,length]<2"]
+    bundle = api.export(fixture, tmp_path / "b", inputs=inputs, format="torchscript")
+    assert any(name.startswith("fuseport::selective_scan") for name in bundle.manifest["ops"])
+    report = api.verify(bundle.folder, runtime=["eager", "torchscript"])
+    assert report.exit_code() == 0, report.failures()
+
+
 def test_architectures_with_inputs_of_their_own_take_no_others(tmp_path: Path) -> None:
     checkpoint_of_text = Path(__file__).parents[1] / "fixtures" / "lightning" / "mamba-kjv.ckpt"
     with pytest.raises(UsageError, match="the architecture mamba has its own: input_ids:"):
@@ -196,6 +205,11 @@ def test_what_is_not_there_is_one_line(change: dict[str, Any], said: str, tmp_pa
     with pytest.raises(Missing, match=said) as raised:
         loaded(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_configuration_is_corrupt() -> None:
+    with pytest.raises(CorruptInput, match="no configuration of a Hugging Face model: model_type"):
+        models.build("huggingface", {"model_type": "lfm2"})
 
 
 def test_inspect_says_what_it_is(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ class Architecture(Protocol):
     """What a module of an architecture implements.
 
     One that needs a package which fuseport does not require has also `to_install()`: the command
-    that installs it, None where it is here.
+    that installs it, None where it is here. One whose model can take other inputs than its own has
+    `general(config)`: the configuration of the same model as one of any code, see `Model`.
     """
 
     SIGNS: tuple[str, ...]
@@ -150,7 +151,12 @@ def build(
         Missing: as the architecture does; or nothing tells the model's inputs.
         UsageError: it has inputs of its own, or its forward does not take these.
     """
-    model = _get(name).model(config)
+    architecture = _get(name)
+    model = architecture.model(config)
+    said = {spec.name for spec in inputs} if inputs else set(given.values) if given else set()
+    if not model.general and (inputs or said - {spec.name for spec in model.inputs}):
+        general = getattr(architecture, "general", None)
+        model = model if general is None else architecture.model(general(config))
     if inputs and not model.general:
         known = ", ".join(f"{spec.name}:{list(spec.dims)}" for spec in model.inputs)
         raise UsageError(f"--input-shapes: the architecture {name} has its own: {known}")

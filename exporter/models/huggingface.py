@@ -19,7 +19,7 @@ from torch import nn
 
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
-from fuseport.exporter.errors import Missing, UsageError
+from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import _huggingface_step as decoding
 from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._huggingface_ops import fused, modelings
@@ -28,7 +28,7 @@ from fuseport.exporter.models._inputs import kept, with_inputs
 from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.program import TensorSpec
 
-__all__ = ["SIGNS", "fused", "model", "readied", "recognise", "to_install"]
+__all__ = ["SIGNS", "fused", "general", "model", "readied", "recognise", "to_install"]
 
 _INSTALL = "pip install 'fuseport[huggingface]'"
 _EXPERTS = "batched_mm"  # how a mixture of experts is computed
@@ -80,6 +80,11 @@ def _class(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def general(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a language model that scans as that of a model of any inputs."""
+    return {"settings": dict(config)}
+
+
 def to_install() -> str | None:
     """What installs transformers, where it is not here or too old; it is not imported."""
     here = importlib.util.find_spec("transformers") is not None
@@ -90,6 +95,7 @@ def model(config: Mapping[str, Any]) -> Model:
     """The model of a configuration, with random weights.
 
     Raises:
+        CorruptInput: it is no configuration of `recognise`.
         Missing: transformers is not installed, or is of a version without the model or whose scan
             cannot be replaced, or refuses the config.
     """
@@ -101,7 +107,9 @@ def model(config: Mapping[str, Any]) -> Model:
         ) from error
     if "settings" in config:
         return _general(transformers, config)
-    kind = config["model_type"]
+    kind = config.get("model_type")
+    if kind not in _SCANS:
+        raise CorruptInput(f"no configuration of a Hugging Face model: model_type {show(kind, 60)}")
     _check_scan(kind, transformers.__version__)
     module, settings = _built(transformers, config)
     files, scans = modelings(module), _scans(module)
