@@ -119,6 +119,7 @@ FORMS = {
     "a count of elements": lambda x: F.mse_loss(x, x.sin()) * x.numel() + x.mean(),
     "a reshape of what is transposed": lambda x: x.transpose(1, 3).reshape(x.shape[0], -1, 3) ** 2,
     "an index that is filled": lambda x: x.index_fill(1, torch.tensor([1]), 0.5).exp(),
+    "gates that are nearly shut": lambda x: torch.sigmoid(x - 11) * 1e5,
     "Huber loss": lambda x: F.huber_loss(x, x.cos(), reduction="none"),
     "regions": lambda x: torch.cond(
         x.shape[2] > 7, lambda y: F.huber_loss(y, y.cos(), reduction="none"), torch.sin, (x,)
