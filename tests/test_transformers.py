@@ -207,6 +207,25 @@ def test_what_is_not_there_is_one_line(change: dict[str, Any], said: str, tmp_pa
     assert "\n" not in str(raised.value)
 
 
+def test_a_config_names_no_code_and_no_way_to_attend(tmp_path: Path) -> None:
+    """Real ones say flash_attention_2, which needs a GPU, or a repository of a hub."""
+    saved("Lfm2ForCausalLM", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("flash_attention_2", "somebody/kernel"):
+        changed = {"attn_implementation": name, "_attn_implementation": name}
+        (tmp_path / "config.json").write_text(json.dumps(config | changed))
+        assert loaded(tmp_path).module.config._attn_implementation == "sdpa"
+
+
+def test_weights_that_cannot_be_read_here_are_one_line(tmp_path: Path) -> None:
+    saved("Qwen3NextForCausalLM", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    way = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config | way))
+    with pytest.raises(Missing, match="transformers cannot read the weights of this Qwen3Next"):
+        loaded(tmp_path)
+
+
 def test_what_is_no_configuration_is_corrupt() -> None:
     with pytest.raises(CorruptInput, match="no configuration of a Hugging Face model: model_type"):
         models.build("huggingface", {"model_type": "lfm2"})

@@ -9,10 +9,14 @@ import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 from torch import Tensor
 
-__all__ = ["renamed"]
+from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.errors import Missing
+
+__all__ = ["offline", "renamed"]
 
 
 def renamed(module: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -21,22 +25,38 @@ def renamed(module: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     Args:
         module: of transformers; its own weights stay as they are.
         tensors: by the file's names; they keep their dtypes, but where several became one.
+
+    Raises:
+        Missing: transformers has no way to read them here.
     """
     own = module.state_dict()
     if not own.keys() - tensors.keys() or not tensors.keys() - own.keys():
         return tensors  # nothing of the file is called otherwise
     try:
-        with _quiet():
+        with _quiet(), offline():
             other, found = type(module).from_pretrained(
                 None, config=module.config, state_dict=dict(tensors), output_loading_info=True
             )
     except RuntimeError:  # such as an expert that is absent: what is amiss, `weights.fit` says
         return tensors
+    except Exception as error:  # of any type, as where weights are quantized
+        raise Missing(
+            f"transformers cannot read the weights of this {type(module).__name__}:"
+            f" {type(error).__name__}: {show(error)}"
+        ) from error
     taken = other.state_dict()
     absent = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
     result = {n: tensors.get(n, taken[n]) for n in own if n in tensors or n not in absent}
     result |= {name: tensors[name] for name in found["unexpected_keys"] if name in tensors}
     return result
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Nothing is fetched from a hub meanwhile, whatever a config names."""
+    constants = importlib.import_module("huggingface_hub.constants")
+    with mock.patch.object(constants, "HF_HUB_OFFLINE", True):
+        yield
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import _huggingface_step as decoding
 from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._huggingface_ops import fused, modelings
-from fuseport.exporter.models._huggingface_weights import renamed
+from fuseport.exporter.models._huggingface_weights import offline, renamed
 from fuseport.exporter.models._inputs import kept, with_inputs
 from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.program import TensorSpec
@@ -31,6 +31,7 @@ from fuseport.exporter.program import TensorSpec
 __all__ = ["SIGNS", "fused", "general", "model", "readied", "recognise", "to_install"]
 
 _INSTALL = "pip install 'fuseport[huggingface]'"
+_ATTENTION = ("attn_implementation", "_attn_implementation")
 _EXPERTS = "batched_mm"  # how a mixture of experts is computed
 
 _SCANS = {
@@ -176,9 +177,10 @@ def _built(transformers: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:
             f" model_type {kind} ({show(error)}): install the version that has it, or {OWN_CODE}"
         ) from error
     try:
-        settings = settings.from_dict({**_finite_or_not(config), "use_cache": False})
+        settings = settings.from_dict({**_read(config), "use_cache": False})
         settings._experts_implementation = _EXPERTS
-        return made(settings), settings
+        with offline():
+            return made(settings), settings
     except Exception as error:  # transformers checks a config with errors of many types
         raise Missing(
             f"transformers {version} refuses the config.json of this {kind}: "
@@ -231,13 +233,17 @@ def _picture(settings: Any) -> tuple[int | str, ...]:
     return ("batch", channels, *(sides or ("height", "width")))
 
 
-def _finite_or_not(value: Any) -> Any:
-    """transformers writes infinity to JSON as an object, and reads it so from files only."""
+def _read(value: Any) -> Any:
+    """A config as transformers reads it from a file, but for how attention is to be computed.
+
+    That is its own affair: some ways need a GPU, and what has a slash is code of a hub. Infinity is
+    an object in these files.
+    """
     if isinstance(value, Mapping):
         if set(value) == {"__float__"}:
             return float(value["__float__"])
-        return {key: _finite_or_not(inner) for key, inner in value.items()}
-    return [_finite_or_not(inner) for inner in value] if isinstance(value, list) else value
+        return {k: _read(inner) for k, inner in value.items() if k not in _ATTENTION}
+    return [_read(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _scans(module: nn.Module) -> int:
