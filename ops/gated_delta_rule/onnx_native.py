@@ -23,8 +23,9 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 def _rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, scale: float
 ) -> tuple[Tensor, ...] | None:
-    # The operator has no float64; and a scale of 0, its default, would stand for 1/√K.
-    if q.dtype == torch.float64 or scale == 0:
+    # The operator has no float64; over no keys ONNX Runtime divides by 0, which ends the process;
+    # and a scale that is 0 in float32, its default, would stand for 1/√K.
+    if q.dtype == torch.float64 or q.shape[3] == 0 or abs(scale) <= 2.0**-150:
         return None
     wide = torch.float32
     heads, groups, values = v.shape[2], q.shape[2], v.shape[3]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuseport.ops import OPS, register
-from fuseport.ops.gated_delta_rule import cases, gated_delta_rule
+from fuseport.ops.gated_delta_rule import cases, gated_delta_rule, onnx_native
 from fuseport.ops.spec import Inputs, OpSpec
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 
@@ -130,6 +130,24 @@ def test_a_decay_below_the_normal_numbers_is_not_nothing_to_cuda_kernels() -> No
     wide = {n: t.double() if isinstance(t, Tensor) else t for n, t in {**seeds, **x}.items()}
     truth = SPEC.operator("gated_delta_rule_backward").reference(*wide.values())[-1]
     torch.testing.assert_close(found.double(), truth, rtol=1e-2, atol=1e-44)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-50, -1e-46])
+def test_a_scale_of_0_in_float32_is_not_left_to_the_operator_of_onnx(scale: float) -> None:
+    """It would take 1/√K for it."""
+    assert onnx_native.decompositions()["gated_delta_rule"](*given(), scale) is None
+
+
+def test_keys_without_channels_are_not_left_to_the_operator_of_onnx() -> None:
+    """ONNX Runtime ends the process over them."""
+    q, k, v, g, beta, state = given()
+    none = q[..., :0], k[..., :0], v, g, beta, state[:, :, :0]
+    assert onnx_native.decompositions()["gated_delta_rule"](*none, 1.0) is None
+
+
+def given() -> list[Tensor]:
+    made = CASE["plain"].make(torch.float32, 0)
+    return [t for t in made.values() if isinstance(t, Tensor)]
 
 
 def test_python_and_native_agree_on_the_chunk() -> None:
