@@ -3,8 +3,8 @@
 Signature and semantics follow `chunk_gated_delta_rule` of flash-linear-attention (Yang, Kautz &
 Hatamizadeh, "Gated Delta Networks: improving Mamba2 with delta rule", arXiv 2412.06464, equation
 10), and with a decay for each key channel `chunk_kda` (Kimi Team, "Kimi Linear: an expressive,
-efficient attention architecture", arXiv 2510.26692, equation 1), so that models that call them
-work unchanged.
+efficient attention architecture", arXiv 2510.26692, equation 1). Both return a pair always, with
+None for a final state that is not asked for; here that is `out` alone.
 """
 
 from typing import Literal, overload

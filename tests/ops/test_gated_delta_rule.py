@@ -150,6 +150,18 @@ def given() -> list[Tensor]:
     return [t for t in made.values() if isinstance(t, Tensor)]
 
 
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("sizes", [{"K": 0}, {"V": 0}, {"H": 0}, {"K": 0, "l": 0}])
+def test_widths_and_heads_may_be_0(sizes: dict[str, int], channels: bool) -> None:
+    x = cases._Shape(**sizes, channels=channels).make(torch.float32, 0)
+    operator, gradient = SPEC.operators
+    found, expected = operator(*x.values()), operator.reference(*x.values())
+    torch.testing.assert_close(found, expected)
+    seeds = [torch.ones_like(y) for y in expected]
+    found, expected = (run(*seeds, *x.values()) for run in (gradient, gradient.reference))
+    torch.testing.assert_close(found, expected)
+
+
 def test_python_and_native_agree_on_the_chunk() -> None:
     (chunk,) = re.findall(r"CHUNK = (\d+);", (SPEC.folder / "kernel.hpp").read_text())
     assert int(chunk) == cases.CHUNK
