@@ -1,6 +1,6 @@
 """What the inputs of the gated delta rule must be, and its outputs' shapes, dtypes and strides.
 
-`checks.hpp` has the same checks in the same order with the same messages; a test holds the two
+`torch.hpp` has the same checks in the same order with the same messages; a test holds the two
 against each other. All outputs are contiguous, whatever the inputs are.
 """
 
