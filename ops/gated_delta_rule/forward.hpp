@@ -17,9 +17,6 @@ FUSEPORT_INLINE int64_t column_blocks(const Problem& p) {
   return (p.values + COLUMNS<F> - 1) / COLUMNS<F>;
 }
 
-// Rows of a state are taken two at a time.
-FUSEPORT_INLINE int64_t state_rows(const Problem& p) { return (p.keys + 1) / 2 * 2; }
-
 template <class F>
 struct ForwardScratch {
   using Real = typename F::Real;
@@ -32,7 +29,7 @@ struct ForwardScratch {
   ForwardScratch(const Problem& p, void* base) {
     const int64_t row = padded<F>(p.keys);
     Scratch scratch{(char*)base};
-    scratch.take(state_rows(p) * COLUMNS<F>, &state);
+    scratch.take(p.keys * COLUMNS<F>, &state);
     scratch.take(CHUNK * row, &q);
     scratch.take((CHUNK + 1) * row, &k, &decays);
     scratch.take(CHUNK * COLUMNS<F>, &v, &out);
@@ -61,6 +58,7 @@ FUSEPORT_INLINE Read<F, VECTORS> advance(typename F::Real* state, int64_t rows,
   for (int64_t i = 0; i < rows; i += 2) {
 #pragma GCC unroll 2
     for (int part = 0; part < 2; ++part) {
+      if (i + part == rows) break;
       typename F::Real* at = state + (i + part) * VECTORS * F::LANES;
       const Vector key = splat<F>(k[i + part]), query = splat<F>(q[i + part]);
       const Vector kept = splat<F>(decay[i + part]), next = splat<F>(next_k[i + part]);
@@ -89,7 +87,7 @@ static void forward_columns(const Problem& p, const Forward& to, int64_t batch, 
   using Real = typename F::Real;
   using Vector = typename F::Vector;
   constexpr int WIDE = VECTORS * F::LANES;
-  const int64_t row = padded<F>(p.keys), rows = state_rows(p), group = head / p.heads_per_group();
+  const int64_t row = padded<F>(p.keys), rows = p.keys, group = head / p.heads_per_group();
   const int64_t of_state = (batch * p.heads + head) * p.keys * p.values + first;
   memset(s.state, 0, sizeof(Real) * rows * WIDE);
   load_block<F>((const Real*)p.initial_state + of_state, p.values, 1, (int)p.keys, columns, s.state,

@@ -150,6 +150,16 @@ def given() -> list[Tensor]:
     return [t for t in made.values() if isinstance(t, Tensor)]
 
 
+@pytest.mark.parametrize("keys", [1, 3, 4])
+def test_an_infinite_value_is_not_nan_in_outputs(keys: int) -> None:
+    """A row that fills a state up would make it so."""
+    x = cases._Shape(b=1, l=2, G=1, H=1, K=keys, V=1, initial=False).make(torch.float32, 0)
+    x = {**x, "q": x["q"].abs(), "k": x["k"].abs()}
+    x["v"][:, 1] = float("inf")
+    operator = SPEC.operator("gated_delta_rule")
+    torch.testing.assert_close(operator(*x.values()), operator.reference(*x.values()))
+
+
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("sizes", [{"K": 0}, {"V": 0}, {"H": 0}, {"K": 0, "l": 0}])
 def test_widths_and_heads_may_be_0(sizes: dict[str, int], channels: bool) -> None:
