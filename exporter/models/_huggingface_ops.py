@@ -195,10 +195,10 @@ def _gated_delta_rule(
         g,
         beta,
         initial_state=initial_state,
-        output_final_state=True,
+        output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
     )
-    return out.to(query.dtype), state if output_final_state else None
+    return out.to(query.dtype), state
 
 
 def _ms_deform_attn(

@@ -3,8 +3,8 @@
 Signature and semantics follow `chunk_gated_delta_rule` of flash-linear-attention (Yang, Kautz &
 Hatamizadeh, "Gated Delta Networks: improving Mamba2 with delta rule", arXiv 2412.06464, equation
 10), and with a decay for each key channel `chunk_kda` (Kimi Team, "Kimi Linear: an expressive,
-efficient attention architecture", arXiv 2510.26692, equation 1). Both return a pair always, with
-None for a final state that is not asked for; here that is `out` alone.
+efficient attention architecture", arXiv 2510.26692, equation 1), so that models that call them
+work unchanged: they return a pair always.
 """
 
 from typing import Literal, overload
@@ -35,7 +35,7 @@ def gated_delta_rule(
     initial_state: Tensor | None = ...,
     output_final_state: Literal[False] = ...,
     use_qk_l2norm_in_kernel: bool = ...,
-) -> Tensor: ...
+) -> tuple[Tensor, None]: ...
 @overload
 def gated_delta_rule(
     q: Tensor,
@@ -47,7 +47,7 @@ def gated_delta_rule(
     initial_state: Tensor | None = ...,
     output_final_state: bool = ...,
     use_qk_l2norm_in_kernel: bool = ...,
-) -> Tensor | tuple[Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor | None]: ...
 def gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -58,7 +58,7 @@ def gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Attends over time; b batch, l length, G heads of q and k, H heads of v, K and V their widths.
 
     For each head of v, from S_0 = `initial_state`, (K, V):
@@ -77,14 +77,14 @@ def gated_delta_rule(
         beta: (b, l, H).
         scale: what outputs are multiplied by; K**-0.5 for None.
         initial_state: (b, H, K, V), or None for zeros.
-        output_final_state: whether the state after the last step is returned too.
+        output_final_state: whether the state after the last step is returned.
         use_qk_l2norm_in_kernel: whether q and k are divided by √(Σ x² + 1e-6) first: computed in
             float32 at least, and rounded to q's dtype.
 
     Returns:
-        out, (b, l, H, V), q's dtype, contiguous; with `output_final_state` the pair of out and the
-        final state, (b, H, K, V), float32, or float64 where q is. Both are differentiable, once, in
-        all tensors that are given.
+        out, (b, l, H, V), q's dtype, contiguous; and with `output_final_state` the final state, (b,
+        H, K, V), float32, or float64 where q is, else None. Both are differentiable, once, in all
+        tensors that are given.
 
     Raises:
         ValueError: a shape, dtype or device does not fit; the message names the argument.
@@ -111,7 +111,7 @@ def gated_delta_rule(
         widened(initial_state),
         max(keys, 1) ** -0.5 if scale is None else scale,
     )
-    return (out, final_state) if output_final_state else out
+    return out, final_state if output_final_state else None
 
 
 def _normed(t: Tensor, wide: torch.dtype) -> Tensor:

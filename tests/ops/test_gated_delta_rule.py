@@ -86,13 +86,14 @@ def test_as_transformers_computes_it(name: str) -> None:
 def test_norms_are_taken_in_float32_and_rates_may_be_half() -> None:
     x = inputs_of("channels", torch.bfloat16)
     rest = x["v"], x["g"], x["beta"].bfloat16()
-    found = gated_delta_rule(x["q"], x["k"], *rest, use_qk_l2norm_in_kernel=True)
+    found, state = gated_delta_rule(x["q"], x["k"], *rest, use_qk_l2norm_in_kernel=True)
+    assert state is None
     q, k = (
         (t.float() / (t.float().square().sum(-1, keepdim=True) + 1e-6).sqrt()).bfloat16()
         for t in (x["q"], x["k"])
     )
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, gated_delta_rule(q, k, *rest), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(found, gated_delta_rule(q, k, *rest)[0], atol=2e-2, rtol=2e-2)
 
 
 def test_states_are_handed_over_between_calls() -> None:
@@ -113,8 +114,8 @@ def test_a_decay_to_nothing_begins_anew() -> None:
     sequences = {n: x[n].detach() for n in ("q", "k", "v", "g", "beta")}
     sequences["g"][:, 20] = float("-inf")
     leaves = {n: t.requires_grad_() for n, t in sequences.items()}
-    out = gated_delta_rule(**leaves, initial_state=x["initial_state"])
-    anew = gated_delta_rule(**{n: t[:, 20:] for n, t in leaves.items()})
+    out, _ = gated_delta_rule(**leaves, initial_state=x["initial_state"])
+    anew, _ = gated_delta_rule(**{n: t[:, 20:] for n, t in leaves.items()})
     torch.testing.assert_close(out[:, 20:], anew)
     gradients = torch.autograd.grad(out.sum(), list(leaves.values()))
     assert all(t.isfinite().all() for t in gradients)
