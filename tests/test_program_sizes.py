@@ -1,10 +1,15 @@
 """Sizes that stay dynamic in a capture, and those that a program holds for."""
 
 import pytest
+import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._sympy.functions import Mod
 
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program._arithmetic import holds
 from fuseport.exporter.program.conditions import violated
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
@@ -124,3 +129,37 @@ def test_sizes_without_a_solution_fix_none() -> None:
         cotangents = cotangents_of(module, inputs)
         expected = eager(module, inputs, cotangents)
         assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
+
+
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x
+
+
+class Region(nn.Module):
+    """Without gradients, and of it a size is used afterwards."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            last = x.shape[1] - 1
+            first = x[:, :1].exp()
+        return x * last + first
+
+
+def test_dimensions_that_come_out_as_one_are_refused() -> None:
+    spec = TensorSpec("x", "float32", ("batch", "height", "width"))
+    with pytest.raises(ExportFailed, match="height and width come out as one size: give both"):
+        capture_forward(Square(), {"x": torch.randn(2, 8, 8)}, [spec])
+
+
+def test_a_size_may_come_from_a_region_without_gradients() -> None:
+    forward, _ = captured(Region())
+    for length in (1, 5):
+        x = torch.randn(2, length, SEQUENCE[0].dims[-1])
+        torch.testing.assert_close(forward.exported.module(check_guards=False)(x), Region()(x))
+
+
+def test_a_quotient_by_a_size_of_zero_holds_for_none() -> None:
+    height = sympy.Symbol("s0", integer=True)
+    condition = sympy.Eq(Mod(8, height // 8) + sympy.Function("unknown")(height), 0)
+    assert not holds(condition, {height: 0})

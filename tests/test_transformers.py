@@ -9,11 +9,13 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import huggingface
+from fuseport.exporter.models.fresh import fresh
 from fuseport.exporter.models.model import Model
 
 TEXT = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
@@ -40,6 +42,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "DeformableDetrForObjectDetection": ("DeformableDetrConfig", {
         "backbone_config": {"model_type": "resnet", **RESNET}, "num_queries": 3, "d_model": 32,
         "encoder_layers": 1, "decoder_layers": 2, "num_feature_levels": 3, **HEADS, **WIDTHS}),
+    "SegformerForSemanticSegmentation": ("SegformerConfig", {
+        "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 8],
+        "patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2],
+        "mlp_ratios": [1, 1], "decoder_hidden_size": 8, "num_labels": 3}),
     "T5ForConditionalGeneration": ("T5Config", {
         "vocab_size": 30, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}),
 }  # fmt: skip
@@ -74,6 +80,19 @@ def test_the_model_is_the_one_saved(name: str, tmp_path: Path) -> None:
         found, expected = model.module(*given.values()), theirs(*given.values())
     # Experts are summed in another order.
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-6)
+
+
+def test_hidden_states_are_collected_once_in_every_call(tmp_path: Path) -> None:
+    """By hooks that transformers adds at the first call, and knows of by an attribute."""
+    theirs = saved("SegformerForSemanticSegmentation", tmp_path)
+    model = loaded(tmp_path)
+    (forward,) = api.capture(model, ["forward"])
+    x = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        expected = theirs(x).logits
+        torch.testing.assert_close(model.module(x).logits, expected)
+        torch.testing.assert_close(fresh(model.module)(x).logits, expected)
+        torch.testing.assert_close(forward.exported.module()(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_pictures_have_the_size_of_the_config(tmp_path: Path) -> None:
@@ -194,6 +213,8 @@ def test_architectures_with_inputs_of_their_own_take_no_others(tmp_path: Path) -
         ({"model_type": "lfm99"}, r"has no Lfm2ForCausalLM of the model_type lfm99 \("),
         ({"architectures": ["Lfm2Tokenizer"]}, r"has no Lfm2Tokenizer of the model_type lfm2 \("),
         ({"architectures": ["Lfm2Config"]}, r"Lfm2Config is no model\)"),
+        ({"architectures": ["Lfm2Model", "Lfm2ForCausalLM"]}, "names no architecture, or several"),
+        ({"architectures": None}, r"names no architecture, or several \(None\): write the one"),
         ({"num_attention_heads": "two"}, r"refuses the config\.json of this lfm2: "),
         ({"hidden_size": 24}, "the weights do not fit Lfm2ForCausalLM: mis-shaped: "),
     ],
@@ -224,6 +245,15 @@ def test_weights_that_cannot_be_read_here_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | way))
     with pytest.raises(Missing, match="transformers cannot read the weights of this Qwen3Next"):
         loaded(tmp_path)
+
+
+def test_a_prefix_of_all_names_is_stripped(tmp_path: Path) -> None:
+    theirs = saved("Lfm2ForCausalLM", tmp_path)
+    named = {f"base_model.{name}": t.clone() for name, t in theirs.state_dict().items()}
+    del named["base_model.lm_head.weight"]  # tied
+    save_file(named, tmp_path / "model.safetensors")
+    _, notes = models.from_checkpoint(checkpoint.load(tmp_path))
+    assert any("the prefix base_model. was stripped" in note for note in notes)
 
 
 def test_what_is_no_configuration_is_corrupt() -> None:

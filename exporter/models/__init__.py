@@ -167,8 +167,8 @@ def build(
     if not model.inputs:
         raise Missing(
             f"what {type(model.module).__name__} is to take of {takes(model.module)} is not known:"
-            " say it, --input-shapes 'input_features:[batch,80,length]' for example, or give"
-            " tensors with --inputs"
+            " say it, --input-shapes 'NAME:[batch,80,length]' for numbers and"
+            " 'NAME:int64[batch,length]<50257' for tokens, or give tensors with --inputs"
         )
     return model
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
 
-__all__ = ["offline", "renamed"]
+__all__ = ["offline", "quiet", "renamed"]
 
 
 def renamed(module: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -33,7 +33,7 @@ def renamed(module: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if not own.keys() - tensors.keys() or not tensors.keys() - own.keys():
         return tensors  # nothing of the file is called otherwise
     try:
-        with _quiet(), offline():
+        with quiet(), offline():
             other, found = type(module).from_pretrained(
                 None, config=module.config, state_dict=dict(tensors), output_loading_info=True
             )
@@ -46,6 +46,8 @@ def renamed(module: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         ) from error
     taken = other.state_dict()
     absent = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    if absent >= own.keys():  # under a prefix, which is the concern of `weights`
+        return tensors
     result = {n: tensors.get(n, taken[n]) for n in own if n in tensors or n not in absent}
     result |= {name: tensors[name] for name in found["unexpected_keys"] if name in tensors}
     return result
@@ -60,8 +62,8 @@ def offline() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What transformers would print of names: `weights.fit` says it, as an error."""
+def quiet() -> Iterator[None]:
+    """What transformers would print is of no use: names that do not fit are `weights.fit`'s."""
     logging = importlib.import_module("transformers.utils.logging")
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -47,7 +47,9 @@ _before: "WeakKeyDictionary[nn.Module, _Before]" = WeakKeyDictionary()
 # By module, what its calls compute of parameters and keep: the way to a module in it, and a name.
 _computes: "WeakKeyDictionary[nn.Module, tuple[tuple[str, str], ...]]" = WeakKeyDictionary()
 _calls = threading.RLock()
-_TORCHS = frozenset(vars(nn.Module()))  # attributes that every module has
+# Attributes that every module has; and by which transformers knows that a module has hooks, which
+# stay: without it a second call would add them again, and collect all states twice.
+_TORCHS = frozenset((*vars(nn.Module()), "_output_capturing_hooks_installed"))
 
 
 def remember(module: nn.Module) -> None:

@@ -23,7 +23,7 @@ from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import _huggingface_step as decoding
 from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._huggingface_ops import fused, modelings
-from fuseport.exporter.models._huggingface_weights import offline, renamed
+from fuseport.exporter.models._huggingface_weights import offline, quiet, renamed
 from fuseport.exporter.models._inputs import kept, with_inputs
 from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.program import TensorSpec
@@ -53,8 +53,7 @@ SIGNS = ("config:model_type",)
 # Those whose layers have states of one size, all of them.
 _RECURRENT = ("mamba", "falcon_mamba", "mamba2")
 
-_SIZES = {"batch": 2, "length": 16}
-_SIDE = 64  # pixels of an example image, where the config names no size
+_SIZES = {"batch": 2, "length": 16, "height": 64, "width": 96}
 _TOKENS, _PIXELS = ("input_ids",), ("pixel_values",)
 _KEPT = ("A_log", ".D", "dt_proj.bias", "dt_bias")  # ends of what stays float32
 
@@ -63,6 +62,9 @@ def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The folder's config.json, where it says what transformers calls its model.
 
     It is the configuration of a language model that scans; of another model, its `settings`.
+
+    Raises:
+        Missing: the config names no class of transformers, or several.
     """
     config = dict(checkpoint.config)
     kind, name = config.get("model_type"), _class(config)
@@ -70,7 +72,13 @@ def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
         return None
     if kind in _SCANS and (name is None or name.endswith("ForCausalLM")):
         return config
-    return None if name is None else {"settings": config}
+    if name is None:
+        raise Missing(
+            f"{checkpoint.path}: config.json names no architecture, or several"
+            f" ({show(config.get('architectures'), 60)}): write the one class that the model is of,"
+            ' "architectures": ["BertForSequenceClassification"] for example'
+        )
+    return {"settings": config}
 
 
 def _class(config: Mapping[str, Any]) -> str | None:
@@ -128,7 +136,7 @@ def model(config: Mapping[str, Any]) -> Model:
         architecture="huggingface",
         config=dict(config),
         inputs=_inputs(module, settings),
-        sizes=_SIZES,
+        sizes={name: _SIZES[name] for name in ("batch", "length")},
         scans=scans,
         keeps_float32=_KEPT,
         fused=lambda: fused(files),
@@ -155,7 +163,7 @@ def _general(transformers: Any, config: Mapping[str, Any]) -> Model:
     if "inputs" in config:
         return with_inputs(made, ordered(module, kept(config), "inputs: "))
     made = with_inputs(made, _inputs(module, settings))  # none, where they are not known
-    return replace(made, sizes={name: _SIZES.get(name, _SIDE) for name in made.sizes})
+    return replace(made, sizes={name: _SIZES[name] for name in made.sizes})
 
 
 def _built(transformers: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -177,10 +185,13 @@ def _built(transformers: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:
             f" model_type {kind} ({show(error)}): install the version that has it, or {OWN_CODE}"
         ) from error
     try:
-        settings = settings.from_dict({**_read(config), "use_cache": False})
-        settings._experts_implementation = _EXPERTS
-        with offline():
+        with quiet(), offline():
+            settings = settings.from_dict({**_read(config), "use_cache": False})
+            settings._experts_implementation = _EXPERTS
             return made(settings), settings
+    except ImportError as error:
+        said = " ".join(str(error).split())
+        raise Missing(f"{name} of transformers needs what is not here: {said}") from error
     except Exception as error:  # transformers checks a config with errors of many types
         raise Missing(
             f"transformers {version} refuses the config.json of this {kind}: "
@@ -213,7 +224,7 @@ def _inputs(module: Any, settings: Any) -> tuple[TensorSpec, ...]:
     names = demanded or [module.main_input_name]
     if names != [p.name for p in plain][: len(names)] or not {*names} <= {*_TOKENS, *_PIXELS}:
         return ()
-    if {*names} & {*_TOKENS} and settings.is_encoder_decoder:
+    if {*names} & {*_TOKENS} and "decoder_input_ids" in [p.name for p in plain]:
         return ()
     text: Any = settings.get_text_config()
     return tuple(

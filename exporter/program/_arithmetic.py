@@ -105,7 +105,10 @@ def holds(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
         return False
     except Unknown:
         values = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
+    try:
         return bool(condition.xreplace(values) == sympy.true)
+    except ZeroDivisionError:
+        return False
 
 
 def of_integers(condition: sympy.Basic) -> bool:

@@ -108,6 +108,7 @@ def capture_forward(
         _detach_regions(exported.graph_module)
         # In-place operators become functional ones; composite operators stay whole.
         exported = exported.run_decompositions(DIFFERENTIABLE)
+    _check_dynamic(kind, exported, specs)
     for node in exported.graph.nodes:
         # Contiguous examples make a view of what callers may pass in another layout.
         if node.target is aten.view.default:
@@ -287,6 +288,24 @@ class FixedDimension(ExportFailed):
         return FixedDimension(*self._about, where, instead)
 
 
+def _check_dynamic(kind: Kind, exported: ExportedProgram, specs: Sequence[TensorSpec]) -> None:
+    """Raises ExportFailed where named dimensions came out as a number, or as one."""
+    values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
+    named: dict[Any, str] = {}
+    for spec, placeholder in zip(specs, exported.graph_signature.user_inputs, strict=True):
+        for i, (dim, size) in enumerate(zip(spec.dims, values[placeholder].shape, strict=True)):
+            if not isinstance(dim, str):
+                continue
+            if isinstance(size, int) or size.node.expr.is_number:
+                raise FixedDimension(kind, spec.name, i, int(size))
+            other = named.setdefault(size.node.expr, dim)
+            if other != dim:
+                raise ExportFailed(
+                    f"the {kind} program cannot be captured: {other} and {dim} come out as one"
+                    " size: give both one name, or the number instead"
+                )
+
+
 @contextmanager
 def failing_as(kind: Kind) -> Iterator[None]:
     """Raise every error as ExportFailed, in one line that names the program.
@@ -349,6 +368,8 @@ def _detach_regions(module: torch.fx.GraphModule) -> None:
             if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
                 continue
             for result in list(node.users):
+                if not isinstance(result.meta["val"], Tensor):
+                    continue
                 with part.graph.inserting_after(result):
                     detached = part.graph.call_function(aten.detach.default, (result,))
                 detached.meta["val"] = result.meta["val"]
