@@ -54,7 +54,7 @@ SIGNS = ("config:model_type",)
 _RECURRENT = ("mamba", "falcon_mamba", "mamba2")
 
 _SIZES = {"batch": 2, "length": 16, "height": 64, "width": 96}
-_TOKENS, _PIXELS = ("input_ids",), ("pixel_values",)
+_TOKENS, _PIXELS = "input_ids", "pixel_values"
 _KEPT = ("A_log", ".D", "dt_proj.bias", "dt_bias")  # ends of what stays float32
 
 
@@ -222,14 +222,14 @@ def _inputs(module: Any, settings: Any) -> tuple[TensorSpec, ...]:
     plain = [p for p in given if p.kind not in variadic]
     demanded = [p.name for p in plain if p.default is p.empty]
     names = demanded or [module.main_input_name]
-    if names != [p.name for p in plain][: len(names)] or not {*names} <= {*_TOKENS, *_PIXELS}:
+    if names != [p.name for p in plain][: len(names)] or not {*names} <= {_TOKENS, _PIXELS}:
         return ()
-    if {*names} & {*_TOKENS} and "decoder_input_ids" in [p.name for p in plain]:
+    if _TOKENS in names and "decoder_input_ids" in [p.name for p in plain]:
         return ()
     text: Any = settings.get_text_config()
     return tuple(
         TensorSpec(name, "int64", ("batch", "length"), text.vocab_size)
-        if name in _TOKENS
+        if name == _TOKENS
         else TensorSpec(name, "float32", _picture(settings))
         for name in names
     )
