@@ -1,18 +1,22 @@
 """The gated delta rule as models call it: its definition, defaults, errors, instruction sets."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fuseport.exporter.verify.op_check.symbolic import Session, Type
 from fuseport.ops import OPS, register
 from fuseport.ops.gated_delta_rule import cases, gated_delta_rule, onnx_native
 from fuseport.ops.spec import Inputs, OpSpec
 from fuseport.tests.ops.cuda_on_cpu import stand_in
+from fuseport.tests.ops.cuda_on_cpu.nodes import by_nodes, contiguous
 
 SPEC = OPS["gated_delta_rule"]
 CASE = {case.name: case for case in SPEC.cases}
@@ -218,6 +222,7 @@ def test_bad_inputs_are_refused_alike_by_kernel_reference_and_fake(what: str) ->
 
 LESSER_ISA = """
 import torch
+from fuseport.exporter.verify.op_check.symbolic import Session, Type
 from fuseport.ops import OPS, register
 spec = OPS["gated_delta_rule"]
 assert register(spec.name)[spec.name] == "native"
@@ -243,3 +248,25 @@ for case in spec.cases:
 def test_lesser_instruction_sets_compute_the_same(isa: str, run_python: Run) -> None:
     done = run_python(LESSER_ISA, FUSEPORT_ISA=isa)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["plain", "groups_channels"])
+def test_nodes_refuse_every_input_that_does_not_fit(name: str, fused_library: Path) -> None:
+    """They would read beyond it: each input in turn has a step less along each dimension."""
+    operator = SPEC.operator("gated_delta_rule")
+    inputs = contiguous(CASE[name].make(torch.float32, 0))
+    given = {n: t for n, t in inputs.items() if isinstance(t, Tensor)}
+    session, refused = Session(None, str(fused_library), 1), []
+
+    def run(op: Type, tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+        right = session(op, tensors, *rest)
+        for index, (of, t) in enumerate(zip(given, tensors, strict=True)):
+            for dim in range(t.dim()):
+                less = t.narrow(dim, 0, t.shape[dim] - 1).contiguous()
+                with pytest.raises(InvalidArgument, match="gated_delta_rule: "):
+                    session(op, [*tensors[:index], less, *tensors[index + 1 :]], *rest)
+                refused.append((of, dim))
+        return right
+
+    by_nodes(run, SPEC, operator, list(inputs.values()))
+    assert len(refused) == sum(t.dim() for t in given.values())
