@@ -152,11 +152,11 @@ def build(
         UsageError: it has inputs of its own, or its forward does not take these.
     """
     architecture = _get(name)
-    model = architecture.model(config)
-    said = {spec.name for spec in inputs} if inputs else set(given.values) if given else set()
-    if not model.general and (inputs or said - {spec.name for spec in model.inputs}):
-        general = getattr(architecture, "general", None)
-        model = model if general is None else architecture.model(general(config))
+    general = getattr(architecture, "general", None)
+    model = architecture.model(general(config) if inputs and general else config)
+    others = set(given.values) - {spec.name for spec in model.inputs} if given else set()
+    if others and general and not model.general:
+        model = architecture.model(general(config))
     if inputs and not model.general:
         known = ", ".join(f"{spec.name}:{list(spec.dims)}" for spec in model.inputs)
         raise UsageError(f"--input-shapes: the architecture {name} has its own: {known}")

@@ -55,7 +55,6 @@ _RECURRENT = ("mamba", "falcon_mamba", "mamba2")
 
 _SIZES = {"batch": 2, "length": 16, "height": 64, "width": 96}
 _TOKENS, _PIXELS = "input_ids", "pixel_values"
-_KEPT = ("A_log", ".D", "dt_proj.bias", "dt_bias")  # ends of what stays float32
 
 
 def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -91,7 +90,7 @@ def _class(config: Mapping[str, Any]) -> str | None:
 
 def general(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a language model that scans as that of a model of any inputs."""
-    return {"settings": dict(config)}
+    return dict(config) if "settings" in config else {"settings": dict(config)}
 
 
 def to_install() -> str | None:
@@ -138,7 +137,7 @@ def model(config: Mapping[str, Any]) -> Model:
         inputs=_inputs(module, settings),
         sizes={name: _SIZES[name] for name in ("batch", "length")},
         scans=scans,
-        keeps_float32=_KEPT,
+        keeps_float32=("A_log", ".D", "dt_proj.bias", "dt_bias"),
         fused=lambda: fused(files),
         renamed=lambda tensors: renamed(module, tensors),
         step=step,
@@ -155,7 +154,6 @@ def _general(transformers: Any, config: Mapping[str, Any]) -> Model:
         config={"shims": [], **config},
         inputs=(),
         sizes={},
-        keeps_float32=_KEPT,
         fused=lambda: fused(files),
         renamed=lambda tensors: renamed(module, tensors),
         general=True,
