@@ -49,6 +49,16 @@ inline int multiprocessors() {
   return count;
 }
 
+// Bytes of shared memory for a block of the current device; what all have if it does not say.
+inline int64_t most_shared() {
+  int device = 0, bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+          cudaSuccess)
+    return 48 * 1024;
+  return bytes;
+}
+
 __device__ __forceinline__ float bits_to_float(uint32_t x) { return __uint_as_float(x); }
 
 __device__ __forceinline__ float half_to_float(uint16_t x) {

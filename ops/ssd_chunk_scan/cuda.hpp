@@ -1,8 +1,8 @@
 // The CUDA kernels of the chunked scan as their bindings see them; no header of CUDA, none of torch.
 //
 // The scan is products of matrices and what lies between them, which name the products as reference.py
-// does; cuda_passes.hpp has the order. Everything is computed in float32 or float64. In bfloat16 and
-// float16 passes are one kernel, products and all, at no less precision. A chunk has 64 steps, T, those
+// does; cuda_passes.hpp has the order. Everything is computed in float32 or float64. But for float64,
+// passes are kernels with the products inside, at no less precision. A chunk has 64 steps, T, those
 // beyond the end being zeros. "By heads" is (b, c, H, T, P), "by groups" (b, c, G, T, H/G, P): there
 // all heads of a group are one matrix.
 #pragma once
@@ -45,9 +45,11 @@ struct Walk {
   // What each segment adds to the state, then the state before it, (b, segments, H, P, N); of a walk
   // back, the cotangent after it.
   void* segments = nullptr;
-  Strided dout;          // of a walk back
+  Strided dout;          // of a walk back, where it is dy, and of one forth that has dy
   void* kept = nullptr;  // if not null, the same of each chunk, (b, c, H, P, N)
   void* out = nullptr;   // if not null; (b, l, H, P), in the problem's dtype
+  // Of a gate, if not null: dy, real, and dz, in the problem's dtype; (b, l, H, P).
+  void *dy = nullptr, *dz = nullptr;
 };
 
 struct Backward {

@@ -1,12 +1,12 @@
-// The backward pass of bfloat16 or float16 between the walks: all gradients of a chunk in one kernel,
-// products on tensor cores. Names are those of reference.py; g is the cotangent of the state after
-// the chunk.
+// The backward pass between the walks: all gradients of a chunk in one kernel, products on tensor
+// cores. Names are those of reference.py; g is the cotangent of the state after the chunk.
 //
 // A block has some heads of a group, in turn, of one chunk, and sums up their dB and dC, which each of
 // its warps has in registers: of each 64 states 16, and of the chunk half of the steps. It takes 64
 // columns of a head at a time: what belongs to its steps is a sum over all of them. Operands are
-// bfloat16; M and Q are cut into two parts, since the gradients that they make have no more bits, and h
-// and g into three, since those of A and of dt's bias, which are float32, are sums of theirs.
+// bfloat16; M and Q are cut into two parts where the gradients that they make have 16 bits, and h, g
+// and the dy of a gate into three, since those of A and of dt's bias, which are float32, are sums of
+// theirs.
 #pragma once
 
 #include <type_traits>
@@ -18,13 +18,17 @@ namespace fuseport::ssd_chunk_scan::cuda {
 
 constexpr int HALF = 64;  // states that are at once in shared memory
 
-// Tiles in shared memory.
-template <class Stored, int N>
+// Tiles in shared memory. OfDy: dout's type, or float32 where dy is another's gradient.
+template <class Stored, class OfDy, int N>
 struct GradientTiles {
-  static constexpr int ROW = N + PAD, SIDE = 64 + PAD;
-  Stored B[T * ROW], C[T * ROW], x[T * SIDE], dy[T * SIDE];
-  BFloat16 Q[2][T * SIDE];      // before, the third part of the state
-  BFloat16 state[2][T * SIDE];  // of the columns of x, h or g of some states; then M
+  static constexpr int ROW = N + PAD<Stored>, X_ROW = COLUMNS + PAD<Stored>;
+  static constexpr int DY_ROW = COLUMNS + PAD<OfDy>, STATE_ROW = HALF + PAD<BFloat16>;
+  Stored B[T * ROW], C[T * ROW], x[T * X_ROW];
+  OfDy dy[T * DY_ROW];
+  union {
+    BFloat16 state[3][T * STATE_ROW];  // of the columns of x, parts of h or g of some states
+    Mixed<Stored> mixed[2];            // M and Q, later
+  };
   Factors factors;
   // Sums of K without its diagonal, of eight columns or a tile's rows; as for row_excess.
   double rows[T / 8][T], columns[TILES][T];
@@ -34,13 +38,13 @@ struct GradientTiles {
 };
 
 // More than 99 KiB no block of a GPU for desktops can have.
-static_assert(sizeof(GradientTiles<BFloat16, 128>) <= 99 * 1024);
+static_assert(sizeof(GradientTiles<BFloat16, BFloat16, 128>) <= 99 * 1024);
 
 // Brings h or g of `columns` of a head, 64 states from `first` on, as parts; calls see(i, numbers) with
 // each four.
-template <int SIDE, class See>
+template <int ROW, class See>
 FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t columns, int64_t first,
-                                 BFloat16* const (&to)[3], const See& see) {
+                                 BFloat16 (&to)[3][T * ROW], const See& see) {
   constexpr int COUNT = 4, PACKS = HALF / COUNT;
   const bool whole = p.states % COUNT == 0;
   for (int i = (int)threadIdx.x; i < COLUMNS * PACKS; i += THREADS) {
@@ -54,20 +58,26 @@ FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t co
       uint32_t parts[3];
       cut(pack.at[k], pack.at[k + 1], parts);
 #pragma unroll
-      for (int part = 0; part < 3; ++part) *(uint32_t*)(to[part] + q * SIDE + n + k) = parts[part];
+      for (int part = 0; part < 3; ++part) *(uint32_t*)(to[part] + q * ROW + n + k) = parts[part];
     }
   }
 }
 
+// Float32 has more shared memory, of which one block has room, and then more registers.
+template <class Stored>
+constexpr int GRADIENT_BLOCKS = std::is_same_v<Stored, float> ? 1 : 2;
+
 // N: states, at most. b.dB and b.dC are sums over the heads of a block.
-template <class Stored, int N>
-__global__ void __launch_bounds__(THREADS, 2)
+template <class Stored, class OfDy, int N>
+__global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored>)
     gradients_kernel(Problem p, Steps s, int64_t together, Backward b) {
-  constexpr int COUNT = PARTS<Stored>;
-  using Tiles = GradientTiles<Stored, N>;
-  constexpr int ROW = Tiles::ROW, SIDE = Tiles::SIDE, HALVES = N / HALF;
+  using Tiles = GradientTiles<Stored, OfDy, N>;
+  constexpr int COUNT = PARTS<Stored>, OF_M = Mixed<Stored>::COUNT, HALVES = N / HALF;
+  constexpr int ROW = Tiles::ROW, X_ROW = Tiles::X_ROW, DY_ROW = Tiles::DY_ROW;
+  constexpr int STATE_ROW = Tiles::STATE_ROW;
   FUSEPORT_SHARED(memory);
   Tiles& tiles = *(Tiles*)memory;
+  Mixed<Stored>&M = tiles.mixed[0], &Q = tiles.mixed[1];
   const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
   const int g = lane / 4, c = lane % 4 * 2;  // of a fragment: the first row, and the first column
   const int of_states = warp % 4 * TILE, of_steps = warp / 4 * 2;  // dB's and dC's: tiles of steps
@@ -107,7 +117,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         double sum = 0;
 #pragma unroll 8
         for (int t = 0; t < T; ++t)
-          sum += (double)to_real(tiles.dy[t * SIDE + q]) * (double)to_real(tiles.x[t * SIDE + q]);
+          sum += (double)to_real(tiles.dy[t * DY_ROW + q]) * (double)to_real(tiles.x[t * X_ROW + q]);
         b.dD[head * p.width + left + q] = sum;
       }
 
@@ -116,22 +126,23 @@ __global__ void __launch_bounds__(THREADS, 2)
       const float* const of_h = (const float*)b.forward.states + head * size + left * p.states;
       float dx[2][2][4] = {};
       double dot = 0;
-      BFloat16* const of_state[3] = {tiles.state[0], tiles.state[1], tiles.Q[0]};
-      const auto through = [&](const Stored* rows, const Stored* others, const float* factor,
-                               int half, float (&sum)[2][2][4], float(*of_step)[T]) {
+      const auto through = [&](const auto* rows, int of_row, const Stored* others,
+                               const float* factor, int half, float (&sum)[2][2][4],
+                               float(*of_step)[T]) {
+        using OfRow = std::remove_cvref_t<decltype(*rows)>;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float product[2][4] = {}, with_other[2] = {};
           const int t = (of_steps + i) * TILE;
 #pragma unroll
           for (int k = 0; k < COLUMNS; k += TILE) {
-            uint32_t of_row[COUNT][4], cuts[3][4];
-            load_parts<false>(of_row, row_of<false>(rows + t * SIDE + k, SIDE));
+            uint32_t mine[PARTS<OfRow>][4], cuts[3][4];
+            load_parts<false, Four::down>(mine, rows + t * of_row + k, of_row);
 #pragma unroll
             for (int part = 0; part < 3; ++part)
-              load_matrices<true>(cuts[part],
-                                  row_of<false>(of_state[part] + k * SIDE + of_states, SIDE));
-            add_products(product, of_row, cuts);
+              load_four<true, Four::down>(cuts[part], tiles.state[part] + k * STATE_ROW + of_states,
+                                          STATE_ROW);
+            add_products(product, mine, cuts);
           }
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -154,34 +165,34 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
         __syncthreads();
-        bring_state<SIDE>(p, of_g, columns, half * HALF, of_state, [](auto...) {});
+        bring_state<STATE_ROW>(p, of_g, columns, half * HALF, tiles.state, [](auto...) {});
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < HALF; k += TILE) {
-          uint32_t of_B[COUNT][4], cuts[2][4];
-          load_parts<false>(of_B, row_of<false>(tiles.B + own * TILE * ROW + half * HALF + k, ROW));
+          uint32_t of_B[COUNT][4], cuts[OF_M][4];
+          load_parts<false, Four::down>(of_B, tiles.B + own * TILE * ROW + half * HALF + k, ROW);
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
 #pragma unroll
-            for (int part = 0; part < 2; ++part)
-              load_matrices<false>(
-                  cuts[part], row_of<true>(of_state[part] + (of_x + j * TILE) * SIDE + k, SIDE));
+            for (int part = 0; part < OF_M; ++part)
+              load_four<false, Four::across>(
+                  cuts[part], tiles.state[part] + (of_x + j * TILE) * STATE_ROW + k, STATE_ROW);
             add_products(dx[j], of_B, cuts);
           }
         }
-        through(tiles.x, tiles.B, factors.w, half, dB[half], tiles.dw);
+        through(tiles.x, X_ROW, tiles.B, factors.w, half, dB[half], tiles.dw);
       }
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
         __syncthreads();
-        bring_state<SIDE>(p, of_h, columns, half * HALF, of_state,
-                          [&](int64_t at, int count, const Pack<float, 4>& pack) {
+        bring_state<STATE_ROW>(p, of_h, columns, half * HALF, tiles.state,
+                               [&](int64_t at, int count, const Pack<float, 4>& pack) {
 #pragma unroll
-                            for (int k = 0; k < 4; ++k)
-                              if (k < count) dot += (double)(pack.at[k] * of_g[at + k]);
-                          });
+                                 for (int k = 0; k < 4; ++k)
+                                   if (k < count) dot += (double)(pack.at[k] * of_g[at + k]);
+                               });
         __syncthreads();
-        through(tiles.dy, tiles.C, factors.outer, half, dC[half], tiles.read);
+        through(tiles.dy, DY_ROW, tiles.C, factors.outer, half, dC[half], tiles.read);
       }
       dot = over_warp(dot);
       if (lane == 0) add(tiles.dots[warp], dot);
@@ -192,53 +203,42 @@ __global__ void __launch_bounds__(THREADS, 2)
         const int i = tile < 2 ? 0 : tile < 6 ? 1 : tile < 12 ? 2 : 3, j = tile - i * (i + 1);
         static_assert(TILES == 4);
         float CB[4] = {}, dM[4] = {};
-        // Row `lane % 8` of four matrices next to each other.
-        const auto in_a_row = [&](const Stored* from, int row) {
-          return from + (j * 8 + lane % 8) * row + lane / 8 * 8;
-        };
-        const auto product = [&](float (&sum)[4], const Stored* a, const Stored* b, int row, int k) {
-          uint32_t of_a[COUNT][4], of_b[COUNT][4];
-          load_parts<false>(of_b, in_a_row(b + k, row));
+        const auto product = [&](float (&sum)[4], const auto* a, int of_row, const Stored* b,
+                                 int row, int k) {
+          constexpr int OF_A = PARTS<std::remove_cvref_t<decltype(*a)>>;
+          uint32_t of_a[OF_A][4], of_b[COUNT][4];
+          load_parts<false, Four::in_a_row>(of_b, b + j * 8 * row + k, row);
 #pragma unroll
           for (int next = 0; next < 2; ++next) {
-            load_parts<false>(of_a, row_of<false>(a + i * TILE * row + k + next * TILE, row));
-#pragma unroll
-            for (int both = COUNT * COUNT - 1; both >= 0; --both)
-              add_product(sum, of_a[both / COUNT], of_b[both % COUNT][2 * next],
-                          of_b[both % COUNT][2 * next + 1]);
+            load_parts<false, Four::down>(of_a, a + i * TILE * of_row + k + next * TILE, of_row);
+            add_half(sum, of_a, of_b, 2 * next);
           }
         };
 #pragma unroll
-        for (int k = 0; k < N; k += 2 * TILE) product(CB, tiles.C, tiles.B, ROW, k);
+        for (int k = 0; k < N; k += 2 * TILE) product(CB, tiles.C, ROW, tiles.B, ROW, k);
 #pragma unroll
-        for (int k = 0; k < COLUMNS; k += 2 * TILE) product(dM, tiles.dy, tiles.x, SIDE, k);
+        for (int k = 0; k < COLUMNS; k += 2 * TILE)
+          product(dM, tiles.dy, DY_ROW, tiles.x, X_ROW, k);
         double of_row[2] = {}, of_column[2] = {};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int t = i * TILE + g + half * 8, from = j * 8 + c;
-          float M[2], Q[2];
+          float of_M[2], of_Q[2];
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
             const float L = d.between(from + k, t), delta = d.delta(from + k);
             const float of_CB = CB[half * 2 + k] * L, of_dM = dM[half * 2 + k];
             const bool later = from + k > t;
             const float K = later ? 0.0f : of_dM * of_CB;
-            M[k] = later ? 0.0f : of_CB * delta;
-            Q[k] = later ? 0.0f : of_dM * L * delta;
+            of_M[k] = later ? 0.0f : of_CB * delta;
+            of_Q[k] = later ? 0.0f : of_dM * L * delta;
             if (from + k == t) add(tiles.diagonal[t], K);
             const double past = from + k < t ? (double)K : 0;
             of_row[half] += past * (double)delta;
             of_column[k] += past;
           }
-          uint32_t both[2];
-          cut(M[0], M[1], both);
-#pragma unroll
-          for (int part = 0; part < 2; ++part)
-            *(uint32_t*)(tiles.state[part] + t * SIDE + from) = both[part];
-          cut(Q[0], Q[1], both);
-#pragma unroll
-          for (int part = 0; part < 2; ++part)
-            *(uint32_t*)(tiles.Q[part] + t * SIDE + from) = both[part];
+          M.put(t, from, of_M);
+          Q.put(t, from, of_Q);
         }
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
@@ -256,12 +256,9 @@ __global__ void __launch_bounds__(THREADS, 2)
       for (int k = own; k < TILES; ++k)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          uint32_t of_dy[COUNT][4], of_M[2][4];
-          load_parts<true>(of_dy, row_of<false>(tiles.dy + k * TILE * SIDE + of_x + j * TILE, SIDE));
-#pragma unroll
-          for (int part = 0; part < 2; ++part)
-            load_matrices<true>(
-                of_M[part], row_of<true>(tiles.state[part] + k * TILE * SIDE + own * TILE, SIDE));
+          uint32_t of_dy[PARTS<OfDy>][4], of_M[OF_M][4];
+          load_parts<true, Four::down>(of_dy, tiles.dy + k * TILE * DY_ROW + of_x + j * TILE, DY_ROW);
+          M.template load<true>(of_M, k, own);
           add_products(dx[j], of_M, of_dy);
         }
 #pragma unroll
@@ -273,7 +270,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           const float D = k < count ? ((const float*)p.D)[h * p.width + left + q + k] : 0.0f;
-          both[k] = dx[j / 4][j / 2 % 2][j % 2 * 2 + k] + D * to_real(tiles.dy[t * SIDE + q + k]);
+          both[k] = dx[j / 4][j / 2 % 2][j % 2 * 2 + k] + D * to_real(tiles.dy[t * DY_ROW + q + k]);
         }
         const int64_t at = ((batch * p.length + step + t) * p.heads + h) * p.width + left + q;
         store_pack<2>(both, (Stored*)b.dx + at, 1, count, at % 2 == 0 && count == 2);
@@ -283,15 +280,12 @@ __global__ void __launch_bounds__(THREADS, 2)
       const auto within = [&](auto transposed, int i, int k, const Stored* others, auto& sum) {
         constexpr bool TRANSPOSED = decltype(transposed)::value;
         const int row = of_steps + i;
-        const int at = (TRANSPOSED ? k * SIDE + row : row * SIDE + k) * TILE;
-        uint32_t of_Q[2][4], of_other[COUNT][4];
-#pragma unroll
-        for (int part = 0; part < 2; ++part)
-          load_matrices<TRANSPOSED>(of_Q[part], row_of<TRANSPOSED>(tiles.Q[part] + at, SIDE));
+        uint32_t of_Q[OF_M][4], of_other[COUNT][4];
+        Q.template load<TRANSPOSED>(of_Q, TRANSPOSED ? k : row, TRANSPOSED ? row : k);
 #pragma unroll
         for (int half = 0; half < HALVES; ++half) {
-          load_parts<true>(of_other,
-                           row_of<false>(others + k * TILE * ROW + half * HALF + of_states, ROW));
+          load_parts<true, Four::down>(of_other, others + k * TILE * ROW + half * HALF + of_states,
+                                       ROW);
           add_products(sum[half][i], of_Q, of_other);
         }
       };

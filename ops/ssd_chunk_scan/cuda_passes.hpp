@@ -152,6 +152,13 @@ void run_gradients(Pass<Host>& pass, Backward& b, Walk& back, const Totals& tota
   Walk forth;
   forth.start = p.initial_states;
   forth.kept = b.forward.states = pass.heads(p.width, p.states).data;
+  if (p.z.data) {
+    const int64_t row = p.heads * p.width;
+    forth.dout = b.dout;
+    forth.dy = pass.reals(p.batches * p.length * row);
+    forth.dz = b.dz;
+    b.dout = back.dout = {forth.dy, p.length * row, row, p.width, 1};
+  }
   pass.walk(forth);
   back.kept = b.dstates = pass.heads(p.width, p.states).data;
   pass.walk(back);

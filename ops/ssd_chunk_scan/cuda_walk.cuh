@@ -1,12 +1,13 @@
 // The walk over the chunks, products on tensor cores and the state in registers: the whole forward
-// pass of bfloat16 or float16 in one kernel; or, for the backward pass, the states, and their cotangents by a walk
-// back. Names are those of reference.py.
+// pass in one kernel; or, for the backward pass, the states, with what a gate makes of dout, and their
+// cotangents by a walk back. Names are those of reference.py.
 //
 // A block has 64 columns of one head's x, and walks over the chunks of a segment; each of its warps
 // has the state of 16 columns, as that to which tensor cores add. They multiply bfloat16, as which
-// x, B and C are exact, of float16 as two parts; what is not is cut: M and the state into two, which
-// suffices for out, and w·x into three, which makes states as exact as float32 does. The sums of tensor
-// cores are not rounded but cut off; so those of a chunk are made apart, and then added to the state.
+// x, B and C are exact, of float16 as two parts and of float32 as three; what is not is cut: M and the
+// state into two, which suffices for an out of 16 bits, and w·x into three, which makes states as exact
+// as float32 does. The sums of tensor cores are not rounded but cut off; so those of a chunk are made
+// apart, and then added to the state.
 #pragma once
 
 #include "ssd_chunk_scan/cuda_tiles.cuh"
@@ -16,52 +17,77 @@ namespace fuseport::ssd_chunk_scan::cuda {
 constexpr int WARPS = 4, WALK_THREADS = WARPS * WARP;
 static_assert(COLUMNS == WARPS * TILE);
 
-// Of one step, in two columns from q on: y with D·x, and with the gate.
+// Two numbers in a row of what is like x, in columns from q on, of which `count` are there.
 template <class Stored>
-FUSEPORT_DEVICE void finish_pair(const Problem& p, void* to, int64_t batch, int64_t step,
+FUSEPORT_DEVICE void load_two(const Strided& s, int64_t batch, int64_t step, int64_t h, int64_t q,
+                              int count, float (&to)[2]) {
+  const Stored* const at =
+      (const Stored*)s.data + batch * s.batch + step * s.step + h * s.head + q * s.column;
+  const bool whole = count == 2 && s.column == 1 && (uintptr_t)at % (2 * sizeof(Stored)) == 0;
+  to_reals<2>(load_pack<2>(at, s.column, count, whole), to);
+}
+
+// Of one step, in two columns from q on: y with D·x, and with the gate; or, if GATE, what the gate
+// makes of dout: dz, and dy.
+template <bool GATE, class Stored>
+FUSEPORT_DEVICE void finish_pair(const Problem& p, const Walk& walk, int64_t batch, int64_t step,
                                  int64_t h, int64_t q, const Stored* x, const float* y) {
   if (step >= p.length || q >= p.width) return;
   const int count = q + 1 < p.width ? 2 : 1;
   const float* const D = (const float*)p.D + h * p.width + q;
-  float out[2];
+  const int64_t at = ((batch * p.length + step) * p.heads + h) * p.width + q;
+  const bool whole = at % 2 == 0 && count == 2;
+  float out[2], z[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) out[i] = i < count ? y[i] + D[i] * to_real(x[i]) : 0.0f;
-  if (p.z.data) {
-    const Stored* const at = (const Stored*)p.z.data + batch * p.z.batch + step * p.z.step +
-                             h * p.z.head + q * p.z.column;
-    const bool whole = count == 2 && p.z.column == 1 && (uintptr_t)at % 4 == 0;
-    const auto z = load_pack<2>(at, p.z.column, count, whole);
+  if (GATE || p.z.data) load_two<Stored>(p.z, batch, step, h, q, count, z);
+  if constexpr (GATE) {
+    float dout[2], dy[2];
+    load_two<Stored>(walk.dout, batch, step, h, q, count, dout);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) out[i] *= to_real(z.at[i]) * logistic(to_real(z.at[i]));
+    for (int i = 0; i < 2; ++i) {
+      const float share = logistic(z[i]);
+      dy[i] = dout[i] * z[i] * share;
+      out[i] *= dout[i] * share * (1 + z[i] * (1 - share));
+    }
+    store_pack<2>(dy, (float*)walk.dy + at, 1, count, whole);
+    store_pack<2>(out, (Stored*)walk.dz + at, 1, count, whole);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (p.z.data) out[i] *= z[i] * logistic(z[i]);
+    store_pack<2>(out, (Stored*)walk.out + at, 1, count, whole);
   }
-  const int64_t at = ((batch * p.length + step) * p.heads + h) * p.width + q;
-  store_pack<2>(out, (Stored*)to + at, 1, count, at % 2 == 0 && count == 2);
 }
 
 // Tiles in shared memory. A chunk's are used while the next's are on their way, but for C, which is
-// free before the states are added to.
-template <class Stored, int N>
+// free before the states are added to; of float32 there is room for one chunk's. OfX: x's type, or dy's.
+template <class Stored, class OfX, int N>
 struct WalkTiles {
-  static constexpr int ROW = N + PAD, X_ROW = COLUMNS + PAD, M_ROW = T + PAD;
-  Stored C[T * ROW], B[2][T * ROW], x[2][T * X_ROW];
-  BFloat16 M[2][T * M_ROW];
+  static constexpr int ROW = N + PAD<Stored>, X_ROW = COLUMNS + PAD<OfX>;
+  static constexpr int AT_ONCE = std::is_same_v<Stored, float> ? 1 : 2;  // chunks
+  Stored C[T * ROW], B[AT_ONCE][T * ROW];
+  OfX x[AT_ONCE][T * X_ROW];
+  Mixed<Stored> M;
   Factors factors[2];
 };
 
 enum class Walks {
   add_up,  // what each segment adds to the state, but the one that comes last
   keep,    // the state before each chunk
+  gate,    // the same, and dy and dz
   out,     // out
 };
 
 // N: states, at most. `BACK`: the state's cotangent; dy is in x's place, C in B's, exp(c_t) in w_t's.
-template <class Stored, int N, Walks WALKS, bool BACK>
+template <class Stored, class OfX, int N, Walks WALKS, bool BACK>
 __global__ void __launch_bounds__(WALK_THREADS, 2)
     walk_kernel(Problem p, Steps s, Segments segments, Walk walk) {
-  constexpr bool OUT = WALKS == Walks::out, ADD_UP = WALKS == Walks::add_up;
-  static_assert(!(OUT && BACK));
-  constexpr int COUNT = PARTS<Stored>;
-  using Tiles = WalkTiles<Stored, N>;
+  constexpr bool GATE = WALKS == Walks::gate, ADD_UP = WALKS == Walks::add_up;
+  constexpr bool OUT = WALKS == Walks::out || GATE;
+  static_assert(!(OUT && BACK) && (BACK || std::is_same_v<Stored, OfX>));
+  using Tiles = WalkTiles<Stored, OfX, N>;
+  constexpr int COUNT = PARTS<Stored>, OF_M = Mixed<Stored>::COUNT, AT_ONCE = Tiles::AT_ONCE;
   FUSEPORT_SHARED(memory);
   Tiles& tiles = *(Tiles*)memory;
   const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
@@ -82,9 +108,10 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
     };
     const auto bring_rest = [&](int64_t chunk) {
       const int64_t steps = p.length - chunk * T;
-      bring<N>(BACK ? p.C : p.B, batch, chunk * T, group, 0, steps, p.states, tiles.B[chunk % 2]);
+      bring<N>(BACK ? p.C : p.B, batch, chunk * T, group, 0, steps, p.states,
+               tiles.B[chunk % AT_ONCE]);
       bring<COLUMNS>(BACK ? walk.dout : p.x, batch, chunk * T, h, column, steps, p.width - column,
-                     tiles.x[chunk % 2]);
+                     tiles.x[chunk % AT_ONCE]);
     };
     // Rows of the state are columns of x: of 16 a lane has rows g and g + 8, in each eight columns
     // two in a row.
@@ -115,12 +142,12 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
     if (OUT) bring_C(from);
     bring_rest(from);
     for (int64_t chunk = from; chunk != beyond; chunk += FORTH) {
-      if (WALKS == Walks::keep) {
+      if (WALKS == Walks::keep || GATE) {
         float* const kept = (float*)walk.kept + ((batch * chunks + chunk) * p.heads + h) * size;
         each_of_state([&](int j, int i, int64_t at) { kept[at] = state[j][i]; });
       }
-      Stored* const B = tiles.B[chunk % 2];
-      Stored* const x = tiles.x[chunk % 2] + warp * TILE;
+      const Stored* const B = tiles.B[chunk % AT_ONCE];
+      const OfX* const x = tiles.x[chunk % AT_ONCE] + warp * TILE;
       Factors& factors = tiles.factors[chunk % 2];
       const Decays<float> d = factors.decays();
       asked.put(factors);
@@ -130,21 +157,21 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
       const int64_t next = chunk + FORTH;
       if (next != beyond) {
         asked.ask(p, s, batch * chunks + next, h);
-        bring_rest(next);
+        if (AT_ONCE > 1) bring_rest(next);
       }
       if (!OUT) __syncthreads();  // of factors
 
       if (OUT) {
         // M, in tiles on and below the diagonal, in turn by all warps.
-        for (int tile = warp; tile < TILES * (TILES + 1) / 2; tile += WARPS) {
+        for (int tile = warp; tile < BELOW; tile += WARPS) {
           const int i = tile < 1 ? 0 : tile < 3 ? 1 : tile < 6 ? 2 : 3, j = tile - i * (i + 1) / 2;
           static_assert(TILES == 4);
           float CB[2][4] = {};
 #pragma unroll
           for (int k = 0; k < N; k += TILE) {
             uint32_t of_C[COUNT][4], of_B[COUNT][4];
-            load_parts<false>(of_C, row_of<false>(tiles.C + i * TILE * Tiles::ROW + k, Tiles::ROW));
-            load_parts<false>(of_B, row_of<true>(B + j * TILE * Tiles::ROW + k, Tiles::ROW));
+            load_parts<false, Four::down>(of_C, tiles.C + i * TILE * Tiles::ROW + k, Tiles::ROW);
+            load_parts<false, Four::across>(of_B, B + j * TILE * Tiles::ROW + k, Tiles::ROW);
             add_products(CB, of_C, of_B);
           }
 #pragma unroll
@@ -156,10 +183,7 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
               mixed[k] = from + k > t ? 0.0f
                                       : CB[half / 2][half % 2 * 2 + k] * d.between(from + k, t) *
                                             d.delta(from + k);
-            uint32_t parts[2];
-            cut(mixed[0], mixed[1], parts);
-#pragma unroll
-            for (int k = 0; k < 2; ++k) *(uint32_t*)(tiles.M[k] + t * Tiles::M_ROW + from) = parts[k];
+            tiles.M.put(t, from, mixed);
           }
         }
         __syncthreads();
@@ -167,19 +191,18 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
         float y[TILES][2][4] = {};
 #pragma unroll
         for (int k = 0; k < N / TILE; ++k) {
-          uint32_t of_state[2][4];  // of the columns of x from 0 and from 8 on, of 8 states each
+          uint32_t of_state[OF_M][4];  // of the columns of x from 0 and from 8 on, of 8 states each
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            uint32_t parts[2];
+            uint32_t parts[OF_M];
             cut(state[2 * k + i % 2][i / 2 * 2], state[2 * k + i % 2][i / 2 * 2 + 1], parts);
 #pragma unroll
-            for (int part = 0; part < 2; ++part) of_state[part][i] = parts[part];
+            for (int part = 0; part < OF_M; ++part) of_state[part][i] = parts[part];
           }
 #pragma unroll
           for (int i = 0; i < TILES; ++i) {
             uint32_t of_C[COUNT][4];
-            load_parts<false>(
-                of_C, row_of<false>(tiles.C + i * TILE * Tiles::ROW + k * TILE, Tiles::ROW));
+            load_parts<false, Four::down>(of_C, tiles.C + (i * Tiles::ROW + k) * TILE, Tiles::ROW);
             add_products(y[i], of_C, of_state);
           }
         }
@@ -189,16 +212,12 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
           for (int j = 0; j < 8; ++j) y[i][j / 4][j % 4] *= factors.outer[i * TILE + g + j % 4 / 2 * 8];
 #pragma unroll
         for (int k = 0; k < TILES; ++k) {
-          uint32_t of_x[COUNT][4];
-          load_parts<true>(of_x, row_of<false>(x + k * TILE * Tiles::X_ROW, Tiles::X_ROW));
+          uint32_t of_x[PARTS<OfX>][4];
+          load_parts<true, Four::down>(of_x, x + k * TILE * Tiles::X_ROW, Tiles::X_ROW);
 #pragma unroll
           for (int i = k; i < TILES; ++i) {
-            uint32_t of_M[2][4];
-#pragma unroll
-            for (int part = 0; part < 2; ++part)
-              load_matrices<false>(of_M[part], row_of<false>(tiles.M[part] + i * TILE * Tiles::M_ROW +
-                                                                 k * TILE,
-                                                             Tiles::M_ROW));
+            uint32_t of_M[OF_M][4];
+            tiles.M.template load<false>(of_M, i, k);
             add_products(y[i], of_M, of_x);
           }
         }
@@ -208,8 +227,8 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
           for (int half = 0; half < 4; ++half) {
             const int t = i * TILE + g + half % 2 * 8, q = c + half / 2 * 8;
             const float* const of_y = y[i][half / 2] + half % 2 * 2;
-            finish_pair(p, walk.out, batch, chunk * T + t, h, column + warp * TILE + q,
-                        x + t * Tiles::X_ROW + q, of_y);
+            finish_pair<GATE>(p, walk, batch, chunk * T + t, h, column + warp * TILE + q,
+                              x + t * Tiles::X_ROW + q, of_y);
           }
         __syncthreads();
         if (next != beyond) bring_C(next);
@@ -219,13 +238,13 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
       uint32_t weighted[TILES][3][4];
 #pragma unroll
       for (int i = 0; i < TILES; ++i) {
-        uint32_t of_x[4];
-        load_matrices<true>(of_x, row_of<true>(x + i * TILE * Tiles::X_ROW, Tiles::X_ROW));
+        float pairs[4][2];
+        load_pairs<true, Four::across>(pairs, x + i * TILE * Tiles::X_ROW, Tiles::X_ROW);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const float* const w = (BACK ? factors.outer : factors.w) + i * TILE + c + k / 2 * 8;
           uint32_t parts[3];
-          cut(lower<Stored>(of_x[k]) * w[0], upper<Stored>(of_x[k]) * w[1], parts);
+          cut(pairs[k][0] * w[0], pairs[k][1] * w[1], parts);
 #pragma unroll
           for (int part = 0; part < 3; ++part) weighted[i][part][k] = parts[part];
         }
@@ -237,7 +256,7 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
           uint32_t of_B[COUNT][4];
-          load_parts<true>(of_B, row_of<false>(B + i * TILE * Tiles::ROW + k * TILE, Tiles::ROW));
+          load_parts<true, Four::down>(of_B, B + (i * Tiles::ROW + k) * TILE, Tiles::ROW);
           add_products(added, weighted[i], of_B);
         }
 #pragma unroll
@@ -246,6 +265,9 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
           of_state = kept * of_state + added[i / 4][i % 4];
         }
       }
+      if (AT_ONCE > 1 || next == beyond) continue;
+      __syncthreads();  // all of the chunk has been read
+      bring_rest(next);
     }
     if (ADD_UP) {
       float* const added = (float*)walk.segments + of_segment;

@@ -70,8 +70,7 @@ const char* sum_of_chunks(const Problem& p, const double* from, int64_t count, v
 }
 
 bool walks(const Problem& p) {
-  const bool short_ones = p.dtype == Dtype::bfloat16 || p.dtype == Dtype::float16;
-  return short_ones && p.states > 0 && p.states <= MOST_STATES;
+  return p.dtype != Dtype::float64 && p.states > 0 && p.states <= MOST_STATES;
 }
 
 Segments segments(const Problem& p) { return segments_of(p); }
@@ -85,11 +84,12 @@ const char* add_up(const Problem& p, const Steps& s, const Segments& segments, c
 const char* walk(const Problem& p, const Steps& s, const Segments& segments, const Walk& walk,
                  void* stream) {
   if (walk.back) return run_walk<Walks::keep, true>(p, s, segments, walk, stream);
+  if (walk.dy) return run_walk<Walks::gate, false>(p, s, segments, walk, stream);
   if (walk.kept) return run_walk<Walks::keep, false>(p, s, segments, walk, stream);
   return run_walk<Walks::out, false>(p, s, segments, walk, stream);
 }
 
-bool has_gradients(const Problem& p) { return walks(p) && !p.z.data; }
+bool has_gradients(const Problem& p) { return walks(p) && gradients_fit(p); }
 
 int64_t sums_of_heads(const Problem& p) {
   return (p.heads_per_group() + heads_together(p) - 1) / heads_together(p);

@@ -81,19 +81,31 @@ const char* with_states(const Problem& p, const Run& run) {
     return p.states <= MOST_STATES / 2 ? run(stored, std::integral_constant<int, MOST_STATES / 2>{})
                                        : run(stored, std::integral_constant<int, MOST_STATES>{});
   };
+  if (p.dtype == Dtype::float32) return stored_so(float{});
   return p.dtype == Dtype::float16 ? stored_so(Half{}) : stored_so(BFloat16{});
+}
+
+// The same with the type of dy, which a gate makes real: run(Stored{}, OfDy{}, N).
+template <class Run>
+const char* with_dy(const Problem& p, const Run& run) {
+  return with_states(p, [&](auto stored, auto states) {
+    return p.z.data ? run(stored, float{}, states) : run(stored, stored, states);
+  });
 }
 
 template <Walks WALKS, bool BACK>
 const char* run_walk(const Problem& p, const Steps& s, const Segments& segments, const Walk& walk,
                      void* stream) {
-  return with_states(p, [&](auto stored, auto states) {
+  const auto run = [&](auto stored, auto of_x, auto states) {
     using Stored = decltype(stored);
+    using OfX = decltype(of_x);
     constexpr int N = decltype(states)::value;
     const int64_t blocks = blocks_of(p, segments.count - (WALKS == Walks::add_up));
-    return launch(walk_kernel<Stored, N, WALKS, BACK>, blocks, WALK_THREADS,
-                  sizeof(WalkTiles<Stored, N>), stream, p, s, segments, walk);
-  });
+    return launch(walk_kernel<Stored, OfX, N, WALKS, BACK>, blocks, WALK_THREADS,
+                  sizeof(WalkTiles<Stored, OfX, N>), stream, p, s, segments, walk);
+  };
+  if constexpr (BACK) return with_dy(p, run);
+  else return with_states(p, [&](auto stored, auto n) { return run(stored, stored, n); });
 }
 
 // Of a group, whose dB and dC a block sums up: fewer where blocks would be too few.
@@ -105,14 +117,26 @@ inline int64_t heads_together(const Problem& p) {
   return wanted < 1 ? 1 : wanted < most ? wanted : most;
 }
 
+// Whether a block can have so much.
+inline bool gradients_fit(const Problem& p) {
+  bool fit = false;
+  with_dy(p, [&](auto stored, auto of_dy, auto states) -> const char* {
+    constexpr int N = decltype(states)::value;
+    fit = (int64_t)sizeof(GradientTiles<decltype(stored), decltype(of_dy), N>) <= most_shared();
+    return nullptr;
+  });
+  return fit;
+}
+
 inline const char* run_gradients(const Problem& p, const Steps& s, const Backward& b,
                                  void* stream) {
-  return with_states(p, [&](auto stored, auto states) {
+  return with_dy(p, [&](auto stored, auto of_dy, auto states) {
     using Stored = decltype(stored);
+    using OfDy = decltype(of_dy);
     constexpr int N = decltype(states)::value;
     const int64_t units = p.batches * p.chunks() * p.groups * sums_of_heads(p);
-    return launch(gradients_kernel<Stored, N>, units, THREADS, sizeof(GradientTiles<Stored, N>),
-                  stream, p, s, heads_together(p), b);
+    return launch(gradients_kernel<Stored, OfDy, N>, units, THREADS,
+                  sizeof(GradientTiles<Stored, OfDy, N>), stream, p, s, heads_together(p), b);
   });
 }
 

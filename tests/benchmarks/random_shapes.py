@@ -8,8 +8,8 @@
 Each draw is judged as `fuseport ops check` judges a case: outputs and gradients may be a small
 factor worse than plain torch in the same dtype is. Many sizes are at the edges of blocks of 16 to
 256, where kernels err; the stand-in for a GPU, which is slow, has smaller ones, and in each draw
-another number of multiprocessors and order of threads. The exit code is 1 if one fails, with the
-draw's number, which `--first` begins at; 5 where there is no such device.
+another number of multiprocessors, order of threads and amount of shared memory. The exit code is 1
+if one fails, with the draw's number, which `--first` begins at; 5 where there is no such device.
 """
 
 import argparse
@@ -381,6 +381,7 @@ def _emulated(
     with stand_in.device(spec) as device:
         device.multiprocessors(r.choice((1, 2, 7, 132)))
         device.order(r.randrange(4))
+        device.shared_memory(r.choice((99, 163, 227)))
         found = device.forward_and_backward(operator, given, seeds)
     named: dict[str, Tensor | None] = {name: found[name] for name in operator.outputs}
     if operator.backward:

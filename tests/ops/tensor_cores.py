@@ -1,4 +1,4 @@
-"""Cases that CUDA kernels compute on tensor cores, which ops have for bfloat16 and float16."""
+"""Cases that CUDA kernels compute on tensor cores, which the chunked scan has but for float64."""
 
 import torch
 
@@ -25,7 +25,7 @@ CHUNKED = tuple(
         f"tensor_cores_{name}",
         "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan",
         shape.make,
-        (torch.bfloat16, torch.float16),
+        (torch.float32, torch.bfloat16, torch.float16),
     )
     for name, shape in _SHAPES.items()
 )

@@ -69,17 +69,19 @@ def test_kernels_are_as_good_as_the_reference(
     check(device_of(OF_OPERATOR[case.operator]), case, dtype)
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 40])
+# Gradients of all dtypes fit into an H100's shared memory; in others they are made by products.
+@pytest.mark.parametrize(("multiprocessors", "order"), [(1, 1), (40, 2)])
 @pytest.mark.parametrize("dtype", CHUNKED[0].dtypes, ids=str)
 @pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.name)
 def test_the_chunked_scan_on_tensor_cores(
-    device_of: Devices, case: Case, dtype: torch.dtype, multiprocessors: int
+    device_of: Devices, case: Case, dtype: torch.dtype, multiprocessors: int, order: int
 ) -> None:
     device = device_of(OPS["ssd_chunk_scan"])
     device.multiprocessors(multiprocessors)
+    device.shared_memory(227)
     runs = []
-    for order in (0, 1, 2):
-        device.order(order)
+    for threads in (0, order):
+        device.order(threads)
         runs.append(check(device, case, dtype))
     assert_all_equal(runs)
 

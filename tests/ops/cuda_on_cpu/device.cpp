@@ -17,7 +17,7 @@ namespace fuseport::cuda::on_cpu {
 namespace {
 
 constexpr int WARP = 32, MOST_THREADS = 1024;
-constexpr int64_t STACK = 128 * 1024, MOST_SHARED = 99 * 1024, GUARD = 256;
+constexpr int64_t STACK = 128 * 1024, GUARD = 256;
 constexpr int MOST_GIVEN = 32;  // bytes of a thread that a warp gathers
 constexpr unsigned char POISON = 0xff;  // of floats and doubles: NaN
 
@@ -49,6 +49,7 @@ jmp_buf scheduler;
 Fiber* current = nullptr;
 std::string error;
 int order = 0, processors = 1;
+int64_t shared_bytes = 99 * 1024;
 std::mt19937 random;
 
 void enter() {
@@ -179,6 +180,8 @@ void wait_for_copies() {
 
 int multiprocessors() { return processors; }
 
+int64_t most_shared() { return shared_bytes; }
+
 int64_t sort_scratch(int64_t count) { return 1 + count / 8; }
 
 // As CUB does it, eight bits in a pass, from one array to the other; what it may leave behind in
@@ -216,7 +219,7 @@ const char* run(int64_t blocks, int threads, int64_t shared, const std::function
   error.clear();
   if (blocks < 1 || threads < 1 || threads > MOST_THREADS || threads % WARP != 0)
     return "invalid configuration argument";
-  if (shared > MOST_SHARED) return "more shared memory than some GPUs have";
+  if (shared > shared_bytes) return "more shared memory than some GPUs have";
   body = &kernel;
   blockDim.x = (unsigned)threads;
   // A grid of fewer blocks than asked for is right as well: blocks take turns.
@@ -246,4 +249,8 @@ EXPORTED void cuda_on_cpu_order(int order) {
 
 EXPORTED void cuda_on_cpu_multiprocessors(int count) {
   fuseport::cuda::on_cpu::processors = count;
+}
+
+EXPORTED void cuda_on_cpu_shared_memory(int64_t bytes) {
+  fuseport::cuda::on_cpu::shared_bytes = bytes;
 }

@@ -33,6 +33,7 @@ void copy_later(void* to, const void* from, bool there);
 void wait_for_copies();
 const char* run(int64_t blocks, int threads, int64_t shared, const std::function<void()>& body);
 int multiprocessors();
+int64_t most_shared();
 int64_t sort_scratch(int64_t count);
 const char* sort(int32_t* (&keys)[2], int32_t* (&values)[2], int64_t count, int bits,
                  void* scratch, int64_t bytes);
@@ -56,6 +57,7 @@ inline const char* copied(const void* from, void* to, int64_t bytes, void*) {
 }
 
 inline int multiprocessors() { return on_cpu::multiprocessors(); }
+inline int64_t most_shared() { return on_cpu::most_shared(); }
 
 // Those of ops/native/cuda_sort.cuh.
 inline const char* sort_scratch(int64_t count, int, int64_t* bytes) {
