@@ -1,6 +1,6 @@
-// Runs a launch on the CPU. Between two barriers or shuffles threads run one after the other, in an
-// order that tests choose: what depends on the order lacks a barrier. Shared memory starts as NaN,
-// with guards around it. What a GPU would hang on, or leave undefined, is an error.
+// Runs a launch on the CPU. Between two barriers warps run one after the other, and between shuffles
+// the threads of one, in an order that tests choose: what depends on the order lacks a barrier. Shared
+// memory starts as NaN, with guards around it. What a GPU would hang on, or leave undefined, is an error.
 #include "cuda_on_cpu/device.hpp"
 
 #include <setjmp.h>
@@ -125,11 +125,15 @@ void run_block(int threads) {
     makecontext(&fiber.context, enter, 0);
   }
   while (error.empty()) {
-    for (const int64_t i : in_order(threads))
-      if (fibers[i].state == State::ready) resume(fibers[i], (int)i);
-    bool going_on = false;
-    for (int first = 0; first < threads; first += WARP) going_on |= exchanged(first);
-    if (going_on) continue;
+    // A warp goes as far as the next barrier before another does.
+    for (const int64_t warp : in_order(threads / WARP)) {
+      const int first = (int)warp * WARP;
+      do {
+        for (const int64_t lane : in_order(WARP))
+          if (Fiber& fiber = fibers[first + lane]; fiber.state == State::ready)
+            resume(fiber, first + (int)lane);
+      } while (exchanged(first) && error.empty());
+    }
     const auto count = [&](State state) {
       return std::count_if(fibers.begin(), fibers.begin() + threads,
                            [&](const Fiber& f) { return f.state == state; });
