@@ -63,13 +63,13 @@ FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t co
   }
 }
 
-// Float32 has more shared memory, of which one block has room, and then more registers.
-template <class Stored>
-constexpr int GRADIENT_BLOCKS = std::is_same_v<Stored, float> ? 1 : 2;
+// Of a multiprocessor: where shared memory has room for one, it has twice the registers.
+template <class Stored, int N>
+constexpr int GRADIENT_BLOCKS = std::is_same_v<Stored, float> || N > 128 ? 1 : 2;
 
 // N: states, at most. b.dB and b.dC are sums over the heads of a block.
 template <class Stored, class OfDy, int N>
-__global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored>)
+__global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
     gradients_kernel(Problem p, Steps s, int64_t together, Backward b) {
   using Tiles = GradientTiles<Stored, OfDy, N>;
   constexpr int COUNT = PARTS<Stored>, OF_M = Mixed<Stored>::COUNT, HALVES = N / HALF;

@@ -3,19 +3,26 @@
 // cotangents by a walk back. Names are those of reference.py.
 //
 // A block has 64 columns of one head's x, and walks over the chunks of a segment; each of its warps
-// has the state of 16 columns, as that to which tensor cores add. They multiply bfloat16, as which
-// x, B and C are exact, of float16 as two parts and of float32 as three; what is not is cut: M and the
-// state into two, which suffices for an out of 16 bits, and w·x into three, which makes states as exact
-// as float32 does. The sums of tensor cores are not rounded but cut off; so those of a chunk are made
-// apart, and then added to the state.
+// has up to 128 states of 16 columns, as that to which tensor cores add. Of more states, twice as many
+// warps have half each, and add up their y. Tensor cores multiply bfloat16, as which x, B and C are
+// exact, of float16 as two parts and of float32 as three; what is not is cut: M and the state into two,
+// which suffices for an out of 16 bits, and w·x into three, which makes states as exact as float32
+// does. Their sums are not rounded but cut off; so those of a chunk are made apart, and then added to
+// the state.
 #pragma once
 
 #include "ssd_chunk_scan/cuda_tiles.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {
 
-constexpr int WARPS = 4, WALK_THREADS = WARPS * WARP;
-static_assert(COLUMNS == WARPS * TILE);
+// Of N states: how many a warp has, and how many warps have the states of the same columns.
+template <int N>
+constexpr int OWN = N < 128 ? N : 128;
+template <int N>
+constexpr int SHARES = N / OWN<N>;
+constexpr int ACROSS = COLUMNS / TILE;  // warps, beside each other
+template <int N>
+constexpr int WALK_THREADS = ACROSS * SHARES<N> * WARP;
 
 // Two numbers in a row of what is like x, in columns from q on, of which `count` are there.
 template <class Stored>
@@ -61,16 +68,20 @@ FUSEPORT_DEVICE void finish_pair(const Problem& p, const Walk& walk, int64_t bat
 }
 
 // Tiles in shared memory. A chunk's are used while the next's are on their way, but for C, which is
-// free before the states are added to; of float32 there is room for one chunk's. OfX: x's type, or dy's.
-template <class Stored, class OfX, int N>
+// free before the states are added to; of float32 there is room for one chunk's. OfX: x's type, or
+// dy's. C and M are there if OUT.
+template <class Stored, class OfX, int N, bool OUT>
 struct WalkTiles {
   static constexpr int ROW = N + PAD<Stored>, X_ROW = COLUMNS + PAD<OfX>;
   static constexpr int AT_ONCE = std::is_same_v<Stored, float> ? 1 : 2;  // chunks
-  Stored C[T * ROW], B[AT_ONCE][T * ROW];
+  Stored C[OUT ? T * ROW : VECTOR<Stored>], B[AT_ONCE][T * ROW];
   OfX x[AT_ONCE][T * X_ROW];
-  Mixed<Stored> M;
+  std::conditional_t<OUT, Mixed<Stored>, char> M;
   Factors factors[2];
 };
+
+// More than 99 KiB no block of a GPU for desktops can have: more states have products there.
+static_assert(sizeof(WalkTiles<float, float, 128, true>) <= 99 * 1024);
 
 enum class Walks {
   add_up,  // what each segment adds to the state, but the one that comes last
@@ -81,16 +92,18 @@ enum class Walks {
 
 // N: states, at most. `BACK`: the state's cotangent; dy is in x's place, C in B's, exp(c_t) in w_t's.
 template <class Stored, class OfX, int N, Walks WALKS, bool BACK>
-__global__ void __launch_bounds__(WALK_THREADS, 2)
+__global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
     walk_kernel(Problem p, Steps s, Segments segments, Walk walk) {
   constexpr bool GATE = WALKS == Walks::gate, ADD_UP = WALKS == Walks::add_up;
   constexpr bool OUT = WALKS == Walks::out || GATE;
   static_assert(!(OUT && BACK) && (BACK || std::is_same_v<Stored, OfX>));
-  using Tiles = WalkTiles<Stored, OfX, N>;
+  using Tiles = WalkTiles<Stored, OfX, N, OUT>;
   constexpr int COUNT = PARTS<Stored>, OF_M = Mixed<Stored>::COUNT, AT_ONCE = Tiles::AT_ONCE;
   FUSEPORT_SHARED(memory);
   Tiles& tiles = *(Tiles*)memory;
   const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+  const int beside = warp % ACROSS * TILE;  // a warp's first column, and its first state
+  const int mine = SHARES<N> > 1 ? warp / ACROSS * OWN<N> : 0;
   const int g = lane / 4, c = lane % 4 * 2;  // of a fragment: the first row, and the first column
   const int64_t chunks = chunks_of(p), blocks = (p.width + COLUMNS - 1) / COLUMNS;
   const int64_t count = segments.count - ADD_UP;
@@ -117,17 +130,17 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
     // two in a row.
     const auto each_of_state = [&](const auto& visit) {
 #pragma unroll
-      for (int j = 0; j < N / 8; ++j)
+      for (int j = 0; j < OWN<N> / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int64_t q = column + warp * TILE + g + i / 2 * 8, n = j * 8 + c + i % 2;
+          const int64_t q = column + beside + g + i / 2 * 8, n = mine + j * 8 + c + i % 2;
           if (q < p.width && n < p.states) visit(j, i, q * p.states + n);
         }
     };
     const int64_t size = p.width * p.states;
     const int64_t own = (batch * p.heads + h) * size;
     const int64_t of_segment = ((batch * segments.count + segment) * p.heads + h) * size;
-    float state[N / 8][4] = {};
+    float state[OWN<N> / 8][4] = {};
     if (!ADD_UP) {
       const float* const start = segments.count > 1 ? (const float*)walk.segments + of_segment
                                                     : (const float*)walk.start + own;
@@ -147,7 +160,7 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
         each_of_state([&](int j, int i, int64_t at) { kept[at] = state[j][i]; });
       }
       const Stored* const B = tiles.B[chunk % AT_ONCE];
-      const OfX* const x = tiles.x[chunk % AT_ONCE] + warp * TILE;
+      const OfX* const x = tiles.x[chunk % AT_ONCE] + beside;
       Factors& factors = tiles.factors[chunk % 2];
       const Decays<float> d = factors.decays();
       asked.put(factors);
@@ -161,9 +174,9 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
       }
       if (!OUT) __syncthreads();  // of factors
 
-      if (OUT) {
+      if constexpr (OUT) {
         // M, in tiles on and below the diagonal, in turn by all warps.
-        for (int tile = warp; tile < BELOW; tile += WARPS) {
+        for (int tile = warp; tile < BELOW; tile += ACROSS * SHARES<N>) {
           const int i = tile < 1 ? 0 : tile < 3 ? 1 : tile < 6 ? 2 : 3, j = tile - i * (i + 1) / 2;
           static_assert(TILES == 4);
           float CB[2][4] = {};
@@ -190,7 +203,7 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
 
         float y[TILES][2][4] = {};
 #pragma unroll
-        for (int k = 0; k < N / TILE; ++k) {
+        for (int k = 0; k < OWN<N> / TILE; ++k) {
           uint32_t of_state[OF_M][4];  // of the columns of x from 0 and from 8 on, of 8 states each
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
@@ -202,7 +215,8 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
 #pragma unroll
           for (int i = 0; i < TILES; ++i) {
             uint32_t of_C[COUNT][4];
-            load_parts<false, Four::down>(of_C, tiles.C + (i * Tiles::ROW + k) * TILE, Tiles::ROW);
+            load_parts<false, Four::down>(of_C, tiles.C + mine + (i * Tiles::ROW + k) * TILE,
+                                          Tiles::ROW);
             add_products(y[i], of_C, of_state);
           }
         }
@@ -212,6 +226,7 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
           for (int j = 0; j < 8; ++j) y[i][j / 4][j % 4] *= factors.outer[i * TILE + g + j % 4 / 2 * 8];
 #pragma unroll
         for (int k = 0; k < TILES; ++k) {
+          if (mine > 0) break;
           uint32_t of_x[PARTS<OfX>][4];
           load_parts<true, Four::down>(of_x, x + k * TILE * Tiles::X_ROW, Tiles::X_ROW);
 #pragma unroll
@@ -221,13 +236,26 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
             add_products(y[i], of_M, of_x);
           }
         }
+        if constexpr (SHARES<N> > 1) {
+          // The others' y, in C's place.
+          float* const others = (float*)tiles.C + beside / TILE * WARP + lane;
+          __syncthreads();
+#pragma unroll
+          for (int i = 0; i < TILES * 8; ++i)
+            if (mine > 0) others[i * ACROSS * WARP] = y[i / 8][i / 4 % 2][i % 4];
+          __syncthreads();
+#pragma unroll
+          for (int i = 0; i < TILES * 8; ++i)
+            if (mine == 0) y[i / 8][i / 4 % 2][i % 4] += others[i * ACROSS * WARP];
+        }
 #pragma unroll
         for (int i = 0; i < TILES; ++i)
 #pragma unroll
           for (int half = 0; half < 4; ++half) {
+            if (mine > 0) break;
             const int t = i * TILE + g + half % 2 * 8, q = c + half / 2 * 8;
             const float* const of_y = y[i][half / 2] + half % 2 * 2;
-            finish_pair<GATE>(p, walk, batch, chunk * T + t, h, column + warp * TILE + q,
+            finish_pair<GATE>(p, walk, batch, chunk * T + t, h, column + beside + q,
                               x + t * Tiles::X_ROW + q, of_y);
           }
         __syncthreads();
@@ -251,12 +279,12 @@ __global__ void __launch_bounds__(WALK_THREADS, 2)
       }
       const float kept = factors.outer[T - 1];
 #pragma unroll
-      for (int k = 0; k < N / TILE; ++k) {
+      for (int k = 0; k < OWN<N> / TILE; ++k) {
         float added[2][4] = {};
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
           uint32_t of_B[COUNT][4];
-          load_parts<true, Four::down>(of_B, B + (i * Tiles::ROW + k) * TILE, Tiles::ROW);
+          load_parts<true, Four::down>(of_B, B + mine + (i * Tiles::ROW + k) * TILE, Tiles::ROW);
           add_products(added, weighted[i], of_B);
         }
 #pragma unroll

@@ -70,7 +70,7 @@ const char* sum_of_chunks(const Problem& p, const double* from, int64_t count, v
 }
 
 bool walks(const Problem& p) {
-  return p.dtype != Dtype::float64 && p.states > 0 && p.states <= MOST_STATES;
+  return p.dtype != Dtype::float64 && p.states > 0 && p.states <= MOST_STATES && walks_fit(p);
 }
 
 Segments segments(const Problem& p) { return segments_of(p); }

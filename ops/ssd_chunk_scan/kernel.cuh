@@ -55,7 +55,7 @@ inline const char* run_finish(const Problem& p, const Steps& s, const Forward& f
   });
 }
 
-constexpr int MOST_STATES = 128;  // states, for which registers suffice
+constexpr int MOST_STATES = 256;  // states, for which registers suffice
 
 inline int64_t blocks_of(const Problem& p, int64_t segments) {
   return p.batches * segments * p.heads * ((p.width + COLUMNS - 1) / COLUMNS);
@@ -78,8 +78,9 @@ inline Segments segments_of(const Problem& p) {
 template <class Run>
 const char* with_states(const Problem& p, const Run& run) {
   const auto stored_so = [&](auto stored) {
-    return p.states <= MOST_STATES / 2 ? run(stored, std::integral_constant<int, MOST_STATES / 2>{})
-                                       : run(stored, std::integral_constant<int, MOST_STATES>{});
+    if (p.states <= 64) return run(stored, std::integral_constant<int, 64>{});
+    if (p.states <= 128) return run(stored, std::integral_constant<int, 128>{});
+    return run(stored, std::integral_constant<int, MOST_STATES>{});
   };
   if (p.dtype == Dtype::float32) return stored_so(float{});
   return p.dtype == Dtype::float16 ? stored_so(Half{}) : stored_so(BFloat16{});
@@ -100,9 +101,10 @@ const char* run_walk(const Problem& p, const Steps& s, const Segments& segments,
     using Stored = decltype(stored);
     using OfX = decltype(of_x);
     constexpr int N = decltype(states)::value;
+    constexpr bool OUT = WALKS == Walks::gate || WALKS == Walks::out;
     const int64_t blocks = blocks_of(p, segments.count - (WALKS == Walks::add_up));
-    return launch(walk_kernel<Stored, OfX, N, WALKS, BACK>, blocks, WALK_THREADS,
-                  sizeof(WalkTiles<Stored, OfX, N>), stream, p, s, segments, walk);
+    return launch(walk_kernel<Stored, OfX, N, WALKS, BACK>, blocks, WALK_THREADS<N>,
+                  sizeof(WalkTiles<Stored, OfX, N, OUT>), stream, p, s, segments, walk);
   };
   if constexpr (BACK) return with_dy(p, run);
   else return with_states(p, [&](auto stored, auto n) { return run(stored, stored, n); });
@@ -117,15 +119,26 @@ inline int64_t heads_together(const Problem& p) {
   return wanted < 1 ? 1 : wanted < most ? wanted : most;
 }
 
-// Whether a block can have so much.
-inline bool gradients_fit(const Problem& p) {
-  bool fit = false;
-  with_dy(p, [&](auto stored, auto of_dy, auto states) -> const char* {
-    constexpr int N = decltype(states)::value;
-    fit = (int64_t)sizeof(GradientTiles<decltype(stored), decltype(of_dy), N>) <= most_shared();
+// Whether a block can have so much shared memory.
+inline bool walks_fit(const Problem& p) {
+  int64_t bytes = 0;
+  with_states(p, [&](auto stored, auto states) -> const char* {
+    using Stored = decltype(stored);
+    bytes = sizeof(WalkTiles<Stored, Stored, decltype(states)::value, true>);
     return nullptr;
   });
-  return fit;
+  return bytes <= most_shared();
+}
+inline bool gradients_fit(const Problem& p) {
+  int64_t bytes = 0, of_walk = 0;
+  with_dy(p, [&](auto stored, auto of_dy, auto states) -> const char* {
+    using Stored = decltype(stored);
+    using OfDy = decltype(of_dy);
+    bytes = sizeof(GradientTiles<Stored, OfDy, decltype(states)::value>);
+    of_walk = sizeof(WalkTiles<Stored, OfDy, decltype(states)::value, false>);
+    return nullptr;
+  });
+  return (bytes > of_walk ? bytes : of_walk) <= most_shared();
 }
 
 inline const char* run_gradients(const Problem& p, const Steps& s, const Backward& b,

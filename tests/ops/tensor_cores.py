@@ -15,6 +15,8 @@ _SHAPES = {
     "packed_segments": _Shape(b=1, l=600, P=8, N=72, packed=((0, 0), (1, 3), (2, 192), (3, 590))),
     "wide_heads": _Shape(b=1, l=66, H=2, P=128, N=72),
     "parts_of_wide_heads": _Shape(b=1, l=66, H=2, P=133, N=8, packed=((0, 0), (0, 40))),
+    "more_states": _Shape(b=1, l=66, H=2, P=70, N=256, gated=True),
+    "parts_of_more_states": _Shape(b=1, l=520, H=1, P=9, N=131, packed=((0, 0), (0, 200))),
     "offset": _Shape(
         b=1, l=66, P=18, N=20, gated=True, layouts=dict.fromkeys(("x", "B", "C", "z"), offset)
     ),

@@ -44,8 +44,8 @@ QUICK = [
     if not case.name.endswith(LARGE)
     and (spec.name != "ssd_chunk_scan" or case.name in OF_CHUNKED_SCAN)
 ] + [
-    # Four numbers at a time, and two blocks of heads in a group.
-    Case("packs", "ssd_chunk_scan_gated", _Shape(b=1, l=66, H=10, P=8, N=4, G=2, gated=True).make)
+    # By products, whatever the dtype: four numbers at a time, and two blocks of heads in a group.
+    Case("packs", "ssd_chunk_scan_gated", _Shape(b=1, l=66, H=10, P=8, N=257, G=2, gated=True).make)
 ]
 Devices = Callable[[OpSpec], Device]
 
