@@ -192,7 +192,7 @@ def export(
             samples = truth.compute(
                 built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress
             )
-            manifest["notes"] += truth.unrepeated(samples)
+            manifest["notes"] += truth.doubts(samples)
             manifest["notes"] += ways.untaken(built, samples, manifest["programs"])
     bundle = open_bundle(target)
     with suppress(StorageError):  # without a cache folder to write to, `verify` asks

@@ -117,7 +117,7 @@ def test_the_other_side_of_a_kink_is_right_and_is_told(tmp_path: Path) -> None:
     wrong, again = setting.looked(lambda found: other_side(setting, found))
     assert wrong == []
     (note,) = again.notes()
-    assert note.startswith("export: 2 gradients are the model's but for values")
+    assert note.startswith("export: 2 tensors are the model's but for values")
 
 
 def test_of_many_values_those_that_explain_it_are_tried(

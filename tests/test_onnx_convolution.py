@@ -138,3 +138,17 @@ def test_pointwise_filters_over_large_volumes_are_as_exact_as_torchs(tmp_path: P
     (exact,) = torch.autograd.grad(module.double()(x.double()), module.weight, dy.double())
     assert found is not None
     assert (found - exact).abs().max() < 4 * (own - exact).abs().max()
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 2)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_padding_that_is_a_word_is_one_number(groups: int, kernel: tuple[int, int]) -> None:
+    """As of SigLIP's patches, `padding="valid"`: torch has one number for all axes then."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+    weight = torch.randn(8, 4 // groups, *kernel, dtype=torch.float64)
+    for stride, dilation in (([1, 1], [1]), ([2], [1, 1]), ([2, 3], [1])):
+        rest = (stride, [0], dilation, False, [0, 0], groups)
+        y = aten.convolution.default(x, weight, None, *rest)
+        given = (torch.randn_like(y), x, weight, [8], *rest, [True, True, True])
+        torch.testing.assert_close(FORMULA(*given), aten.convolution_backward.default(*given))

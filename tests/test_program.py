@@ -351,9 +351,16 @@ class Region(nn.Module):
         return while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]
 
 
+class Smooth(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        image = x[None]
+        return nn.functional.interpolate(image, (4, 4), mode="bicubic", antialias=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        (Smooth, "for sizes that are numbers alone, as interpolation with antialias: .* --input"),
         (Complex, "output output is torch.complex64, .* torch.view_as_real"),
         (Region, "no gradient through torch.while_loop: use torch.where, or .* --program forward"),
         (Products, "derivative in the gradient program holds for few sizes of length: give the"),

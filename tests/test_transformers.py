@@ -10,6 +10,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 from safetensors.torch import save_file
+from torch import Tensor
 
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
@@ -44,6 +45,26 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "DeformableDetrForObjectDetection": ("DeformableDetrConfig", {
         "backbone_config": {"model_type": "resnet", **RESNET}, "num_queries": 3, "d_model": 32,
         "encoder_layers": 1, "decoder_layers": 2, "num_feature_levels": 3, **HEADS, **WIDTHS}),
+    "CLIPModel": ("CLIPConfig", {
+        "text_config": {**TEXT, "num_hidden_layers": 1, "max_position_embeddings": 16},
+        "vision_config": {**TEXT, "num_hidden_layers": 1, "image_size": 16, "patch_size": 8}}),
+    "Wav2Vec2ForCTC": ("Wav2Vec2Config", {
+        "vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 24, "conv_dim": [8, 8], "conv_stride": [5, 2], "conv_kernel": [10, 3],
+        "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4,
+        "num_conv_pos_embedding_groups": 2}),
+    "ASTForAudioClassification": ("ASTConfig", {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_mel_bins": 16,
+        "intermediate_size": 24, "max_length": 32, "num_labels": 3}),
+    "DFineForObjectDetection": ("DFineConfig", {
+        "backbone_config": {
+            "model_type": "rt_detr_resnet", "embedding_size": 8, "hidden_sizes": [8, 8],
+            "depths": [1, 1], "layer_type": "basic", "out_features": ["stage1", "stage2"]},
+        "encoder_in_channels": [8, 8], "feat_strides": [4, 8], "encoder_hidden_dim": 16,
+        "decoder_in_channels": [16, 16], "d_model": 16, "encode_proj_layers": [1],
+        "num_feature_levels": 2, "decoder_n_points": [1, 2], "num_queries": 4, "num_labels": 3,
+        "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "decoder_layers": 2, "num_denoising": 0,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2}),
     "SegformerForSemanticSegmentation": ("SegformerConfig", {
         "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 8],
         "patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2],
@@ -51,6 +72,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "T5ForConditionalGeneration": ("T5Config", {
         "vocab_size": 30, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}),
 }  # fmt: skip
+
+
+SAVED = [n for n in SETTINGS if not n.startswith(("T5", "CLIP", "AST")) and "Detr" not in n]
 
 
 def saved(name: str, folder: Path) -> Any:
@@ -72,7 +96,7 @@ def loaded(folder: Path) -> Model:
     return model
 
 
-@pytest.mark.parametrize("name", [n for n in SETTINGS if "T5" not in n and "Detr" not in n])
+@pytest.mark.parametrize("name", SAVED)
 def test_the_model_is_the_one_saved(name: str, tmp_path: Path) -> None:
     theirs = saved(name, tmp_path)
     model = loaded(tmp_path)
@@ -101,6 +125,27 @@ def test_pictures_have_the_size_of_the_config(tmp_path: Path) -> None:
     saved("ViTForImageClassification", tmp_path)
     (spec,) = loaded(tmp_path).inputs
     assert (spec.name, spec.dtype, spec.dims) == ("pixel_values", "float32", ("batch", 3, 16, 24))
+
+
+def test_a_text_and_a_picture_are_compared(tmp_path: Path) -> None:
+    saved("CLIPModel", tmp_path)
+    text, picture = loaded(tmp_path).inputs
+    assert (text.name, text.dims, text.high) == ("input_ids", ("batch", "length"), 30)
+    assert (picture.name, picture.dims) == ("pixel_values", ("batch", 3, 16, 16))
+
+
+def test_sound_is_samples(tmp_path: Path) -> None:
+    saved("Wav2Vec2ForCTC", tmp_path)
+    model = loaded(tmp_path)
+    (sound,) = model.inputs
+    assert (sound.name, sound.dims) == ("input_values", ("batch", "samples"))
+    assert model.module(torch.randn(2, model.sizes["samples"])).logits.shape[0] == 2
+
+
+def test_a_spectrogram_is_no_samples(tmp_path: Path) -> None:
+    saved("ASTForAudioClassification", tmp_path)
+    with pytest.raises(Missing, match="what ASTForAudioClassification is to take of input_values"):
+        loaded(tmp_path)
 
 
 def test_a_short_convolution_is_the_op_and_verifies(tmp_path: Path) -> None:
@@ -163,6 +208,47 @@ def test_attention_over_a_list_of_maps_is_the_op(file: str) -> None:
         for sizes in (shapes, torch.tensor(shapes)):
             found = module.multi_scale_deformable_attention(value, sizes, locations, weights)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert any("fuseport::ms_deform_attn" in event.key for event in seen.key_averages())
+
+
+@pytest.mark.parametrize("points", [[2, 2], [1, 3]])
+@pytest.mark.parametrize("file", ["rt_detr_v2", "d_fine", "deimv2"])
+def test_attention_with_points_of_each_map_is_the_op(file: str, points: list[int]) -> None:
+    name = f"transformers.models.{file}.modeling_{file}"
+    module = importlib.import_module(name)
+    shapes, queries, heads = [(3, 4), (2, 2)], 5, 2
+    torch.manual_seed(0)
+    given = [
+        torch.randn(2, 16, heads, 4, requires_grad=True),
+        torch.rand(2, queries, heads, sum(points), 2, requires_grad=True),
+        torch.rand(2, queries, heads, sum(points), requires_grad=True),
+    ]
+
+    def run(method: str = "default") -> list[Tensor]:
+        value, locations, weights = given
+        call = module.multi_scale_deformable_attention_v2
+        y = call(value, shapes, locations, weights, points, method)
+        return [y, *torch.autograd.grad(y.sin().sum(), given, allow_unused=True)]
+
+    expected, nearest = run(), run("discrete")
+    with huggingface.fused([name]), torch.profiler.profile() as seen:
+        found = run()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert any("fuseport::ms_deform_attn" in event.key for event in seen.key_averages())
+    with huggingface.fused([name]):
+        torch.testing.assert_close(run("discrete"), nearest)
+
+
+def test_a_function_that_a_layer_keeps_is_the_op(tmp_path: Path) -> None:
+    """D-FINE's layers keep theirs from their construction on."""
+    saved("DFineForObjectDetection", tmp_path)
+    model = loaded(tmp_path)
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected = model.module(x).logits
+        with model.fused(), torch.profiler.profile() as seen:
+            found = model.module(x).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert any("fuseport::ms_deform_attn" in event.key for event in seen.key_averages())
 
 

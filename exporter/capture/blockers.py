@@ -7,7 +7,6 @@ kernels. What a `torch.autograd.Function` does in it is noted as its.
 """
 
 import linecache
-import os
 import re
 import sys
 import sysconfig
@@ -337,7 +336,7 @@ def _holds_tensors(frame: FrameType) -> bool:
     return any(isinstance(v, Tensor) for v in pytree.tree_leaves(list(frame.f_locals.values())))
 
 
-_FUSEPORT = str(Path(__file__).parents[2])
+_OURS = tuple(str(Path(__file__).parents[2] / part) for part in ("exporter", "ops"))
 _STDLIB = sysconfig.get_path("stdlib")
 _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
@@ -349,8 +348,7 @@ def is_users(frame: FrameType) -> bool:
         return False
     if file.startswith(_SITE):
         return True
-    inside = (_FUSEPORT + os.sep + "exporter", _FUSEPORT + os.sep + "ops", _STDLIB, "<")
-    return not file.startswith(inside)
+    return not file.startswith((*_OURS, _STDLIB, "<"))
 
 
 def _place(
@@ -358,10 +356,14 @@ def _place(
 ) -> tuple[str, tuple[str, ...]]:
     """Where a call is, in words, and the names of the functions around it, innermost first."""
     chain: list[FrameType] = []
+    within: int | None = None  # of them, those that are called from here
     while frame is not None:
         if is_users(frame):
             chain.append(frame)
+        elif frame.f_code.co_filename.startswith(_OURS):
+            within = len(chain)
         frame = frame.f_back
+    chain = chain[:within]
     if not chain:
         return "the model", ()
 

@@ -282,6 +282,11 @@ def _convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     axes = range(x.dim() - 2)
     none = [0 for _ in axes]
+    # torch has one number for all axes where `padding` is a word.
+    stride, padding, dilation = (
+        given if len(given) > 1 else [given[0] for _ in axes]
+        for given in (stride, padding, dilation)
+    )
     dx = dweight = dbias = None
     if mask[0] and transposed:
         dx = aten.convolution.default(

@@ -10,9 +10,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseport.exporter.models import _huggingface_step as decoding
@@ -28,13 +30,28 @@ _TRANSFORMERS = "transformers.models."
 
 
 def modelings(module: nn.Module) -> list[str]:
-    """The modeling files of transformers that a module's layers are of, where an op has a place."""
+    """The modeling files of transformers that a module's layers are of, where an op has a place.
+
+    Functions of these files that layers keep are looked up at each call from then on.
+    """
     found = {base.__module__ for part in module.modules() for base in type(part).__mro__}
-    return sorted(
+    files = sorted(
         file
         for file in found
         if file.startswith(_TRANSFORMERS) and _places(importlib.import_module(file))
     )
+    known = {
+        id(own): partial(_called, file, name)
+        for file in files
+        for name, own in _places(importlib.import_module(file)).items()
+    }
+    for part in module.modules():
+        vars(part).update({n: known[id(f)] for n, f in vars(part).items() if id(f) in known})
+    return files
+
+
+def _called(file: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(importlib.import_module(file), name)(*args, **kwargs)
 
 
 @contextmanager
@@ -233,6 +250,33 @@ def _ms_deform_attn_of_list(
     return ms_deform_attn(value, shapes, starts, sampling_locations, attention_weights)
 
 
+def _ms_deform_attn_v2(
+    value: Tensor,
+    value_spatial_shapes: Tensor | Sequence[tuple[int, int]],
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    num_points_list: Sequence[int],
+    method: str = "default",
+) -> Tensor:
+    """Of RT-DETR v2 and D-FINE: each map has a number of points of its own."""
+    if method != "default":  # by the nearest place, which the op does not have
+        own: Any = next(found[_V2] for found in _own.values() if _V2 in found)
+        given = value, value_spatial_shapes, sampling_locations, attention_weights, num_points_list
+        nearest: Tensor = own(*given, method)
+        return nearest
+    most = max(num_points_list)
+
+    def by_map(x: Tensor) -> Tensor:
+        """(batch, queries, heads, all points, …) → (…, maps, points, …): no weight for a spare."""
+        rest = (0, 0) * (x.dim() - 4)
+        parts = zip(x.split(num_points_list, 3), num_points_list, strict=True)
+        return torch.stack([F.pad(part, (*rest, 0, most - count)) for part, count in parts], 3)
+
+    locations, weights = by_map(sampling_locations), by_map(attention_weights)
+    return _ms_deform_attn_of_list(value, value_spatial_shapes, locations, weights)
+
+
+_V2 = "multi_scale_deformable_attention_v2"
 _REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
     "mamba_selective_scan": _selective_scan,
     "mamba2_chunk_scan": _chunk_scan,
@@ -241,5 +285,6 @@ _REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
     "chunk_kimi_delta_attention": _gated_delta_rule,
     "MultiScaleDeformableAttention.forward": _ms_deform_attn,
     "multi_scale_deformable_attention": _ms_deform_attn_of_list,
+    _V2: _ms_deform_attn_v2,
     **decoding.REPLACEMENTS,
 }

@@ -53,8 +53,8 @@ SIGNS = ("config:model_type",)
 # Those whose layers have states of one size, all of them.
 _RECURRENT = ("mamba", "falcon_mamba", "mamba2")
 
-_SIZES = {"batch": 2, "length": 16, "height": 64, "width": 96}
-_TOKENS, _PIXELS = "input_ids", "pixel_values"
+_SIZES = {"batch": 2, "length": 16, "height": 64, "width": 96, "samples": 2000}
+_TOKENS, _PIXELS, _WAVES = "input_ids", "pixel_values", "input_values"
 
 
 def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -211,33 +211,39 @@ def _check_scan(kind: str, version: str) -> None:
 
 
 def _inputs(module: Any, settings: Any) -> tuple[TensorSpec, ...]:
-    """What its forward demands, or what transformers calls its main input.
+    """What its forward demands, or what transformers calls its main input; a text and a picture,
+    where these are compared.
 
-    Nothing, where there is something else than tokens and pixels, as the tokens of a decoder.
+    Nothing, where there is something else than tokens, pixels and sound as samples, as the tokens
+    of a decoder.
     """
     given = inspect.signature(module.forward).parameters.values()
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     plain = [p for p in given if p.kind not in variadic]
     demanded = [p.name for p in plain if p.default is p.empty]
     names = demanded or [module.main_input_name]
-    if names != [p.name for p in plain][: len(names)] or not {*names} <= {_TOKENS, _PIXELS}:
+    if hasattr(module, "logit_scale") and [p.name for p in plain][:2] == [_TOKENS, _PIXELS]:
+        names = [_TOKENS, _PIXELS]
+    if names != [p.name for p in plain][: len(names)]:
         return ()
     if _TOKENS in names and "decoder_input_ids" in [p.name for p in plain]:
         return ()
     text: Any = settings.get_text_config()
-    return tuple(
-        TensorSpec(name, "int64", ("batch", "length"), text.vocab_size)
-        if name == _TOKENS
-        else TensorSpec(name, "float32", _picture(settings))
-        for name in names
-    )
+    known: dict[str, Any] = {_PIXELS: ("float32", _picture(settings))}
+    if hasattr(text, "vocab_size"):
+        known[_TOKENS] = ("int64", ("batch", "length"), text.vocab_size)
+    if hasattr(settings, "inputs_to_logits_ratio"):  # else a spectrogram
+        known[_WAVES] = ("float32", ("batch", "samples"))
+    if not {*names} <= known.keys():
+        return ()
+    return tuple(TensorSpec(name, *known[name]) for name in names)
 
 
 def _picture(settings: Any) -> tuple[int | str, ...]:
     """(batch, channels, height, width), as numbers where the config names the size."""
     parts = [settings, *(getattr(settings, n, None) for n in ("vision_config", "backbone_config"))]
     channels = next((c for p in parts if (c := getattr(p, "num_channels", None))), 3)
-    size = getattr(settings, "image_size", None)
+    size = next((n for p in parts[:2] if (n := getattr(p, "image_size", None))), None)
     sides = [size, size] if isinstance(size, int) else size
     return ("batch", channels, *(sides or ("height", "width")))
 

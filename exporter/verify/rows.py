@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 
 from fuseport.exporter import runtimes
@@ -140,6 +141,8 @@ def _of_call(
                 yield show(name), Judgement("fail", "the model has nothing of this name")
             elif known is None and "both_ways" in program and not tensor.count_nonzero():
                 yield name, Judgement("pass")  # of a parameter that is not on the model's way
+            elif known is not None and (lost := _lost(sample, known)):
+                yield name, Judgement("unsupported", lost)
             else:
                 value = None if known is None else exact(name)
                 yield name, judge(name, tensor, value, known, given.of(name))
@@ -149,6 +152,19 @@ def _of_call(
                 yield name, Judgement("fail", "not given, where the model has it")
             else:
                 yield name, judge(name, None, value, sample.expected.get(name))
+
+
+def _lost(sample: Sample, known: Expected) -> str | None:
+    """Why nothing can be held against a tensor whose values depend on what rounding decides."""
+    dtype = getattr(torch, known.dtype)
+    if not sample.undecided or not dtype.is_floating_point:
+        return None
+    if known.baseline.max_abs <= torch.finfo(dtype).eps ** 0.5 * known.scale.max_abs:
+        return None
+    return (
+        f"undecided: in {known.dtype} rounding decides what {', '.join(sample.undecided)} gives, "
+        "and the model's own results differ by more than rounding"
+    )
 
 
 def _of_forms(

@@ -34,6 +34,8 @@ class Sample:
         none: gradients that do not exist: what they are of does not enter the outputs.
         omitted: what was too large to be stored.
         unstable: tensors that differ between two runs of one and the same computation.
+        choices: digest of the integers that the truth makes of numbers; empty where it makes none.
+        undecided: functions that make others in most computations of the baseline.
         refused: why the model cannot run this case; nothing else is there then.
     """
 
@@ -43,6 +45,8 @@ class Sample:
     none: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
     unstable: tuple[str, ...] = ()
+    choices: str = ""
+    undecided: tuple[str, ...] = ()
     refused: str | None = None
 
 
@@ -71,6 +75,8 @@ def read_all(folder: Path) -> tuple[Sample, ...]:
                 none=tuple(entry["none"]),
                 omitted=tuple(entry["omitted"]),
                 unstable=tuple(entry["unstable"]),
+                choices=entry.get("choices", ""),  # not in bundles of before
+                undecided=tuple(entry.get("undecided", ())),
                 refused=entry["refused"],
             )
             for entry in entries

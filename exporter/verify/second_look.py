@@ -58,8 +58,9 @@ class SecondLook:
     def notes(self) -> tuple[str, ...]:
         """What of this the reader should know, a sentence each."""
         return tuple(
-            f"{case}: {count} gradients are the model's but for values that lie within a rounding "
-            "of a kink, as of relu at zero, and on its other side in the runtime"
+            f"{case}: {count} {'tensors are' if count > 1 else 'tensor is'} the model's but for "
+            "values that lie within a rounding of a kink, as of relu at zero or of the next in an "
+            "order, and on its other side in the runtime"
             for case, count in self._explained.items()
         )
 
@@ -107,7 +108,7 @@ class SecondLook:
         """Those known of other answers, and then, where there are more, those of this one."""
         name = sample.case.name
         known = self._jumps.get(name)
-        if answer.job.program != "gradient":  # outputs have no jumps
+        if answer.job.program != "gradient" and not sample.choices:  # outputs have no jumps then
             return
         if known is None or not known.whole:
             if known is not None:
@@ -145,7 +146,7 @@ def _on_the_models_side(
     folder: Path,
 ) -> Answer:
     """The answer without the jumps that it differs from the truth by, in files of their own."""
-    bounds = {row.tensor: row.bound for row in wrong if row.bound and row.tensor in jumps[0]}
+    bounds = {row.tensor: row.bound or 1.0 for row in wrong if row.tensor in jumps[0]}
     calls: dict[int, Path] = {}
     with opened(sample) as exact:
         for call in answer.calls or {}:

@@ -6,7 +6,7 @@ several equally good ways; the largest error among them is what a candidate is m
 functions of the model's own are inlined in both, as export does.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,16 +27,18 @@ from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import baseline, kinks
+from fuseport.exporter.verify.choices import Choices
 from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
 from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["Jumps", "compute", "further", "jumps", "session"]
+__all__ = ["Jumps", "compute", "doubts", "further", "jumps", "session"]
 
 Tensors = Mapping[str, Tensor]
 
+_ALIKE = 4  # computations of the baseline that choose as the truth does, at least
 _ROUNDINGS = 16.0  # of a tensor's scale
 _JUMPS = 2**30  # bytes
 
@@ -101,7 +103,8 @@ def _sample(
             return Sample(case, file, {}, refused=str(refusal))
         passed = {f"input/{name}": t for name, t in inputs.items()}
         passed |= {f"cotangent/{name}": t for name, t in cotangents.items()}
-        exact = _exact(model, wide, inputs, cotangents)
+        with Choices() as choices:
+            exact = _exact(model, wide, inputs, cotangents)
         none = tuple(name for name, tensor in exact.items() if tensor is None)
         kept = {f"truth/{n}": t.contiguous() for n, t in exact.items() if t is not None}
         # From here on the truth is read from disk, so that memory has it once, then not at all.
@@ -116,11 +119,11 @@ def _sample(
     del kept
     sample = Sample(case, file, {}, none, tuple(n.removeprefix("truth/") for n in omitted))
     with spent.on("baseline"), opened(sample) as truth:
-        expected, unstable = _baseline(model, inputs, cotangents, names, truth)
+        found = _baseline(model, inputs, cotangents, names, truth, choices)
     if omitted:
         file.unlink()
         _save(stored, file)
-    return Sample(case, file, expected, none, sample.omitted, unstable)
+    return replace(sample, choices=choices.digest(), **found)
 
 
 class _RefusedError(Exception):
@@ -216,24 +219,48 @@ def _why_no_truth(error: BaseException) -> str:
 
 
 def _baseline(
-    model: Model, inputs: Tensors, cotangents: Tensors, names: Sequence[str], truth: Truth
-) -> tuple[dict[str, Expected], tuple[str, ...]]:
-    """What is expected of each tensor beside the truth, and what does not repeat itself."""
-    expected: dict[str, Expected] = {}
+    model: Model,
+    inputs: Tensors,
+    cotangents: Tensors,
+    names: Sequence[str],
+    truth: Truth,
+    choices: Choices,
+) -> dict[str, Any]:
+    """Attributes of a sample: what is expected of each tensor beside the truth, and what nothing
+    can be held against.
+
+    A computation that chooses otherwise than the truth tells nothing of rounding: it counts only
+    where few do not.
+    """
+    every: dict[str, Expected] = {}
+    alike: dict[str, Expected] = {}
     unstable: set[str] = set()
     first: dict[str, Tensor] = {}
+    others: dict[str, None] = {}
+    count = 0
     for number, way in enumerate(baseline.ways(model.module, inputs)):
-        results = _another(model, inputs, cotangents, way, number)
+        results, mine = _another(model, inputs, cotangents, way, number)
+        otherwise = choices.otherwise(mine)
+        others |= dict.fromkeys(otherwise)
+        count += not otherwise
         for name in names:
             value = results.pop(name, None)
             if value is None:
                 raise ExportFailed(f"{name} exists in float64 only: the model depends on its dtype")
             if number == 0:
                 first[name] = value
-            elif number == 1 and not _repeats(value, first.pop(name), expected[name].scale.max_abs):
+            elif number == 1 and not _repeats(value, first.pop(name), every[name].scale.max_abs):
                 unstable.add(name)
-            expected[name] = _expected(value, truth(name), expected.get(name))
-    return expected, tuple(sorted(unstable))
+            exact = truth(name)
+            every[name] = _expected(value, exact, every.get(name))
+            if not otherwise:
+                alike[name] = _expected(value, exact, alike.get(name))
+    decided = count >= _ALIKE
+    return {
+        "expected": alike if decided else every,
+        "unstable": tuple(sorted(unstable)),
+        "undecided": () if decided else tuple(others),
+    }
 
 
 def further(model: Model, sample: Sample, number: int) -> Sample:
@@ -251,7 +278,9 @@ def further(model: Model, sample: Sample, number: int) -> Sample:
         begin = (number + 1) * baseline.FURTHER
         ways = baseline.further(called.module, inputs, begin)
         for seed, way in enumerate(ways, begin):
-            results = _another(called, inputs, cotangents, way, seed)
+            results, choices = _another(called, inputs, cotangents, way, seed)
+            if not sample.undecided and sample.choices not in ("", choices.digest()):
+                continue
             for name, known in expected.items():
                 value = results.pop(name, None)
                 if value is not None:
@@ -261,10 +290,11 @@ def further(model: Model, sample: Sample, number: int) -> Sample:
 
 @dataclass(frozen=True)
 class Jumps:
-    """How gradients change with values that rounding may put on either side of a kink.
+    """How results change with values that rounding may put on either side of a kink.
 
     Attributes:
-        found: for each such value the differences by gradient, in float32 at least.
+        found: for each such value the differences by output and gradient, in float32 at least;
+            negative at its index's complement, where the computation may not choose as the truth.
         whole: whether these are all such values that there are.
     """
 
@@ -273,7 +303,7 @@ class Jumps:
 
 
 def jumps(model: Model, sample: Sample, off: Tensors, known: Jumps | None = None) -> Jumps:
-    """How gradients change with each value that rounding may put on either side of a kink.
+    """How results change with each value that rounding may put on either side of a kink.
 
     Of more than `kinks.MOST`, or than there is room for in a gigabyte, those that explain best what
     is off.
@@ -286,22 +316,23 @@ def jumps(model: Model, sample: Sample, off: Tensors, known: Jumps | None = None
     """
     called = at(model, sample.case.entry)
     inputs, cotangents = _given(called, sample.file)
-    names = [name for name in sample.expected if name.startswith("grad/")]
 
-    def gradients(mode: AbstractContextManager[Any], way: AbstractContextManager[Tensors]) -> Any:
+    def results(mode: AbstractContextManager[Any], way: AbstractContextManager[Tensors]) -> Any:
         with way as moved, mode:
-            found = _another(called, inputs, cotangents, nullcontext(moved), 0)
+            found, choices = _another(called, inputs, cotangents, nullcontext(moved), 0)
         return {
             name: value.to(torch.promote_types(value.dtype, torch.float32))
-            for name in names
+            if value.is_floating_point()
+            else value.double()
+            for name in sample.expected
             if (value := found.get(name)) is not None
-        }
+        }, choices.digest()
 
     with own_backward.inlined():
         sampled = kinks.Sampled()
-        gradients(sampled, baseline.moved(called.module, inputs, 0))
+        results(sampled, baseline.moved(called.module, inputs, 0))
         near = kinks.Near(sampled.samples)
-        plain = gradients(near, nullcontext(inputs))
+        plain, choices = results(near, nullcontext(inputs))
         room = _JUMPS // max(1, sum(value.nbytes for value in plain.values()))
         places, most = near.places(), min(kinks.MOST, max(1, room))
         if whole := len(places) <= most:
@@ -309,15 +340,20 @@ def jumps(model: Model, sample: Sample, off: Tensors, known: Jumps | None = None
         else:
             gaps = kinks.Gaps(places)
             direction = {name.removeprefix("grad/"): value for name, value in off.items()}
-            gradients(gaps, baseline.along(called.module, inputs, direction))
+            results(gaps, baseline.along(called.module, inputs, direction))
             wanted = kinks.likeliest(near, gaps.found)[:most]
         found = {}
         for place in wanted:
             if known is not None and place in known.found:
                 found[place] = known.found[place]
                 continue
-            other = gradients(kinks.Flipped(place), nullcontext(inputs))
+            other, _ = results(kinks.Flipped(place), nullcontext(inputs))
             found[place] = {name: other[name] - plain[name] for name in other}
+        if choices != sample.choices:  # some lie on the other side here already
+            back = {
+                (c, n, ~i): {name: -t for name, t in j.items()} for (c, n, i), j in found.items()
+            }
+            found |= back
     return Jumps(found, whole)
 
 
@@ -327,13 +363,14 @@ def _another(
     cotangents: Tensors,
     way: AbstractContextManager[Tensors],
     seed: int,
-) -> dict[str, Tensor | None]:
-    """Results in one of the ways of the baseline."""
+) -> tuple[dict[str, Tensor | None], Choices]:
+    """Results in one of the ways of the baseline, and what the model chose in it."""
     with way as moved, References():
         if moved is not inputs:
             generator = torch.Generator().manual_seed(seed)
             cotangents = baseline.moved_cotangents(cotangents, generator)
-        return _results(model, model.module, moved, cotangents)
+        with Choices() as choices:
+            return _results(model, model.module, moved, cotangents), choices
 
 
 def _expected(value: Tensor, exact: Tensor, known: Expected | None) -> Expected:
@@ -347,17 +384,27 @@ def _expected(value: Tensor, exact: Tensor, known: Expected | None) -> Expected:
     return replace(known, baseline=worst, zero=known.zero or vanished)
 
 
-def unrepeated(samples: Iterable[Sample]) -> list[str]:
-    """A note on tensors that the model does not give twice, which nothing can be held against."""
-    names = {name for sample in samples for name in sample.unstable}
-    if not names:
-        return []
-    first, *more = sorted(names, key=lambda name: (name.startswith("grad/"), name))
-    others = f", and {len(more)} tensors more" if more else ""
-    return [
-        f"two runs of the model on the same inputs give another {first}{others}: it draws random "
-        "numbers, counts its calls, or adds in no fixed order; verify compares none of these"
-    ]
+def doubts(samples: Sequence[Sample]) -> list[str]:
+    """Notes on what nothing can be held against: what the model does not give twice, and what
+    depends on a choice that rounding decides."""
+    notes = []
+    if names := {name for sample in samples for name in sample.unstable}:
+        first, *more = sorted(names, key=lambda name: (name.startswith("grad/"), name))
+        others = f", and {len(more)} tensors more" if more else ""
+        notes.append(
+            f"two runs of the model on the same inputs give another {first}{others}: it draws "
+            "random numbers, counts its calls, or adds in no fixed order; verify compares none of "
+            "these"
+        )
+    if undecided := [sample for sample in samples if sample.undecided]:
+        cases = ", ".join(sample.case.name for sample in undecided)
+        functions = ", ".join(dict.fromkeys(f for sample in undecided for f in sample.undecided))
+        notes.append(
+            f"{cases}: rounding decides what {functions} gives, from values that are alike; verify "
+            "compares nothing there that depends on it: give trained weights, or inputs of which "
+            "the values differ (--inputs)"
+        )
+    return notes
 
 
 def _repeats(value: Tensor, before: Tensor, scale: float) -> bool:

@@ -1,0 +1,71 @@
+"""Which integers a model makes of its numbers: what it takes by order, or by rounding.
+
+Where two equally good computations choose otherwise, what follows from the choice differs by far
+more than by rounding. A detector that takes the best of hundreds of alike queries does so.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Choices"]
+
+# On the places that pooling takes its values from gradients alone depend: `kinks` has them. What is
+# not filled yet, and the bits of a number, are no choice.
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_NONE = ("max_pool", "empty", "view")
+
+
+class Choices(TorchFunctionMode):
+    """Notes the integers that functions of floating tensors give.
+
+    Attributes:
+        made: of each call, the function's name and a digest of the integers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, bytes]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(isinstance(x, Tensor) and x.is_floating_point() for x in args[:1]):
+            name = getattr(func, "__name__", "")
+            if not any(part in name for part in _NONE):
+                self.made += ((name, _digest(t)) for t in _integers(result))
+        return result
+
+    def digest(self) -> str:
+        """Of all calls and what they gave; empty where there were none."""
+        if not self.made:
+            return ""
+        return hashlib.blake2b(repr(self.made).encode(), digest_size=16).hexdigest()
+
+    def otherwise(self, other: "Choices") -> list[str]:
+        """The functions that gave something else in another run, each once.
+
+        A run that calls others tells nothing: model code may do so in another dtype.
+        """
+        if [name for name, _ in self.made] != [name for name, _ in other.made]:
+            return []
+        pairs = zip(self.made, other.made, strict=True)
+        return list(dict.fromkeys(mine[0] for mine, theirs in pairs if mine != theirs))
+
+
+def _integers(result: Any) -> Iterator[Tensor]:
+    for t in result if isinstance(result, tuple) else (result,):
+        # Not what stands for a tensor while torch traces.
+        real = type(t) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+        if real and t.dtype in _INTEGERS:
+            yield t
+
+
+def _digest(t: Tensor) -> bytes:
+    flat = t.detach().cpu().contiguous().reshape(-1)
+    return hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).digest()
