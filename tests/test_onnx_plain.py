@@ -168,6 +168,16 @@ def test_what_torch_onnx_has_no_form_of(name: str, tmp_path: Path) -> None:
     assert_holds(FORMS[name], tmp_path)
 
 
+def test_what_torch_is_told_of_values(tmp_path: Path) -> None:
+    """As transformers tells it that maps are as large as it says (RT-DETR v2, D-FINE)."""
+
+    def told(x: Tensor) -> Tensor:
+        torch._check_tensor_all(x.abs().amax((1, 2, 3)) >= 0)
+        return x.exp()
+
+    assert_holds(told, tmp_path)
+
+
 def test_what_is_forward_alone(tmp_path: Path) -> None:
     module = Called(lambda x: torch.fft.rfft(x).reshape(x.shape[0], -1).abs())
     forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12)}, [IMAGE])

@@ -479,6 +479,7 @@ _OWN: Table = {
     aten.split_with_sizes.default: _split_with_sizes,
     aten.unbind.int: _unbind,
     aten._neg_view.default: aten.neg.default,
+    aten._is_all_true.default: aten.all.default,
     aten.einsum.default: _einsum,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
