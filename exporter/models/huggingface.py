@@ -1,4 +1,4 @@
-"""Hugging Face's models, through transformers, with the fused ops.
+"""Hugging Face's models, through transformers, with the fused ops, and those of packages beside it.
 
 The models' own code stays untouched: transformers calls scans, causal filters and attention at
 learned places through functions of each modeling file, and those names are bound to the ops for the
@@ -22,9 +22,11 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import _huggingface_step as decoding
 from fuseport.exporter.models._forward import ordered
+from fuseport.exporter.models._huggingface_library import Library, library
 from fuseport.exporter.models._huggingface_ops import fused, modelings
 from fuseport.exporter.models._huggingface_weights import offline, quiet, renamed
 from fuseport.exporter.models._inputs import kept, with_inputs
+from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models.model import OWN_CODE, Model
 from fuseport.exporter.program import TensorSpec
 
@@ -114,12 +116,12 @@ def model(config: Mapping[str, Any]) -> Model:
             f"this is a Hugging Face model, and transformers is not installed: {_INSTALL}"
         ) from error
     if "settings" in config:
-        return _general(transformers, config)
+        return _general(config)
     kind = config.get("model_type")
     if kind not in _SCANS:
         raise CorruptInput(f"no configuration of a Hugging Face model: model_type {show(kind, 60)}")
     _check_scan(kind, transformers.__version__)
-    module, settings = _built(transformers, config)
+    module, settings, _ = _built(config)
     files, scans = modelings(module), _scans(module)
 
     def step() -> Model:
@@ -144,18 +146,20 @@ def model(config: Mapping[str, Any]) -> Model:
     )
 
 
-def _general(transformers: Any, config: Mapping[str, Any]) -> Model:
-    """Any model that transformers has, with the ops in the places that are theirs."""
-    module, settings = _built(transformers, config["settings"])
+def _general(config: Mapping[str, Any]) -> Model:
+    """Any model of a config.json, with the ops in the places that are theirs."""
+    module, settings, source = _built(config["settings"])
     files = modelings(module)
+    call_under(module, source.stand_ins)
     made = Model(
         module=module,
         architecture="huggingface",
-        config={"shims": [], **config},
+        config={"shims": list(source.used), **config},
         inputs=(),
         sizes={},
         fused=lambda: fused(files),
-        renamed=lambda tensors: renamed(module, tensors),
+        renamed=lambda tensors: source.call(renamed, module, tensors),
+        stand_ins=source.stand_ins,
         general=True,
     )
     if "inputs" in config:
@@ -164,35 +168,38 @@ def _general(transformers: Any, config: Mapping[str, Any]) -> Model:
     return replace(made, sizes={name: _SIZES[name] for name in made.sizes})
 
 
-def _built(transformers: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The module of a config.json, and its settings.
+def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
+    """The module of a config.json, its settings, and the library that they are of.
 
     Raises:
-        Missing: transformers does not have it, or refuses the config.
+        Missing: no library has it, or it refuses the config.
     """
-    kind, version = show(config["model_type"], 60), transformers.__version__
+    kind, wanted = show(config["model_type"], 60), show(_class(config) or "language model", 60)
     try:
-        settings = transformers.CONFIG_MAPPING[config["model_type"]]
-        name = _class(config) or transformers.MODEL_FOR_CAUSAL_LM_MAPPING[settings].__name__
-        made = getattr(transformers, name)
-        if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
-            raise AttributeError(f"{name} is no model")
+        source = library(config["model_type"])
+    except Exception as error:  # as packages raise that are not of these versions
+        raise Missing(
+            f"the package of this {wanted} cannot be imported: {type(error).__name__}:"
+            f" {show(error)}; install the version that fits"
+        ) from error
+    try:
+        made, settings = source.classes(config["model_type"], _class(config))
     except (AttributeError, KeyError, ImportError) as error:
         raise Missing(
-            f"transformers {version} has no {show(_class(config) or 'language model', 60)} of the"
-            f" model_type {kind} ({show(error)}): install the version that has it, or {OWN_CODE}"
+            f"{source.name} has no {wanted} of the model_type {kind} ({show(error)}): install the"
+            f" version that has it{source.beside}, or {OWN_CODE}"
         ) from error
     try:
         with quiet(), offline():
             settings = settings.from_dict({**_read(config), "use_cache": False})
             settings._experts_implementation = _EXPERTS
-            return made(settings), settings
+            return source.call(made, settings), settings, source
     except ImportError as error:
         said = " ".join(str(error).split())
-        raise Missing(f"{name} of transformers needs what is not here: {said}") from error
+        raise Missing(f"{made.__name__} of {source.name} needs what is not here: {said}") from error
     except Exception as error:  # transformers checks a config with errors of many types
         raise Missing(
-            f"transformers {version} refuses the config.json of this {kind}: "
+            f"{source.name} refuses the config.json of this {kind}: "
             f"{type(error).__name__}: {show(error)}; correct it, or install the version it is for"
         ) from error
 

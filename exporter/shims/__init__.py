@@ -11,6 +11,9 @@ Many a repository has a copy of mamba_ssm inside, `theirs/mamba_ssm/…`. Its mo
 extensions, which have stand-ins, and Triton kernels, which have none: the files of these are served
 as those of mamba_ssm itself are.
 
+Some packages run on GPUs only in parts: flash-linear-attention, `fla`, is imported as it is
+installed, and its functions that launch Triton kernels give way to ours, see `_overlay`.
+
 One is of a device: `torch.cuda`, under which `x.cuda()` and `device="cuda"` leave all on the CPU.
 """
 
@@ -28,7 +31,8 @@ from types import ModuleType
 from typing import Any
 
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.shims import _cuda
+from fuseport.exporter.shims import _cuda, _overlay
+from fuseport.exporter.shims._overlay import OVERLAID, Lender
 
 __all__ = ["AUTO", "SHIMS", "active", "at_call", "chosen", "installed"]
 
@@ -70,8 +74,8 @@ def chosen(which: str | Iterable[str]) -> tuple[str, ...]:
     given = [which] if isinstance(which, str) else which
     names = tuple(dict.fromkeys(name for some in given for name in some.split(",")))
     for name in names:
-        if name not in (AUTO, _cuda.MOVES, *SHIMS):
-            known = ", ".join((AUTO, *SHIMS, _cuda.MOVES))
+        if name not in (AUTO, _cuda.MOVES, *SHIMS, *OVERLAID):
+            known = ", ".join((AUTO, *SHIMS, *OVERLAID, _cuda.MOVES))
             raise UsageError(f"shim {name}: there is no such stand-in; there are: {known}")
     return names
 
@@ -111,6 +115,8 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
     outside = {n: m for n, m in sys.modules.items() if _is_ours(m)}
     for name in (*replaced, *outside):
         del sys.modules[name]
+    if finder.overlays():
+        outside |= _overlay.aside()
     sys.meta_path.insert(0, finder)
     try:
         with _cuda.of_cpu_allowed(), _device(names, used):
@@ -119,6 +125,8 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
         sys.meta_path.remove(finder)
         for name in [n for n, m in sys.modules.items() if _is_ours(m)]:
             del sys.modules[name]
+        if finder.overlays():
+            _overlay.aside()
         sys.modules.update(replaced | outside)
 
 
@@ -154,13 +162,18 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         root = _root(fullname)
+        if root in OVERLAID and self.overlays():
+            spec = _overlay.lent(fullname, self._elsewhere(fullname, path))
+            if spec is not None and root not in self.used:
+                self.used.append(root)
+            return spec
         if (own := self._kernels_of(fullname, path)) and self._replaces_kernels():
-            return importlib.util.spec_from_loader(fullname, _Lender(importlib.import_module(own)))
+            return importlib.util.spec_from_loader(fullname, Lender(importlib.import_module(own)))
         if root not in SHIMS or root in _aside:
             return None
         if root == "triton" and _torch_imports():
             real = _lent.get(fullname)
-            return importlib.util.spec_from_loader(fullname, _Lender(real)) if real else None
+            return importlib.util.spec_from_loader(fullname, Lender(real)) if real else None
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is None:
             if root not in self._names and (AUTO not in self._names or self.is_there(fullname)):
@@ -193,11 +206,19 @@ class _Finder(MetaPathFinder):
         ):
             return None
         if not found[1]:
-            spec = next(filter(None, (f.find_spec(fullname, path) for f in self._others())), None)
+            spec = self._elsewhere(fullname, path)
             file = None if spec is None or spec.origin is None else Path(spec.origin)
             if file is None or file.suffix != ".py" or not _THEIRS.search(file.read_bytes()):
                 return None
         return f"{_KERNELS}.{found[2]}"
+
+    def overlays(self) -> bool:
+        """Whether packages that are there are overlaid."""
+        return AUTO in self._names or not OVERLAID.keys().isdisjoint(self._names)
+
+    def _elsewhere(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """The first answer of another finder."""
+        return next(filter(None, (f.find_spec(name, path) for f in self._others())), None)
 
     def _others(self) -> Iterator[Any]:
         return (finder for finder in sys.meta_path if not isinstance(finder, _Finder))
@@ -245,20 +266,6 @@ def _private(module: str, name: str) -> Any:
         )
 
     return part
-
-
-class _Lender(Loader):
-    """Gives a module that has been imported: torch a real one, a copy's file the stand-in."""
-
-    def __init__(self, module: ModuleType) -> None:
-        self._module, self._spec = module, module.__spec__
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return self._module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Executed it has been; only its own spec comes back."""
-        module.__spec__ = self._spec
 
 
 def _root(name: str) -> str:

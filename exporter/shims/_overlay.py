@@ -1,0 +1,154 @@
+"""An installed package with the ops in the place of what of it runs on GPUs only.
+
+Its modules are executed as they are, and functions of theirs replaced by name: from one version to
+the next they change files, not names. Code gets such modules only while stand-ins are on the import
+path; modules of the package that were imported before are aside meanwhile.
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_loader
+from types import ModuleType
+from typing import Any
+
+__all__ = ["OVERLAID", "Lender", "aside", "lent"]
+
+OVERLAID: Mapping[str, str] = {"fla": "_fla"}
+"""Packages, and the module beside this one that has the replacements for each: `FUNCTIONS`, by
+name, `Class.method` among them, and `IMMATERIAL`, arguments that change no value."""
+
+# Executed once in a process, as stand-ins are, under all names that they have in `sys.modules`.
+_kept: dict[str, ModuleType] = {}
+
+
+class Lender(Loader):
+    """Gives a module that has been imported, such as the stand-in for a copy's file."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Executed it has been; only its own spec comes back."""
+        module.__spec__ = self._spec
+
+
+def lent(fullname: str, spec: ModuleSpec | None) -> ModuleSpec | None:
+    """How a module of an overlaid package is imported.
+
+    Args:
+        fullname: of the module.
+        spec: of the file, as Python finds it; None where there is none.
+    """
+    if fullname in _kept:
+        return spec_from_loader(fullname, Lender(_kept[fullname]))
+    if spec is not None and isinstance(spec.loader, SourceFileLoader):
+        spec.loader = _Overlaying(fullname, spec.loader.path)
+    return spec
+
+
+def aside() -> dict[str, ModuleType]:
+    """Takes overlaid packages out of `sys.modules`, and keeps them for the next time.
+
+    Returns:
+        What there was of these packages in `sys.modules`, overlaid or not.
+    """
+    found = {n: m for n, m in [*sys.modules.items()] if n.partition(".")[0] in OVERLAID}
+    for name, module in found.items():
+        root = found.get(name.partition(".")[0])
+        if isinstance(getattr(root, "__loader__", None), _Overlaying):
+            _kept[name] = module  # the root's word for all: some are made without a file
+        del sys.modules[name]
+    return found
+
+
+class _Overlaying(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        root = module.__name__.partition(".")[0]
+        package = importlib.import_module(f"{__package__}.{OVERLAID[root]}")
+        _overlay(module, root, package.FUNCTIONS, package.IMMATERIAL)
+
+
+def _overlay(
+    module: ModuleType, root: str, functions: Mapping[str, Any], immaterial: frozenset[str]
+) -> None:
+    names = vars(module)
+    for name, ours in functions.items():
+        owner, _, last = name.rpartition(".")
+        holder = names.get(owner) if owner else module
+        own = None if holder is None else vars(holder).get(last)
+        if own is None or not _is_of(own, root) or (owner and holder.__module__ != module.__name__):
+            continue
+        replaced = _replaced(own, f"{root}'s {name}", ours, immaterial)
+        setattr(holder, last, replaced)
+        for table in [t for t in names.values() if type(t) is dict and t is not names]:
+            table.update({key: replaced for key, value in table.items() if value is own})
+    for name, kernel in [*names.items()]:
+        if type(kernel).__module__.startswith("triton.") and hasattr(kernel, "run"):
+            names[name] = _refused(kernel)
+
+
+def _is_of(function: Any, root: str) -> bool:
+    """Whether a function, or the `apply` of an autograd function, is the package's own."""
+    owner = getattr(function, "__self__", function)
+    return callable(function) and getattr(owner, "__module__", "").partition(".")[0] == root
+
+
+@functools.cache
+def _replaced(
+    own: Callable[..., Any], called: str, ours: Callable[..., Any], immaterial: frozenset[str]
+) -> Callable[..., Any]:
+    """`ours` with the arguments of `own`, in order and with its defaults, and given by name.
+
+    One that `ours` lacks has to be None or False, or immaterial. The `apply` of an autograd
+    function takes no names: `ours` has its place as it is.
+    """
+    if hasattr(own, "__self__"):
+        return ours
+    signature = inspect.signature(own)
+    known = inspect.signature(ours).parameters
+
+    # fla looks up by `inspect.unwrap` what it has registered for a function.
+    @functools.wraps(own, ("__name__", "__qualname__"), ())
+    def function(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = dict(_flat(bound))
+        for name in [name for name in given if name not in known]:
+            value = given.pop(name)
+            if value is not None and value is not False and name not in immaterial:
+                raise NotImplementedError(
+                    f"{called} was called with {name}, of which fuseport's form of it knows nothing"
+                )
+        try:
+            return ours(**given)
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{called} was called {error}") from error
+
+    return function
+
+
+def _flat(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            yield from value.items()
+        elif kind is not inspect.Parameter.VAR_POSITIONAL:
+            yield name, value
+
+
+def _refused(kernel: Any) -> Any:
+    """A kernel of Triton itself as its stand-in has it: it says what it is when it is launched."""
+    from fuseport.exporter.shims._triton import JITFunction
+
+    while hasattr(kernel, "fn") and not inspect.isfunction(kernel):
+        kernel = kernel.fn
+    return JITFunction(kernel)
