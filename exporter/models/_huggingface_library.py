@@ -60,7 +60,7 @@ class Library:
         if name is None:
             settings = getattr(transformers, _kinds()[kind])
             name = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[settings].__name__
-        made: Any = getattr(self.module, name)
+        made: type[Any] = getattr(self.module, name)
         if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
             raise AttributeError(f"{name} is no model")
         if self.module is transformers:

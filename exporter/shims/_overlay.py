@@ -126,7 +126,7 @@ def _replaced(
             value = given.pop(name)
             if value is not None and value is not False and name not in immaterial:
                 raise NotImplementedError(
-                    f"{called} was called with {name}, of which fuseport's form of it knows nothing"
+                    f"{called} was called with {name}, which fuseport's form of it does not take"
                 )
         try:
             return ours(**given)

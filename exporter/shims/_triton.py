@@ -1,11 +1,13 @@
 """What Triton's stand-in is made of: kernels that cannot be launched, and placeholders."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fuseport.exporter.shims import SHIMS
+from fuseport.exporter.shims._overlay import OVERLAID
 
 __all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]
 
@@ -42,6 +44,11 @@ class JITFunction:
         self._refuse()
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        if function := _overlaid_caller():
+            raise NotImplementedError(
+                f"{function} launched the Triton kernel {self.__name__}, which runs on GPUs only "
+                "and is in no exported format; fuseport has no form of this function"
+            )
         code = getattr(self.fn, "__code__", None)
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         known = [name for name in SHIMS if code and name in Path(code.co_filename).parts]
@@ -52,6 +59,18 @@ class JITFunction:
             "path of the model without Triton, if it has one, or call the op of fuseport.ops that "
             f"computes the same{instead}"
         )
+
+
+def _overlaid_caller() -> str | None:
+    """The function of an overlaid package that the package's other code, or the user's, called."""
+    frame, found = inspect.currentframe(), None
+    while frame is not None:
+        module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        package, _, part = module.partition(".")
+        if package in OVERLAID and part.partition(".")[0] in ("ops", "modules") and name[0] != "<":
+            found = f"{module}.{frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return found
 
 
 class Config:

@@ -1,0 +1,324 @@
+"""What stands for flash-linear-attention's kernels computes what its own references do."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuseport.exporter import shims
+from fuseport.exporter.shims import _fla
+from fuseport.exporter.verify.modes import Float64
+
+with shims.installed():
+    pytest.importorskip("fla", reason="flash-linear-attention is not installed")
+    import fla.layers
+    from fla import models, ops
+    from fla.modules import convolution
+    from fla.ops import gated_delta_rule, kda, lightning_attn, simple_gla
+    from fla.ops.delta_rule.naive import delta_rule_recurrence
+    from fla.ops.gated_delta_rule.gate import fused_gdn_gate, naive_gdn_gate
+    from fla.ops.gla import chunk_gla
+    from fla.ops.kda.gate import fused_kda_gate, naive_kda_gate, naive_kda_lowerbound_gate
+    from fla.ops.kda.naive import naive_recurrent_kda
+    from fla.ops.linear_attn.naive import naive_recurrent_linear_attn
+    from fla.ops.retention.naive import naive_retention
+    from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
+
+    LOADED = {name: module for name, module in sys.modules.items() if name.startswith("fla.")}
+
+OTHER_VERSIONS = {"layer_norm_swish_gate", "rms_norm_swish_gate", "RotaryEmbedding.forward"}
+B, L, G, H, K, V = 2, 9, 2, 4, 5, 6
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def unit(*shape: int) -> Tensor:
+    return F.normalize(torch.randn(shape, dtype=torch.float64), dim=-1).requires_grad_()
+
+
+def flat(result: Any) -> list[Tensor]:
+    given = result if isinstance(result, tuple) else (result,)
+    return [
+        t
+        for part in given
+        if part is not None
+        for t in (flat(part) if isinstance(part, tuple) else [part])
+    ]
+
+
+def agree(ours: Callable[..., Any], theirs: Callable[..., Any], **given: Any) -> None:
+    """Results and gradients are the same; fla's references cast to float32, which is undone."""
+    with Float64():
+        pairs = [flat(function(**given)) for function in (ours, theirs)]
+    assert len(pairs[0]) == len(pairs[1]) > 0
+    leaves = [t for t in given.values() if isinstance(t, Tensor) and t.requires_grad]
+    cotangents = [torch.randn_like(t) for t in pairs[0]]
+    gradients = []
+    for results in pairs:
+        chosen = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
+        total = sum((r * c).sum() for r, c in chosen)
+        gradients.append(torch.autograd.grad(total, leaves, allow_unused=True))
+    torch.testing.assert_close(pairs[0], pairs[1], rtol=1e-9, atol=1e-9)
+    for mine, its in zip(*gradients, strict=True):
+        assert (mine is None) is (its is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, its, rtol=1e-8, atol=1e-8)
+
+
+def wide(t: Tensor) -> Tensor:
+    return t.repeat_interleave(H // G, 2)
+
+
+def delta(channels: bool = False, heads: int = G) -> dict[str, Any]:
+    return {
+        "q": unit(B, L, heads, K),
+        "k": unit(B, L, heads, K),
+        "v": rand(B, L, H, V),
+        "g": rand(*(B, L, H, K)[: 4 if channels else 3]),
+        "beta": rand(B, L, H),
+        "initial_state": rand(B, H, K, V),
+    }
+
+
+@pytest.mark.parametrize("way", ["chunk", "fused_recurrent"])
+def test_the_gated_delta_rule(way: str) -> None:
+    function = getattr(gated_delta_rule, f"{way}_gated_delta_rule")
+
+    def ours(g: Tensor, beta: Tensor, **given: Any) -> Any:
+        rest = {"g": F.logsigmoid(g), "beta": beta.sigmoid(), "scale": 0.3}
+        return function(**given, **rest, output_final_state=True)
+
+    def theirs(q: Tensor, k: Tensor, g: Tensor, beta: Tensor, **given: Any) -> Any:
+        rest = {"g": F.logsigmoid(g), "beta": beta.sigmoid(), "scale": 0.3}
+        naive = gated_delta_rule.naive_recurrent_gated_delta_rule
+        return naive(wide(q), wide(k), **given, **rest, output_final_state=True)
+
+    agree(ours, theirs, **delta())
+
+
+@pytest.mark.parametrize("way", ["chunk", "fused_recurrent"])
+def test_the_gated_delta_rule_as_layers_call_it(way: str) -> None:
+    """Gate, norm of queries and keys and rate inside, and the state the other way round."""
+    function = getattr(gated_delta_rule, f"{way}_gated_delta_rule")
+
+    def ours(initial_state: Tensor, **given: Any) -> Any:
+        out, state = function(
+            **given,
+            initial_state=initial_state.mT,
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+            use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            allow_neg_eigval=True,
+            state_v_first=True,
+        )
+        return out, state.mT
+
+    def theirs(
+        q: Tensor, k: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, **given: Any
+    ) -> Any:
+        q, k = (t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
+        gate, rate = naive_gdn_gate(g, A_log, dt_bias), 2 * beta.sigmoid()
+        naive = gated_delta_rule.naive_recurrent_gated_delta_rule
+        return naive(wide(q), wide(k), g=gate, beta=rate, output_final_state=True, **given)
+
+    agree(ours, theirs, A_log=rand(H), dt_bias=rand(H), **delta())
+
+
+@pytest.mark.parametrize("bound", [None, -4.0])
+@pytest.mark.parametrize("way", ["chunk", "fused_recurrent"])
+def test_kimi_delta_attention(way: str, bound: float | None) -> None:
+    function = getattr(kda, f"{way}_kda")
+
+    def ours(initial_state: Tensor, beta: Tensor, **given: Any) -> Any:
+        return function(
+            **given,
+            beta=beta.sigmoid(),
+            initial_state=initial_state,
+            output_final_state=True,
+            use_gate_in_kernel=True,
+            lower_bound=bound,
+        )
+
+    def theirs(g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, **given: Any) -> Any:
+        if bound is None:
+            gate = naive_kda_gate(g, A_log, dt_bias)
+        else:
+            gate = naive_kda_lowerbound_gate(g, A_log, dt_bias, bound)
+        return naive_recurrent_kda(**given, g=gate, beta=beta.sigmoid(), output_final_state=True)
+
+    agree(ours, theirs, A_log=rand(H), dt_bias=rand(H * K), **delta(channels=True))
+
+
+@pytest.mark.parametrize("way", ["chunk", "fused_recurrent"])
+def test_the_delta_rule(way: str) -> None:
+    function = getattr(ops, f"{way}_delta_rule")
+    given = {name: t for name, t in delta(heads=H).items() if name != "g"}
+
+    def theirs(initial_state: Tensor, **given: Any) -> Any:
+        turned = {name: t.transpose(1, 2) for name, t in given.items()}
+        out, state = delta_rule_recurrence(**turned, initial_state=initial_state)
+        return out.transpose(1, 2), state
+
+    agree(lambda **given: function(**given, output_final_state=True), theirs, **given)
+
+
+def mixer() -> dict[str, Any]:
+    return {
+        "q": rand(B, L, H, K),
+        "k": rand(B, L, H, K),
+        "v": rand(B, L, H, V),
+        "initial_state": rand(B, H, K, V),
+    }
+
+
+@pytest.mark.parametrize("way", ["chunk", "fused_chunk", "fused_recurrent"])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_linear_attention_that_decays(way: str, fixed: bool) -> None:
+    function = getattr(simple_gla, f"{way}_simple_gla")
+    name = "g_gamma" if fixed else "g"
+
+    def ours(decay: Tensor, **given: Any) -> Any:
+        return function(**given, **{name: F.logsigmoid(decay)}, output_final_state=True)
+
+    def theirs(decay: Tensor, **given: Any) -> Any:
+        decay = F.logsigmoid(decay)
+        decay = decay.expand(B, L, H) if fixed else decay
+        return naive_recurrent_simple_gla(**given, g=decay)
+
+    agree(ours, theirs, decay=rand(H) if fixed else rand(B, L, H), **mixer())
+
+
+@pytest.mark.parametrize("way", ["chunk", "fused_chunk", "fused_recurrent", "parallel"])
+def test_retention(way: str) -> None:
+    function = getattr(ops, f"{way}_retention")
+    given = {name: t for name, t in mixer().items() if name != "initial_state"}
+
+    def theirs(**given: Any) -> Any:
+        return naive_retention(*(t.transpose(1, 2) for t in given.values())).transpose(1, 2)
+
+    agree(lambda **given: function(**given)[0], theirs, **given)
+
+
+@pytest.mark.parametrize("way", ["chunk", "fused_recurrent"])
+def test_lightning_attention(way: str) -> None:
+    function = getattr(lightning_attn, f"{way}_lightning_attn")
+    decay = -(8 / H * (1 - 3 / 7)) * torch.arange(H, dtype=torch.float64)
+
+    def ours(**given: Any) -> Any:
+        return function(**given, layer_idx=3, num_layers=7, output_final_state=True)
+
+    agree(
+        ours,
+        lambda **given: naive_recurrent_simple_gla(**given, g=decay.expand(B, L, H)),
+        **mixer(),
+    )
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("way", ["chunk", "fused_chunk", "fused_recurrent"])
+def test_linear_attention(way: str, normalize: bool) -> None:
+    given = {name: t.exp().detach().requires_grad_() for name, t in mixer().items()}
+    options = {"normalize": normalize, "output_final_state": True}
+    function = getattr(ops, f"{way}_linear_attn")
+    agree(
+        lambda **given: function(**given, **options),
+        lambda **given: naive_recurrent_linear_attn(**given, **options),
+        **given,
+    )
+
+
+def test_packed_sequences_do_not_know_of_each_other() -> None:
+    q, k, v, x = (rand(1, L, H, n) for n in (K, K, V, 1))
+    parts, weight = [(0, 4), (4, 5), (5, L)], rand(H, 3)
+    ends = torch.tensor([0, 4, 5, L])
+
+    def each(function: Callable[..., Any]) -> Tensor:
+        return torch.cat([function(slice(*part)) for part in parts], 1)
+
+    agree(
+        lambda q, k, v: ops.chunk_retention(q, k, v, cu_seqlens=ends)[0],
+        lambda q, k, v: each(lambda s: ops.chunk_retention(q[:, s], k[:, s], v[:, s])[0]),
+        **{"q": q, "k": k, "v": v},
+    )
+    agree(
+        lambda x, w: convolution.causal_conv1d(x[..., 0], w, cu_seqlens=ends)[0],
+        lambda x, w: each(lambda s: convolution.causal_conv1d(x[:, s, :, 0], w)[0]),
+        **{"x": x, "w": weight},
+    )
+
+
+def test_gates_by_themselves() -> None:
+    agree(fused_gdn_gate, naive_gdn_gate, g=rand(B, L, H), A_log=rand(H), dt_bias=rand(H))
+    given = {"g": rand(B, L, H, K), "A_log": rand(H), "dt_bias": rand(H * K)}
+    agree(fused_kda_gate, naive_kda_gate, **given)
+    agree(
+        lambda **given: fused_kda_gate(**given, lower_bound=-3.0),
+        lambda **given: naive_kda_lowerbound_gate(**given, lower_bound=-3.0),
+        **given,
+    )
+
+
+def found(name: str) -> list[Any]:
+    owner, _, last = name.rpartition(".")
+    holders = [vars(m).get(owner) if owner else m for m in LOADED.values()]
+    return [vars(h)[last] for h in holders if h is not None and last in vars(h)]
+
+
+@pytest.mark.parametrize("name", sorted(_fla.FUNCTIONS.keys() - OTHER_VERSIONS))
+def test_each_function_is_there_and_ours_wherever_it_is(name: str) -> None:
+    functions = [f for f in found(name) if callable(f)]
+    assert functions
+    for function in functions:
+        module = getattr(function, "__module__", None)
+        assert module is None or not module.startswith("fla."), f"{name} of {module}"
+
+
+def test_what_has_no_form_here_says_what_it_is() -> None:
+    x = torch.randn(1, 4, 2, 8)
+    with pytest.raises(NotImplementedError, match=r"^fla\.ops\.gla\.chunk\.chunk_gla launched"):
+        chunk_gla(x, x, x, x)
+    for given in ({"cu_seqlens": torch.tensor([0, 4])}, {"head_first": True}):
+        (name,) = given
+        with pytest.raises(NotImplementedError, match=f"fla's chunk_kda was called with {name}"):
+            kda.chunk_kda(x, x, x, x, x[..., 0], **given)
+    with pytest.raises(NotImplementedError, match="fla's chunk_simple_gla was called with cu_seq"):
+        ops.chunk_simple_gla(x, x, x, x[..., 0], cu_seqlens=torch.tensor([0, 4]))
+    with pytest.raises(TypeError, match="missing a required argument: 'beta'"):
+        kda.chunk_kda(x, x, x, x)
+
+
+def test_the_package_is_as_it_was_outside_and_the_same_the_next_time() -> None:
+    assert "fla" not in sys.modules
+    with shims.installed() as used:
+        from fla.layers import GatedDeltaNet
+
+        assert GatedDeltaNet is fla.layers.GatedDeltaNet
+        with shims.installed("auto"):
+            import fla.modules.convolution as again
+
+            assert again is convolution
+        assert sys.modules["fla.layers"] is fla.layers
+    assert used[0] == "fla"
+    assert "fla" not in sys.modules
+    assert models.GatedDeltaNetConfig.model_type == "gated_deltanet"
+
+
+def test_nothing_of_it_is_replaced_where_only_others_are_named() -> None:
+    with shims.installed("triton"):
+        from fla.ops.kda import chunk_kda as theirs
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fla"]:
+        del sys.modules[name]
+    assert theirs.__module__ == "fla.ops.kda.chunk"
+    assert theirs is not kda.chunk_kda
