@@ -1,7 +1,7 @@
 """Replacements for flash-linear-attention, `fla`, whose functions launch Triton kernels.
 
-Names, arguments and semantics are those of versions 0.2 to 0.6; what a version lacks is not asked
-for. Layers and models stay fla's own. What has no replacement refuses when it launches a kernel.
+Names, arguments and semantics are those of versions 0.3.2 to 0.6; what a version lacks is not
+asked for. Layers and models stay fla's own. What has no replacement refuses at its first kernel.
 """
 
 from collections.abc import Callable, Mapping

@@ -387,8 +387,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "rms_norm_linear": rms_linear,
     "layer_norm_gated": partial(gated, is_rms_norm=False),
     "rms_norm_gated": partial(gated, is_rms_norm=True),
-    "layer_norm_swish_gate": partial(gated, is_rms_norm=False),
-    "rms_norm_swish_gate": partial(gated, is_rms_norm=True),
     "layer_norm_swish_gate_linear": partial(gated_linear, is_rms_norm=False),
     "rms_norm_swish_gate_linear": partial(gated_linear, is_rms_norm=True),
     "layernorm_fn": grouped_norm,
