@@ -18,10 +18,12 @@ with shims.installed():
     import fla.layers
     from fla import models, ops
     from fla.modules import convolution
-    from fla.ops import gated_delta_rule, kda, lightning_attn, simple_gla
+    from fla.ops import gated_delta_product, gated_delta_rule, kda, lightning_attn, simple_gla
     from fla.ops.delta_rule.naive import delta_rule_recurrence
+    from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product
     from fla.ops.gated_delta_rule.gate import fused_gdn_gate, naive_gdn_gate
-    from fla.ops.gla import chunk_gla
+    from fla.ops.gla.naive import naive_recurrent_gla
+    from fla.ops.gsa import chunk_gsa
     from fla.ops.kda.gate import fused_kda_gate, naive_kda_gate, naive_kda_lowerbound_gate
     from fla.ops.kda.naive import naive_recurrent_kda
     from fla.ops.linear_attn.naive import naive_recurrent_linear_attn
@@ -199,6 +201,53 @@ def test_linear_attention_that_decays(way: str, fixed: bool) -> None:
     agree(ours, theirs, decay=rand(H) if fixed else rand(B, L, H), **mixer())
 
 
+@pytest.mark.parametrize("way", ["chunk", "fused_recurrent"])
+def test_linear_attention_whose_key_channels_decay(way: str) -> None:
+    function, name = getattr(ops, f"{way}_gla"), "g" if way == "chunk" else "gk"
+
+    def ours(decay: Tensor, **given: Any) -> Any:
+        return function(**given, **{name: F.logsigmoid(decay)}, output_final_state=True)
+
+    def theirs(decay: Tensor, **given: Any) -> Any:
+        return naive_recurrent_gla(**given, gk=F.logsigmoid(decay), output_final_state=True)
+
+    given = mixer()
+    with torch.no_grad():
+        given["k"][:, 3] = 0  # as feature maps make them
+    agree(ours, theirs, decay=rand(B, L, H, K), **given)
+
+
+def test_reflections_lose_one_digit_at_most_in_float32() -> None:
+    given = {name: t.detach() for name, t in mixer().items()}
+    q, k, v = (t.repeat(1, 30, 1, 1) for t in (given["q"], given["k"], given["v"]))
+    decay = F.logsigmoid(rand(*k.shape)).detach() / 16
+    truth, _ = ops.chunk_gla(q, k, v, decay)
+    rounded = [t.float() for t in (q, k, v, decay)]
+    errors = [
+        (function(*rounded)[0] - truth).norm() / truth.norm()
+        for function in (ops.chunk_gla, naive_recurrent_gla)
+    ]
+    assert errors[0] < 20 * errors[1] < 1e-5
+
+
+def test_several_keys_at_each_step() -> None:
+    n = 3
+    keys = delta(heads=H)
+    keys |= {"k": unit(B, L * n, H, K), "v": rand(B, L * n, H, V), "beta": rand(B, L * n, H)}
+    options = {"num_householder": n, "scale": 0.3, "output_final_state": True}
+
+    def called(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda g, beta, **given: function(
+            **given, g=F.logsigmoid(g), beta=beta.sigmoid(), **options
+        )
+
+    agree(
+        called(gated_delta_product.chunk_gated_delta_product),
+        called(naive_recurrent_gated_delta_product),
+        **keys,
+    )
+
+
 @pytest.mark.parametrize("way", ["chunk", "fused_chunk", "fused_recurrent", "parallel"])
 def test_retention(way: str) -> None:
     function = getattr(ops, f"{way}_retention")
@@ -286,8 +335,8 @@ def test_each_function_is_there_and_ours_wherever_it_is(name: str) -> None:
 
 def test_what_has_no_form_here_says_what_it_is() -> None:
     x = torch.randn(1, 4, 2, 8)
-    with pytest.raises(NotImplementedError, match=r"^fla\.ops\.gla\.chunk\.chunk_gla launched"):
-        chunk_gla(x, x, x, x)
+    with pytest.raises(NotImplementedError, match=r"^fla\.ops\.gsa\.chunk\.chunk_gsa launched"):
+        chunk_gsa(x, x, x, x, x)
     for given in ({"cu_seqlens": torch.tensor([0, 4])}, {"head_first": True}):
         (name,) = given
         with pytest.raises(NotImplementedError, match=f"fla's chunk_kda was called with {name}"):

@@ -7,12 +7,13 @@ asked for. Layers and models stay fla's own. What has no replacement refuses at 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fuseport.exporter.shims._fla import layers, losses, mixers
+from fuseport.exporter.shims._fla import decays, delta_rules, layers, losses
 
 __all__ = ["FUNCTIONS", "IMMATERIAL"]
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **mixers.FUNCTIONS,
+    **delta_rules.FUNCTIONS,
+    **decays.FUNCTIONS,
     **layers.FUNCTIONS,
     **losses.FUNCTIONS,
 }

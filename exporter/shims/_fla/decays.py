@@ -1,0 +1,219 @@
+"""The mixers of fla whose states decay: linear attention, of one decay or another."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuseport.ops.gated_delta_rule import gated_delta_rule
+from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
+
+__all__ = ["FUNCTIONS"]
+
+_Pair = tuple[Tensor, Tensor | None]
+_WAYS = ("chunk", "fused_recurrent")
+_LEAST = 1e-3
+
+
+def simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    transpose_state_layout: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> _Pair:
+    """Linear attention whose decay is one number of each head, S_t = exp(g_t)·S_{t-1} + k_t v_tᵀ.
+
+    With decays that are the same at all steps it is the scan of Mamba-2 with steps of 1, the op;
+    with others `_of_reflections`.
+
+    Args:
+        q: (b, l, H, K).
+        k: (b, l, H, K).
+        v: (b, l, H, V).
+        g: (b, l, H), the decay's logarithm at each step.
+        g_gamma: (H,), the same at all steps; None for no decay, unless there is g.
+        scale: of q; K**-0.5 for None.
+        initial_state: (b, H, K, V), or (b, H, V, K) with `state_v_first`.
+        cu_seqlens: (n + 1,), where packed sequences begin, and the end: without states and g.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    turned = state_v_first or transpose_state_layout
+    if cu_seqlens is not None and not (g is None and initial_state is None):
+        raise NotImplementedError("with cu_seqlens, and g or states: packed sequences have neither")
+    if cu_seqlens is not None and output_final_state:
+        raise NotImplementedError("with cu_seqlens for the final states, one for each sequence")
+    if initial_state is not None:
+        initial_state = (initial_state.mT if turned else initial_state).to(wide)
+    q = q * (q.shape[3] ** -0.5 if scale is None else scale)
+    if g is not None:
+        g = g.to(wide) if g_gamma is None else g.to(wide) + g_gamma
+        out, state = _of_reflections(q, k, v, g, initial_state)
+    else:
+        out, state = _of_scan(q, k, v, g_gamma, initial_state, cu_seqlens)
+    if not output_final_state:
+        return out, None
+    return out, state.mT if turned else state
+
+
+def _of_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    heads, sequences = v.shape[2], None
+    if decay is None:
+        decay = torch.zeros(heads, dtype=wide, device=q.device)
+    if cu_seqlens is not None:
+        steps = torch.arange(q.shape[1], device=q.device)
+        sequences = torch.bucketize(steps, cu_seqlens[1:-1], right=True).int().unsqueeze(0)
+    out, states = ssd_chunk_scan(
+        v,
+        torch.ones(v.shape[:3], dtype=v.dtype, device=v.device),
+        decay.reshape(heads),
+        k,
+        q,
+        initial_states=None if initial is None else initial.mT,
+        seq_idx=sequences,
+        return_final_states=True,
+    )
+    return out, states.mT
+
+
+def gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    transpose_state_layout: bool = False,
+) -> _Pair:
+    """Linear attention whose decay is one number of each key channel and step.
+
+    Args:
+        q: (b, l, H, K).
+        k: (b, l, H, K).
+        v: (b, l, H, V).
+        g: (b, l, H, K), the decay's logarithm; it may be called `gk`. None for no decay.
+        scale: of q; K**-0.5 for None.
+        initial_state: (b, H, K, V), or (b, H, V, K) with `state_v_first`.
+    """
+    turned = state_v_first or transpose_state_layout
+    decay = gk if g is None else g
+    if decay is None:
+        decay = torch.zeros_like(k)
+    if turned and initial_state is not None:
+        initial_state = initial_state.mT
+    q = q * (q.shape[3] ** -0.5 if scale is None else scale)
+    out, state = _of_reflections(q, k, v, decay, initial_state)
+    if not output_final_state:
+        return out, None
+    return out, state.mT if turned else state
+
+
+def _of_reflections(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """S_t = exp(g_t)·S_{t-1} + k_t v_tᵀ as two steps of the delta rule, with values -v/4 and v/4.
+
+    A step with a unit key and rate 2 reflects the state, (I - 2kkᵀ)S, and adds 2kvᵀ; two reflect
+    it back, and have added (I - 2kkᵀ)(-kvᵀ/2) + kvᵀ/2 = kvᵀ. Keys get a small channel more, so that
+    each has a direction, and their lengths go to the values.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    query, key, value, decay = (t.to(wide) for t in (q, k, v, g))
+    key = F.pad(key, (0, 1), value=_LEAST)
+    length = key.square().sum(-1, keepdim=True).sqrt()
+    key, value = key / length, value * length / 4
+    query = F.pad(query, (0, 1))
+    if decay.dim() == 4:  # what the channel holds fades: it is never read
+        decay = F.pad(decay, (0, 1), value=-1.0)
+    out, state = gated_delta_rule(
+        _alternating(query, query),
+        _alternating(key, key),
+        _alternating(-value, value),
+        _alternating(decay, torch.zeros_like(decay)),
+        torch.full_like(_alternating(value, value)[..., 0], 2.0),
+        1.0,
+        None if initial is None else F.pad(initial.to(wide), (0, 0, 0, 1)),
+        True,
+    )
+    assert state is not None
+    return out.unflatten(1, (-1, 2))[:, :, 1].to(v.dtype), state[:, :, :-1]
+
+
+def _alternating(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack([first, second], 2).flatten(1, 2)
+
+
+def retention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    transpose_state_layout: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> _Pair:
+    """`simple_gla` whose head h decays by 1 - 2^(-5-h) at each step."""
+    heads = torch.arange(q.shape[2], dtype=torch.float32, device=q.device)
+    decay = (1 - 2.0 ** (-5.0 - heads)).log()
+    state = (initial_state, output_final_state, state_v_first, transpose_state_layout)
+    return simple_gla(q, k, v, None, decay, scale, *state, cu_seqlens)
+
+
+def lightning(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer_idx: int,
+    num_layers: int,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> _Pair:
+    """`simple_gla` whose head h of H decays by exp(-8h/H·(1 - layer_idx/num_layers))."""
+    heads = torch.arange(q.shape[2], dtype=torch.float32, device=q.device)
+    decay = -(8 / q.shape[2] * (1 - layer_idx / num_layers)) * heads
+    state = (initial_state, output_final_state)
+    return simple_gla(q, k, v, None, decay, scale, *state, cu_seqlens=cu_seqlens)
+
+
+def divided_by_keys(
+    o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    z_init: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """o_t / (scale·q_tᵀ Σ_{s≤t} k_s), and the sum of all keys, (b, 1, H, K)."""
+    keys = k.cumsum(1) if z_init is None else k.cumsum(1) + z_init
+    return o / ((q * scale * keys).sum(-1, keepdim=True) + 1e-10), keys[:, -1:]
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{f"{way}_gla": gla for way in _WAYS},
+    **{f"{way}_simple_gla": simple_gla for way in (*_WAYS, "fused_chunk", "parallel")},
+    **{f"{way}_retention": retention for way in (*_WAYS, "fused_chunk", "parallel")},
+    **{f"{way}_lightning_attn": lightning for way in _WAYS},
+    "normalize_with_z_state": divided_by_keys,
+}
