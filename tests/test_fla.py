@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter import shims
+from fuseport.exporter.models._huggingface_library import library
 from fuseport.exporter.shims import _fla
 from fuseport.exporter.verify.modes import Float64
 
+library("gated_deltanet")  # before others import it: transformers keeps its names so
 with shims.installed():
     pytest.importorskip("fla", reason="flash-linear-attention is not installed")
     import fla.layers
@@ -358,7 +360,7 @@ def test_the_package_is_as_it_was_outside_and_the_same_the_next_time() -> None:
 
             assert again is convolution
         assert sys.modules["fla.layers"] is fla.layers
-    assert used[0] == "fla"
+    assert {"fla", "triton"} <= set(used)  # what it needs, although that was imported before
     assert "fla" not in sys.modules
     assert models.GatedDeltaNetConfig.model_type == "gated_deltanet"
 

@@ -4,11 +4,13 @@ flash-linear-attention writes such folders, by transformers' `save_pretrained`, 
 transformers does not have. It is imported and called under the stand-ins for its kernels.
 """
 
+import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from unittest import mock
 
 from fuseport.exporter import shims
 from fuseport.exporter.models._stand_ins import under
@@ -64,7 +66,7 @@ class Library:
         if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
             raise AttributeError(f"{name} is no model")
         if self.module is transformers:
-            # By name: `CONFIG_MAPPING` has in its place what a package has registered.
+            # By name: in `CONFIG_MAPPING` may be in its place what a package has registered.
             return made, getattr(transformers, _kinds()[kind])
         return made, made.config_class
 
@@ -78,13 +80,27 @@ def library(kind: str) -> Library:
     for name in _BESIDE:
         if importlib.util.find_spec(name) is None:
             continue
-        with shims.installed(shims.AUTO) as used:
+        with shims.installed(shims.AUTO) as used, _names_kept():
             version = getattr(importlib.import_module(name), "__version__", "")
             models = importlib.import_module(f"{name}.models")
         return Library(models, f"{name} {version}", (shims.AUTO,), tuple(sorted(used)))
     return Library(
         transformers, here, beside=f", or the package ({', '.join(_BESIDE.values())}, for one)"
     )
+
+
+@contextlib.contextmanager
+def _names_kept() -> Iterator[None]:
+    """What a package registers does not take the place of what transformers has by that name."""
+    automatic = importlib.import_module("transformers").AutoConfig
+    register = automatic.register
+
+    def registered(kind: str, *args: Any, **kwargs: Any) -> None:
+        if kind not in _kinds():
+            register(kind, *args, **kwargs)
+
+    with mock.patch.object(automatic, "register", registered):
+        yield
 
 
 def _kinds() -> Mapping[str, str]:

@@ -163,10 +163,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         root = _root(fullname)
         if root in OVERLAID and self.overlays():
-            spec = _overlay.lent(fullname, self._elsewhere(fullname, path))
-            if spec is not None and root not in self.used:
-                self.used.append(root)
-            return spec
+            return _overlay.lent(fullname, self._elsewhere(fullname, path), self.used)
         if (own := self._kernels_of(fullname, path)) and self._replaces_kernels():
             return importlib.util.spec_from_loader(fullname, Lender(importlib.import_module(own)))
         if root not in SHIMS or root in _aside:

@@ -24,6 +24,8 @@ name, `Class.method` among them, and `IMMATERIAL`, arguments that change no valu
 
 # Executed once in a process, as stand-ins are, under all names that they have in `sys.modules`.
 _kept: dict[str, ModuleType] = {}
+# By package, those whose stand-ins were imported when it was.
+_needed: dict[str, list[str]] = {}
 
 
 class Lender(Loader):
@@ -40,17 +42,25 @@ class Lender(Loader):
         module.__spec__ = self._spec
 
 
-def lent(fullname: str, spec: ModuleSpec | None) -> ModuleSpec | None:
+def lent(fullname: str, spec: ModuleSpec | None, used: list[str]) -> ModuleSpec | None:
     """How a module of an overlaid package is imported.
 
     Args:
         fullname: of the module.
         spec: of the file, as Python finds it; None where there is none.
+        used: the packages whose stand-ins have been imported; this one joins them, with those that
+            it has needed.
     """
+    root = _root(fullname)
     if fullname in _kept:
+        sys.modules.update({n: m for n, m in _kept.items() if _root(n) == root})
+        used.extend(name for name in _needed[root] if name not in used)
         return spec_from_loader(fullname, Lender(_kept[fullname]))
     if spec is not None and isinstance(spec.loader, SourceFileLoader):
         spec.loader = _Overlaying(fullname, spec.loader.path)
+    if spec is not None and root not in used:
+        used.append(root)
+        _needed.setdefault(root, used)
     return spec
 
 
@@ -60,19 +70,24 @@ def aside() -> dict[str, ModuleType]:
     Returns:
         What there was of these packages in `sys.modules`, overlaid or not.
     """
-    found = {n: m for n, m in [*sys.modules.items()] if n.partition(".")[0] in OVERLAID}
+    found = {n: m for n, m in [*sys.modules.items()] if _root(n) in OVERLAID}
     for name, module in found.items():
-        root = found.get(name.partition(".")[0])
+        root = found.get(_root(name))
+        # The package's word for all of it: some modules are made without a file.
         if isinstance(getattr(root, "__loader__", None), _Overlaying):
-            _kept[name] = module  # the root's word for all: some are made without a file
+            _kept[name] = module
         del sys.modules[name]
     return found
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
 
 
 class _Overlaying(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        root = module.__name__.partition(".")[0]
+        root = _root(module.__name__)
         package = importlib.import_module(f"{__package__}.{OVERLAID[root]}")
         _overlay(module, root, package.FUNCTIONS, package.IMMATERIAL)
 
@@ -99,7 +114,7 @@ def _overlay(
 def _is_of(function: Any, root: str) -> bool:
     """Whether a function, or the `apply` of an autograd function, is the package's own."""
     owner = getattr(function, "__self__", function)
-    return callable(function) and getattr(owner, "__module__", "").partition(".")[0] == root
+    return callable(function) and _root(getattr(owner, "__module__", "")) == root
 
 
 @functools.cache
