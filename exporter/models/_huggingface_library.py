@@ -17,8 +17,8 @@ from fuseport.exporter.models._stand_ins import under
 
 __all__ = ["Library", "library"]
 
-_BESIDE = {"fla": "flash-linear-attention"}
-"""Packages whose `models` are as transformers' are, and what installs them."""
+_BESIDE = ("fla",)
+"""Packages whose `models` are as transformers' are."""
 
 _Result = TypeVar("_Result")
 
@@ -84,9 +84,8 @@ def library(kind: str) -> Library:
             version = getattr(importlib.import_module(name), "__version__", "")
             models = importlib.import_module(f"{name}.models")
         return Library(models, f"{name} {version}", (shims.AUTO,), tuple(sorted(used)))
-    return Library(
-        transformers, here, beside=f", or the package ({', '.join(_BESIDE.values())}, for one)"
-    )
+    others = ", ".join(shims.OVERLAID[name] for name in _BESIDE)
+    return Library(transformers, here, beside=f", or the package ({others}, for one)")
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from fuseport.exporter.errors import UsageError
 from fuseport.exporter.shims import _cuda, _overlay
 from fuseport.exporter.shims._overlay import OVERLAID, Lender
 
-__all__ = ["AUTO", "SHIMS", "active", "at_call", "chosen", "installed"]
+__all__ = ["AUTO", "OVERLAID", "SHIMS", "active", "at_call", "chosen", "installed"]
 
 AUTO = "auto"
 """In the place of names: all stand-ins whose package, or device, is not there."""

@@ -18,9 +18,10 @@ from typing import Any
 
 __all__ = ["OVERLAID", "Lender", "aside", "lent"]
 
-OVERLAID: Mapping[str, str] = {"fla": "_fla"}
-"""Packages, and the module beside this one that has the replacements for each: `FUNCTIONS`, by
-name, `Class.method` among them, and `IMMATERIAL`, arguments that change no value."""
+OVERLAID: Mapping[str, str] = {"fla": "flash-linear-attention"}
+"""Packages, and what installs each. The module `_<package>` beside this one has its replacements:
+`FUNCTIONS`, by name, `Class.method` among them, and `IMMATERIAL`, arguments that change no value.
+"""
 
 # Executed once in a process, as stand-ins are, under all names that they have in `sys.modules`.
 _kept: dict[str, ModuleType] = {}
@@ -88,7 +89,7 @@ class _Overlaying(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
         root = _root(module.__name__)
-        package = importlib.import_module(f"{__package__}.{OVERLAID[root]}")
+        package = importlib.import_module(f"{__package__}._{root}")
         _overlay(module, root, package.FUNCTIONS, package.IMMATERIAL)
 
 

@@ -181,7 +181,8 @@ def hint(error: BaseException) -> str:
     root = name.partition(".")[0]
     if root in shims.SHIMS:
         return "" if root != name else f"; fuseport has a stand-in for {root}: --shim auto"
-    return f"; if it is a package, and not a file of yours: pip install {root}"
+    package = shims.OVERLAID.get(root, root)
+    return f"; if it is a package, and not a file of yours: pip install {package}"
 
 
 def _at(error: BaseException) -> str:
