@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fuseport.exporter import shims
 from fuseport.exporter.models._huggingface_library import library
-from fuseport.exporter.shims import _fla
+from fuseport.exporter.shims import _fla, _overlay
 from fuseport.exporter.verify.modes import Float64
 
 library("gated_deltanet")  # before others import it: transformers keeps its names so
@@ -347,6 +348,25 @@ def test_what_has_no_form_here_says_what_it_is() -> None:
         ops.chunk_simple_gla(x, x, x, x[..., 0], cu_seqlens=torch.tensor([0, 4]))
     with pytest.raises(TypeError, match="missing a required argument: 'beta'"):
         kda.chunk_kda(x, x, x, x)
+
+
+def test_kernels_of_triton_itself_refuse_alike() -> None:
+    """Where Triton is installed, fla's kernels are its own."""
+
+    def some_kernel() -> None:
+        """Of a file of fla's."""
+
+    kernel = type("JITFunction", (), {"__module__": "triton.runtime.jit", "fn": some_kernel})()
+    tuned = type("Autotuner", (), {"__module__": "triton.runtime.autotuner", "fn": kernel})()
+    launched: list[str] = []
+    kernel.run = tuned.run = lambda **given: launched.append("launched")
+    module = ModuleType("fla.ops.some")
+    vars(module).update(first=kernel, second=tuned, other=ModuleType("triton.language"))
+    _overlay._overlay(module, "fla", {}, frozenset())
+    for each in (kernel, tuned):
+        with pytest.raises(RuntimeError, match="the Triton kernel some_kernel .* was launched"):
+            each.run(grid=(1,))
+    assert launched == []
 
 
 def test_the_package_is_as_it_was_outside_and_the_same_the_next_time() -> None:

@@ -107,9 +107,9 @@ def _overlay(
         setattr(holder, last, replaced)
         for table in [t for t in names.values() if type(t) is dict and t is not names]:
             table.update({key: replaced for key, value in table.items() if value is own})
-    for name, kernel in [*names.items()]:
+    for kernel in names.values():
         if type(kernel).__module__.startswith("triton.") and hasattr(kernel, "run"):
-            names[name] = _refused(kernel)
+            _refuse(kernel)
 
 
 def _is_of(function: Any, root: str) -> bool:
@@ -161,10 +161,11 @@ def _flat(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _refused(kernel: Any) -> Any:
-    """A kernel of Triton itself as its stand-in has it: it says what it is when it is launched."""
+def _refuse(kernel: Any) -> None:
+    """Has a kernel of Triton itself say what it is when it is launched, as its stand-in does."""
     from fuseport.exporter.shims._triton import JITFunction
 
-    while hasattr(kernel, "fn") and not inspect.isfunction(kernel):
-        kernel = kernel.fn
-    return JITFunction(kernel)
+    function = kernel
+    while hasattr(function, "fn") and not inspect.isfunction(function):
+        function = function.fn
+    kernel.run = JITFunction(function).run
