@@ -364,7 +364,7 @@ def test_kernels_of_triton_itself_refuse_alike() -> None:
     vars(module).update(first=kernel, second=tuned, other=ModuleType("triton.language"))
     _overlay._overlay(module, "fla", {}, frozenset())
     for each in (kernel, tuned):
-        with pytest.raises(RuntimeError, match="the Triton kernel some_kernel .* was launched"):
+        with pytest.raises(RuntimeError, match=r"the Triton kernel some_kernel .* was launched"):
             each.run(grid=(1,))
     assert launched == []
 
