@@ -210,10 +210,10 @@ def test_gated_activations() -> None:
 
 def test_token_shift() -> None:
     agree(token_shift, token_shift_ref, x=rand(B, L, 8))
-    x, first = rand(B, L, 8), rand(B, 1, 8)
+    x, first = rand(B, L, 8), rand(B, 8)
     agree(
         lambda x, cache: token_shift(x, cache=cache, output_cache=True),
-        lambda x, cache: (torch.cat([cache, x], 1)[:, :-1] - x, x[:, -1:]),
+        lambda x, cache: (torch.cat([cache[:, None], x], 1)[:, :-1] - x, x[:, -1]),
         x=x,
         cache=first,
     )

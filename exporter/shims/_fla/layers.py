@@ -371,11 +371,11 @@ def sigmoid_multiplied(x: Tensor, y: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor, cache: Tensor | None = None, output_cache: bool = False) -> Any:
-    """x_{t-1} - x_t, (b, l, d); before the first step it is `cache`, (b, 1, d), or 0; and the last
-    step, if it is asked for."""
+    """x_{t-1} - x_t, (b, l, d); before the first step it is `cache`, (b, d), or 0; and the last step,
+    (b, d), if it is asked for."""
     first = torch.zeros_like(x[:, :1]) if cache is None else cache.reshape(x.shape[0], 1, -1)
     out = torch.cat([first, x[:, :-1]], 1) - x
-    return (out, x[:, -1:]) if output_cache else out
+    return (out, x[:, -1]) if output_cache else out
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
