@@ -240,7 +240,7 @@ def convolution(
 
     Args:
         x: (b, l, d).
-        weight: (d, W); None for a sum of nothing but the residual is not there.
+        weight: (d, W).
         bias: (d,), or None.
         residual: (b, l, d), added at the end, or None.
         initial_state: (b, d, W), the inputs before the first, of which the oldest has no part.
@@ -371,8 +371,10 @@ def sigmoid_multiplied(x: Tensor, y: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor, cache: Tensor | None = None, output_cache: bool = False) -> Any:
-    """x_{t-1} - x_t, (b, l, d); before the first step it is `cache`, (b, d), or 0; and the last step,
-    (b, d), if it is asked for."""
+    """x_{t-1} - x_t, (b, l, d), and the last step, (b, d), if it is asked for.
+
+    Before the first step it is `cache`, (b, d), or 0.
+    """
     first = torch.zeros_like(x[:, :1]) if cache is None else cache.reshape(x.shape[0], 1, -1)
     out = torch.cat([first, x[:, :-1]], 1) - x
     return (out, x[:, -1]) if output_cache else out
