@@ -220,6 +220,25 @@ def test_linear_attention_whose_key_channels_decay(way: str) -> None:
     agree(ours, theirs, decay=rand(B, L, H, K), **given)
 
 
+@pytest.mark.parametrize("name", ["chunk_simple_gla", "fused_recurrent_simple_gla", "chunk_gla"])
+def test_states_the_other_way_round(name: str) -> None:
+    function = getattr(ops, name)
+    decay = {"g": -torch.rand((B, L, H, K)[: 3 if "simple" in name else 4], dtype=torch.float64)}
+
+    def ours(initial_state: Tensor, **given: Any) -> Any:
+        out, state = function(
+            **given, initial_state=initial_state.mT, output_final_state=True, state_v_first=True
+        )
+        return out, state.mT
+
+    def theirs(**given: Any) -> Any:
+        return function(**given, output_final_state=True)
+
+    agree(
+        lambda **given: ours(**given, **decay), lambda **given: theirs(**given, **decay), **mixer()
+    )
+
+
 def test_reflections_lose_one_digit_at_most_in_float32() -> None:
     given = {name: t.detach() for name, t in mixer().items()}
     q, k, v = (t.repeat(1, 30, 1, 1) for t in (given["q"], given["k"], given["v"]))
@@ -385,7 +404,11 @@ def test_the_package_is_as_it_was_outside_and_the_same_the_next_time() -> None:
     assert models.GatedDeltaNetConfig.model_type == "gated_deltanet"
 
 
-def test_nothing_of_it_is_replaced_where_only_others_are_named() -> None:
+def test_nothing_of_it_is_replaced_where_only_others_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It would take names of transformers' own, for all tests to come.
+    monkeypatch.setattr("transformers.AutoConfig.register", lambda *args, **kwargs: None)
     with shims.installed("triton"):
         from fla.ops.kda import chunk_kda as theirs
     for name in [name for name in sys.modules if name.partition(".")[0] == "fla"]:
