@@ -23,7 +23,7 @@ PATHS = list(sys.path)
 LONG = (
     *("decisions", "recurrent", "op_check", "formats", "onnx_plain", "huggingface", "complex"),
     *("cuda_on_cpu", "steps_elsewhere", "program", "loops", "decoding", "own_backward"),
-    *("localise", "plan", "aot_inductor", "transformers"),
+    *("localise", "plan", "aot_inductor", "transformers", "fla_models"),
 )
 
 SMALL_NET = """

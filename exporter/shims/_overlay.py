@@ -96,6 +96,10 @@ class _Overlaying(SourceFileLoader):
 def _overlay(
     module: ModuleType, root: str, functions: Mapping[str, Any], immaterial: frozenset[str]
 ) -> None:
+    """Replaces what a module that was just executed defines, and its entries in tables there.
+
+    What it has imported from others of the package was replaced in these.
+    """
     names = vars(module)
     for name, ours in functions.items():
         owner, _, last = name.rpartition(".")
