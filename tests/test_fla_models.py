@@ -94,6 +94,10 @@ def test_what_has_no_form_here_is_named_at_the_export(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"architectures": ["GLA99"]}, r"fla \S+ has no GLA99 of the model_type gla \("),
+        (
+            {"model_type": "gla99"},
+            r"transformers \S+ has no GLAForCausalLM of the model_type gla99",
+        ),
         ({"num_heads": "two"}, r"fla \S+ refuses the config.json of this gla: "),
     ],
 )

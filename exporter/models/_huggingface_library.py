@@ -83,7 +83,8 @@ def library(kind: str) -> Library:
         with shims.installed(shims.AUTO) as used, _names_kept():
             version = getattr(importlib.import_module(name), "__version__", "")
             models = importlib.import_module(f"{name}.models")
-        return Library(models, f"{name} {version}", (shims.AUTO,), tuple(sorted(used)))
+        if any(getattr(value, "model_type", None) == kind for value in vars(models).values()):
+            return Library(models, f"{name} {version}", (shims.AUTO,), tuple(sorted(used)))
     others = ", ".join(shims.OVERLAID[name] for name in _BESIDE)
     return Library(transformers, here, beside=f", or the package ({others}, for one)")
 
