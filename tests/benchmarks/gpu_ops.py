@@ -64,8 +64,17 @@ OPERATIONS = (
     Operation("swiglu", "16384,11008", GatedShape((16384, 11008)).make),
     Operation("rotary_embedding", "8,32,2048,128", RotaryShape(8, 32, 2048, 128, 64).make),
     *(
-        Operation("ssd_chunk_scan", f"{b},{n},24,64,128", ChunkShape(b, n, 24, 64, 128).make)
-        for b, n in ((1, 4096), (8, 2048))
+        Operation(
+            "ssd_chunk_scan",
+            f"{b},{n},24,64,{states}{', z' if gated else ''}",
+            ChunkShape(b, n, 24, 64, states, gated=gated).make,
+        )
+        for b, n, states, gated in (
+            (1, 4096, 128, False),
+            (8, 2048, 128, False),
+            (8, 2048, 128, True),
+            (8, 2048, 256, False),
+        )
     ),
     *(
         Operation("gated_delta_rule", f"{b},{n},16,32,128,128", shape.make)
@@ -95,17 +104,16 @@ def _chunk_peer() -> Peer | None:
         return None
 
     def peer(inputs: Inputs, cotangents: Inputs) -> Any:
-        x, dt, A, B, C, D, bias = (
-            inputs[n].detach().requires_grad_() for n in ("x", "dt", "A", "B", "C", "D", "dt_bias")
-        )
+        names = ["x", "dt", "A", "B", "C", "D", "dt_bias", *(["z"] if "z" in inputs else [])]
+        leaves = [inputs[name].detach().requires_grad_() for name in names]
 
         def forward() -> Tensor:
+            x, dt, A, B, C, D, bias, *z = leaves
             out: Tensor = module.mamba_chunk_scan_combined(
-                x, dt, A, B, C, 256, D=D, dt_bias=bias, dt_softplus=True
+                x, dt, A, B, C, 256, D=D, z=z[0] if z else None, dt_bias=bias, dt_softplus=True
             )
             return out
 
-        leaves = [x, dt, A, B, C, D, bias]
         return forward, _differentiated(forward, leaves, cotangents["dout"])
 
     return peer
