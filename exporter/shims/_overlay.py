@@ -16,12 +16,15 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
-__all__ = ["OVERLAID", "Lender", "aside", "lent"]
+__all__ = ["OVERLAID", "PACKED", "Lender", "aside", "lent"]
 
 OVERLAID: Mapping[str, str] = {"fla": "flash-linear-attention"}
 """Packages, and what installs each. The module `_<package>` beside this one has its replacements:
 `FUNCTIONS`, by name, `Class.method` among them, and `IMMATERIAL`, arguments that change no value.
 """
+
+PACKED = "there are no packed sequences, which layers make of an attention_mask: call it without"
+"""What is said of arguments for them."""
 
 # Executed once in a process, as stand-ins are, under all names that they have in `sys.modules`.
 _kept: dict[str, ModuleType] = {}
@@ -145,9 +148,10 @@ def _replaced(
         for name in [name for name in given if name not in known]:
             value = given.pop(name)
             if value is not None and value is not False and name not in immaterial:
-                raise NotImplementedError(
-                    f"{called} was called with {name}, which fuseport's form of it does not take"
+                reason = (
+                    PACKED if name == "cu_seqlens" else "fuseport's form of it does not take it"
                 )
+                raise NotImplementedError(f"{called} was called with {name}: {reason}")
         try:
             return ours(**given)
         except NotImplementedError as error:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fuseport.exporter.shims._overlay import PACKED
 from fuseport.ops.gated_delta_rule import gated_delta_rule
 from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
@@ -14,7 +15,8 @@ __all__ = ["FUNCTIONS"]
 
 _Pair = tuple[Tensor, Tensor | None]
 _WAYS = ("chunk", "fused_recurrent")
-_LEAST = 1e-3
+# A channel that all keys get, far larger than they are, and the logarithm of what is left of it.
+_LARGE, _CLEARED = 1e5, -60.0
 
 
 def simple_gla(
@@ -45,20 +47,20 @@ def simple_gla(
         initial_state: (b, H, K, V), or (b, H, V, K) with `state_v_first`.
         cu_seqlens: (n + 1,), where packed sequences begin, and the end: without states and g.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = _wide(q)
     turned = state_v_first or transpose_state_layout
     if cu_seqlens is not None and not (g is None and initial_state is None):
-        raise NotImplementedError("with cu_seqlens, and g or states: packed sequences have neither")
+        raise NotImplementedError(f"with cu_seqlens, and g or states: {PACKED}")
     if cu_seqlens is not None and output_final_state:
-        raise NotImplementedError("with cu_seqlens for the final states, one for each sequence")
+        raise NotImplementedError(f"with cu_seqlens for the final states: {PACKED}")
     if initial_state is not None:
         initial_state = (initial_state.mT if turned else initial_state).to(wide)
-    q = q * (q.shape[3] ** -0.5 if scale is None else scale)
+    scaled = q.to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
     if g is not None:
         g = g.to(wide) if g_gamma is None else g.to(wide) + g_gamma
-        out, state = _of_reflections(q, k, v, g, initial_state)
+        out, state = _of_reflections(scaled, k, v, g, initial_state)
     else:
-        out, state = _of_scan(q, k, v, g_gamma, initial_state, cu_seqlens)
+        out, state = _of_scan(scaled.to(q.dtype), k, v, g_gamma, initial_state, cu_seqlens)
     if not output_final_state:
         return out, None
     return out, state.mT if turned else state
@@ -72,7 +74,7 @@ def _of_scan(
     initial: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = _wide(q)
     heads, sequences = v.shape[2], None
     if decay is None:
         decay = torch.zeros(heads, dtype=wide, device=q.device)
@@ -120,7 +122,7 @@ def gla(
         decay = torch.zeros_like(k)
     if turned and initial_state is not None:
         initial_state = initial_state.mT
-    q = q * (q.shape[3] ** -0.5 if scale is None else scale)
+    q = q.to(_wide(q)) * (q.shape[3] ** -0.5 if scale is None else scale)
     out, state = _of_reflections(q, k, v, decay, initial_state)
     if not output_final_state:
         return out, None
@@ -133,17 +135,18 @@ def _of_reflections(
     """S_t = exp(g_t)·S_{t-1} + k_t v_tᵀ as two steps of the delta rule, with values -v/4 and v/4.
 
     A step with a unit key and rate 2 reflects the state, (I - 2kkᵀ)S, and adds 2kvᵀ; two reflect
-    it back, and have added (I - 2kkᵀ)(-kvᵀ/2) + kvᵀ/2 = kvᵀ. Keys get a small channel more, so that
-    each has a direction, and their lengths go to the values.
+    it back, and have added (I - 2kkᵀ)(-kvᵀ/2) + kvᵀ/2 = kvᵀ. Lengths of keys go to the values. All
+    keys get a large channel more, which is cleared before each: so the reflections turn that alone,
+    but for a trace of the rest, and what is there before loses nothing to rounding.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = _wide(q)
     query, key, value, decay = (t.to(wide) for t in (q, k, v, g))
-    key = F.pad(key, (0, 1), value=_LEAST)
+    if decay.dim() == 3:
+        decay = decay.unsqueeze(3).expand(key.shape)
+    key = F.pad(key, (0, 1), value=_LARGE)
     length = key.square().sum(-1, keepdim=True).sqrt()
     key, value = key / length, value * length / 4
-    query = F.pad(query, (0, 1))
-    if decay.dim() == 4:  # what the channel holds fades: it is never read
-        decay = F.pad(decay, (0, 1), value=-1.0)
+    query, decay = F.pad(query, (0, 1)), F.pad(decay, (0, 1), value=_CLEARED)
     out, state = gated_delta_rule(
         _alternating(query, query),
         _alternating(key, key),
@@ -156,6 +159,10 @@ def _of_reflections(
     )
     assert state is not None
     return out.unflatten(1, (-1, 2))[:, :, 1].to(v.dtype), state[:, :, :-1]
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.promote_types(t.dtype, torch.float32)
 
 
 def _alternating(first: Tensor, second: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fuseport.exporter.shims._overlay import PACKED
 from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.rms_norm import rms_norm
 from fuseport.ops.rms_norm_gated import rms_norm_gated
@@ -253,7 +254,7 @@ def convolution(
     sequences = None
     if cu_seqlens is not None:
         if initial_state is not None or output_final_state:
-            raise NotImplementedError("with cu_seqlens and states: packed sequences have none")
+            raise NotImplementedError(f"with cu_seqlens and states: {PACKED}")
         steps = torch.arange(x.shape[1], device=x.device)
         sequences = torch.bucketize(steps, cu_seqlens[1:-1], right=True).int().unsqueeze(0)
     inputs, width = x.transpose(1, 2), weight.shape[1]
