@@ -35,17 +35,12 @@ class Choices(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(isinstance(x, Tensor) and x.is_floating_point() for x in args[:1]):
+        first = next(iter((*args, *(kwargs or {}).values())), None)
+        if isinstance(first, Tensor) and first.is_floating_point():
             name = getattr(func, "__name__", "")
             if not any(part in name for part in _NONE):
                 self.made += ((name, _digest(t)) for t in _integers(result))
         return result
-
-    def digest(self) -> str:
-        """Of all calls and what they gave; empty where there were none."""
-        if not self.made:
-            return ""
-        return hashlib.blake2b(repr(self.made).encode(), digest_size=16).hexdigest()
 
     def otherwise(self, other: "Choices") -> list[str]:
         """The functions that gave something else in another run, each once.
@@ -60,12 +55,22 @@ class Choices(TorchFunctionMode):
 
 def _integers(result: Any) -> Iterator[Tensor]:
     for t in result if isinstance(result, tuple) else (result,):
-        # Not what stands for a tensor while torch traces.
-        real = type(t) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-        if real and t.dtype in _INTEGERS:
+        if type(t) is Tensor and t.dtype in _INTEGERS and _has_values(t):
             yield t
 
 
+def _has_values(t: Tensor) -> bool:
+    """Not what stands for a tensor while torch traces."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
+    traced = torch._C._get_tracing_state() is not None
+    return (
+        not wrapped
+        and not traced
+        and t.layout is torch.strided
+        and not t.is_meta
+        and not t.is_nested
+    )
+
+
 def _digest(t: Tensor) -> bytes:
-    flat = t.detach().cpu().contiguous().reshape(-1)
-    return hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).digest()
+    return hashlib.blake2b(t.detach().cpu().numpy().tobytes(), digest_size=16).digest()

@@ -17,7 +17,7 @@ from fuseport.exporter.verify.measure import (
     parts,
 )
 
-__all__ = ["Expected", "Judgement", "Tolerance", "Verdict", "judge"]
+__all__ = ["Expected", "Judgement", "Tolerance", "Verdict", "judge", "share"]
 
 Verdict = Literal["pass", "fail", "unsupported", "error"]
 
@@ -102,6 +102,15 @@ class Judgement:
     would_pass_at: float | None = None
     scale: float | None = None
     atol_at_rtol: Mapping[str, float] | None = None
+
+
+def share(
+    error: float | None, bound: float | None, rms_error: float | None, rms_bound: float | None
+) -> float | None:
+    """How much of its bounds an error takes: above 1 it fails. None where there is no error."""
+    pairs = ((error, bound), (rms_error, rms_bound))
+    shares = [math.inf if b == 0.0 else e / b for e, b in pairs if e and b is not None]
+    return max(shares, default=None if error is None else 0.0)
 
 
 def judge(

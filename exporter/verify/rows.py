@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.checkpoint.content import show
-from fuseport.exporter.verify.compare import Expected, Judgement, Tolerance, Verdict, judge
+from fuseport.exporter.verify.compare import Expected, Judgement, Tolerance, Verdict, judge, share
 from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.plan import Job
 from fuseport.exporter.verify.report import FLOAT64, OWN_BACKWARD, Row
@@ -24,7 +24,14 @@ __all__ = ["judged", "repeated", "whole"]
 _STORED_RTOL = 1e-8
 _STORED_BASELINE = 1e-6
 
+# How much of its bound an error may take that comes of a choice, and which part of a tensor's scale
+# a bound may be that tells something.
+_BY_CHOICE = 2.0
+_DIGIT = 4.0
+
 _UNSTABLE = Judgement("unsupported", "unstable: two runs of the model itself differ")
+
+_UNDECIDED = Judgement("unsupported", "undecided: rounding decides, in float64, what is chosen")
 
 
 def whole(runtime: str, judgement: Judgement, *, case: str = "*") -> Row:
@@ -97,6 +104,8 @@ def repeated(stored: Sequence[Sample], computed: Sequence[Sample]) -> Iterator[R
                     judgement = _UNSTABLE
                 else:
                     judgement = _judge_stored(name, known, exact, again)
+                    if judgement.would_pass_at and (before.undecided or sample.undecided):
+                        judgement = _UNDECIDED if judgement.verdict == "fail" else judgement
                 yield Row(
                     runtime=FLOAT64,
                     provider=None,
@@ -141,11 +150,12 @@ def _of_call(
                 yield show(name), Judgement("fail", "the model has nothing of this name")
             elif known is None and "both_ways" in program and not tensor.count_nonzero():
                 yield name, Judgement("pass")  # of a parameter that is not on the model's way
-            elif known is not None and (lost := _lost(sample, known)):
-                yield name, Judgement("unsupported", lost)
             else:
                 value = None if known is None else exact(name)
-                yield name, judge(name, tensor, value, known, given.of(name))
+                judgement = judge(name, tensor, value, known, given.of(name))
+                if sample.undecided and given.of(name) is None and known is not None:
+                    judgement = _decided(name, judgement, known, sample)
+                yield name, judgement
         for name in missing:
             value = exact(name) if name in sample.expected and name not in sample.omitted else None
             if value is None and name not in sample.none:
@@ -154,17 +164,35 @@ def _of_call(
                 yield name, judge(name, None, value, sample.expected.get(name))
 
 
-def _lost(sample: Sample, known: Expected) -> str | None:
-    """Why nothing can be held against a tensor whose values depend on what rounding decides."""
+def _decided(name: str, judgement: Judgement, known: Expected, sample: Sample) -> Judgement:
+    """The judgement, or none where it rests on errors that are as large as what is compared.
+
+    The model's own results are off by as much where rounding decides what it chooses: then a bound
+    of them is none. What is far beyond that, or wrong in another way than by its errors, is wrong.
+    """
     dtype = getattr(torch, known.dtype)
-    if not sample.undecided or not dtype.is_floating_point:
-        return None
-    if known.baseline.max_abs <= torch.finfo(dtype).eps ** 0.5 * known.scale.max_abs:
-        return None
-    return (
+    if judgement.bound is None or judgement.would_pass_at is None or not dtype.is_floating_point:
+        return judgement
+    rounding = torch.finfo(dtype).eps ** 0.5
+    error, scale = known.baseline.max_abs, known.scale.max_abs
+    if judgement.verdict == "fail":
+        errors = judgement.max_abs_error, judgement.bound, judgement.rms_error, judgement.rms_bound
+        lost = error > rounding * scale and (share(*errors) or 0.0) <= _BY_CHOICE
+    else:
+        kin = (e for n, e in sample.expected.items() if n.startswith("grad/") == _is_gradient(name))
+        largest = max(e.scale.max_abs for e in kin)
+        lost = error > rounding * largest and judgement.bound > scale / _DIGIT
+    if not lost:
+        return judgement
+    return Judgement(
+        "unsupported",
         f"undecided: in {known.dtype} rounding decides what {', '.join(sample.undecided)} gives, "
-        "and the model's own results differ by more than rounding"
+        "and the model's own results differ by more than rounding",
     )
+
+
+def _is_gradient(name: str) -> bool:
+    return name.startswith("grad/")
 
 
 def _of_forms(

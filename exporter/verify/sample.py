@@ -34,8 +34,9 @@ class Sample:
         none: gradients that do not exist: what they are of does not enter the outputs.
         omitted: what was too large to be stored.
         unstable: tensors that differ between two runs of one and the same computation.
-        choices: digest of the integers that the truth makes of numbers; empty where it makes none.
-        undecided: functions that make others in most computations of the baseline.
+        chooses: whether the model makes integers of numbers.
+        undecided: functions that make others of them in most computations of the baseline than in
+            the truth.
         refused: why the model cannot run this case; nothing else is there then.
     """
 
@@ -45,7 +46,7 @@ class Sample:
     none: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
     unstable: tuple[str, ...] = ()
-    choices: str = ""
+    chooses: bool = False
     undecided: tuple[str, ...] = ()
     refused: str | None = None
 
@@ -75,7 +76,7 @@ def read_all(folder: Path) -> tuple[Sample, ...]:
                 none=tuple(entry["none"]),
                 omitted=tuple(entry["omitted"]),
                 unstable=tuple(entry["unstable"]),
-                choices=entry.get("choices", ""),  # not in bundles of before
+                chooses=entry.get("chooses", False),  # not in bundles of before
                 undecided=tuple(entry.get("undecided", ())),
                 refused=entry["refused"],
             )

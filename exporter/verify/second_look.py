@@ -108,7 +108,7 @@ class SecondLook:
         """Those known of other answers, and then, where there are more, those of this one."""
         name = sample.case.name
         known = self._jumps.get(name)
-        if answer.job.program != "gradient" and not sample.choices:  # outputs have no jumps then
+        if answer.job.program != "gradient" and not sample.chooses:  # outputs have no jumps then
             return
         if known is None or not known.whole:
             if known is not None:

@@ -38,7 +38,6 @@ __all__ = ["Jumps", "compute", "doubts", "further", "jumps", "session"]
 
 Tensors = Mapping[str, Tensor]
 
-_ALIKE = 4  # computations of the baseline that choose as the truth does, at least
 _ROUNDINGS = 16.0  # of a tensor's scale
 _JUMPS = 2**30  # bytes
 
@@ -103,8 +102,7 @@ def _sample(
             return Sample(case, file, {}, refused=str(refusal))
         passed = {f"input/{name}": t for name, t in inputs.items()}
         passed |= {f"cotangent/{name}": t for name, t in cotangents.items()}
-        with Choices() as choices:
-            exact = _exact(model, wide, inputs, cotangents)
+        exact, choices = _exact(model, wide, inputs, cotangents)
         none = tuple(name for name, tensor in exact.items() if tensor is None)
         kept = {f"truth/{n}": t.contiguous() for n, t in exact.items() if t is not None}
         # From here on the truth is read from disk, so that memory has it once, then not at all.
@@ -119,11 +117,13 @@ def _sample(
     del kept
     sample = Sample(case, file, {}, none, tuple(n.removeprefix("truth/") for n in omitted))
     with spent.on("baseline"), opened(sample) as truth:
-        found = _baseline(model, inputs, cotangents, names, truth, choices)
+        expected, unstable, undecided = _baseline(model, inputs, cotangents, names, truth, choices)
     if omitted:
         file.unlink()
         _save(stored, file)
-    return replace(sample, choices=choices.digest(), **found)
+    return Sample(
+        case, file, expected, none, sample.omitted, unstable, bool(choices.made), undecided
+    )
 
 
 class _RefusedError(Exception):
@@ -190,25 +190,27 @@ def _results(
 
 def _exact(
     model: Model, wide: nn.Module, inputs: Tensors, cotangents: Tensors
-) -> dict[str, Tensor | None]:
+) -> tuple[dict[str, Tensor | None], Choices]:
+    """The truth, and what the model chose in it."""
+
     def widened(tensors: Tensors) -> dict[str, Tensor]:
         return {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
 
-    def computed(mode: Float64) -> dict[str, Tensor | None]:
-        with References(), mode:
-            return _results(model, wide, widened(inputs), widened(cotangents))
+    def computed(mode: Float64) -> tuple[dict[str, Tensor | None], Choices]:
+        with Choices() as choices, References(), mode:
+            return _results(model, wide, widened(inputs), widened(cotangents)), choices
 
     try:
         try:
-            results = computed(Float64())
+            results, choices = computed(Float64())
         except Exception:  # model code may insist on its dtype with any error
-            results = computed(Float64(told_float32=True))
+            results, choices = computed(Float64(told_float32=True))
     except Exception as error:
         raise ExportFailed(_why_no_truth(error)) from error
     for name, value in results.items():
         if value is not None and value.is_floating_point() and value.dtype != torch.float64:
             raise ExportFailed(f"truth of {name} came out as {value.dtype}, not float64")
-    return results
+    return results, choices
 
 
 def _why_no_truth(error: BaseException) -> str:
@@ -225,42 +227,29 @@ def _baseline(
     names: Sequence[str],
     truth: Truth,
     choices: Choices,
-) -> dict[str, Any]:
-    """Attributes of a sample: what is expected of each tensor beside the truth, and what nothing
-    can be held against.
-
-    A computation that chooses otherwise than the truth tells nothing of rounding: it counts only
-    where few do not.
-    """
-    every: dict[str, Expected] = {}
-    alike: dict[str, Expected] = {}
+) -> tuple[dict[str, Expected], tuple[str, ...], tuple[str, ...]]:
+    """What is expected of each tensor beside the truth, what does not repeat itself, and the
+    functions that choose otherwise than in the truth in most computations."""
+    expected: dict[str, Expected] = {}
     unstable: set[str] = set()
     first: dict[str, Tensor] = {}
     others: dict[str, None] = {}
-    count = 0
+    alike = count = 0
     for number, way in enumerate(baseline.ways(model.module, inputs)):
         results, mine = _another(model, inputs, cotangents, way, number)
         otherwise = choices.otherwise(mine)
         others |= dict.fromkeys(otherwise)
-        count += not otherwise
+        alike, count = alike + (not otherwise), count + 1
         for name in names:
             value = results.pop(name, None)
             if value is None:
                 raise ExportFailed(f"{name} exists in float64 only: the model depends on its dtype")
             if number == 0:
                 first[name] = value
-            elif number == 1 and not _repeats(value, first.pop(name), every[name].scale.max_abs):
+            elif number == 1 and not _repeats(value, first.pop(name), expected[name].scale.max_abs):
                 unstable.add(name)
-            exact = truth(name)
-            every[name] = _expected(value, exact, every.get(name))
-            if not otherwise:
-                alike[name] = _expected(value, exact, alike.get(name))
-    decided = count >= _ALIKE
-    return {
-        "expected": alike if decided else every,
-        "unstable": tuple(sorted(unstable)),
-        "undecided": () if decided else tuple(others),
-    }
+            expected[name] = _expected(value, truth(name), expected.get(name))
+    return expected, tuple(sorted(unstable)), tuple(others) if 2 * alike < count else ()
 
 
 def further(model: Model, sample: Sample, number: int) -> Sample:
@@ -278,9 +267,7 @@ def further(model: Model, sample: Sample, number: int) -> Sample:
         begin = (number + 1) * baseline.FURTHER
         ways = baseline.further(called.module, inputs, begin)
         for seed, way in enumerate(ways, begin):
-            results, choices = _another(called, inputs, cotangents, way, seed)
-            if not sample.undecided and sample.choices not in ("", choices.digest()):
-                continue
+            results, _ = _another(called, inputs, cotangents, way, seed)
             for name, known in expected.items():
                 value = results.pop(name, None)
                 if value is not None:
@@ -293,8 +280,7 @@ class Jumps:
     """How results change with values that rounding may put on either side of a kink.
 
     Attributes:
-        found: for each such value the differences by output and gradient, in float32 at least;
-            negative at its index's complement, where the computation may not choose as the truth.
+        found: for each such value the differences by output and gradient, in float32 at least.
         whole: whether these are all such values that there are.
     """
 
@@ -319,20 +305,18 @@ def jumps(model: Model, sample: Sample, off: Tensors, known: Jumps | None = None
 
     def results(mode: AbstractContextManager[Any], way: AbstractContextManager[Tensors]) -> Any:
         with way as moved, mode:
-            found, choices = _another(called, inputs, cotangents, nullcontext(moved), 0)
+            found, _ = _another(called, inputs, cotangents, nullcontext(moved), 0)
         return {
-            name: value.to(torch.promote_types(value.dtype, torch.float32))
-            if value.is_floating_point()
-            else value.double()
+            name: value.to(torch.promote_types(value.dtype, _of_jump(value)))
             for name in sample.expected
-            if (value := found.get(name)) is not None
-        }, choices.digest()
+            if (value := found.get(name)) is not None and value.dtype != torch.bool
+        }
 
     with own_backward.inlined():
         sampled = kinks.Sampled()
         results(sampled, baseline.moved(called.module, inputs, 0))
         near = kinks.Near(sampled.samples)
-        plain, choices = results(near, nullcontext(inputs))
+        plain = results(near, nullcontext(inputs))
         room = _JUMPS // max(1, sum(value.nbytes for value in plain.values()))
         places, most = near.places(), min(kinks.MOST, max(1, room))
         if whole := len(places) <= most:
@@ -347,14 +331,14 @@ def jumps(model: Model, sample: Sample, off: Tensors, known: Jumps | None = None
             if known is not None and place in known.found:
                 found[place] = known.found[place]
                 continue
-            other, _ = results(kinks.Flipped(place), nullcontext(inputs))
+            other = results(kinks.Flipped(place), nullcontext(inputs))
             found[place] = {name: other[name] - plain[name] for name in other}
-        if choices != sample.choices:  # some lie on the other side here already
-            back = {
-                (c, n, ~i): {name: -t for name, t in j.items()} for (c, n, i), j in found.items()
-            }
-            found |= back
     return Jumps(found, whole)
+
+
+def _of_jump(value: Tensor) -> torch.dtype:
+    """That which holds a difference: of integers, all of them."""
+    return torch.float32 if value.is_floating_point() or value.is_complex() else torch.float64
 
 
 def _another(
@@ -365,12 +349,11 @@ def _another(
     seed: int,
 ) -> tuple[dict[str, Tensor | None], Choices]:
     """Results in one of the ways of the baseline, and what the model chose in it."""
-    with way as moved, References():
+    with way as moved, Choices() as choices, References():
         if moved is not inputs:
             generator = torch.Generator().manual_seed(seed)
             cotangents = baseline.moved_cotangents(cotangents, generator)
-        with Choices() as choices:
-            return _results(model, model.module, moved, cotangents), choices
+        return _results(model, model.module, moved, cotangents), choices
 
 
 def _expected(value: Tensor, exact: Tensor, known: Expected | None) -> Expected:

@@ -1,12 +1,11 @@
 """What a verification found: rows, and what they amount to."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fuseport.exporter.verify.compare import Verdict
+from fuseport.exporter.verify.compare import Verdict, share
 from fuseport.exporter.verify.diagnosis import Diagnosis
 
 if TYPE_CHECKING:
@@ -54,15 +53,7 @@ class Row:
     @property
     def share(self) -> float | None:
         """How much of its bound the error takes: above 1 it fails. None where there is no error."""
-        shares = [
-            math.inf if bound == 0.0 else error / bound
-            for error, bound in (
-                (self.max_abs_error, self.bound),
-                (self.rms_error, self.rms_bound),
-            )
-            if error and bound is not None
-        ]
-        return max(shares, default=None if self.max_abs_error is None else 0.0)
+        return share(self.max_abs_error, self.bound, self.rms_error, self.rms_bound)
 
 
 @dataclass(frozen=True)
