@@ -1,6 +1,7 @@
 """A session of ONNX Runtime."""
 
 import ctypes
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,7 +73,8 @@ class OnnxRuntimeSession:
                 str(artifact), options, providers=[(provider, _OPTIONS.get(provider, {}))]
             )
         except NoKernel as error:
-            raise Unsupported(f"no kernel: {str(error).splitlines()[0]}") from error
+            said = str(error).splitlines()[0]
+            raise Unsupported(f"no kernel: {said}{_of_types(artifact, said, device)}") from error
         # ONNX Runtime falls back to another provider with no more than a warning.
         found = self._session.get_providers()
         if found[:1] != [provider]:
@@ -98,6 +100,22 @@ class OnnxRuntimeSession:
                 raise Unsupported(f"no kernel: {str(error).splitlines()[0]}") from error
             raise
         return {n: from_value(r) for n, r in zip(self._outputs, results, strict=True)}
+
+
+def _of_types(artifact: Path, said: str, device: str) -> str:
+    """Of which types the node is that ONNX Runtime names, and what to do about it."""
+    import onnx
+
+    named = re.search(r"node with name '(.+?)'", said)
+    graph = onnx.load(artifact, load_external_data=False).graph
+    taken = {i for n in graph.node if named and n.name == named[1] for i in n.input}
+    values = (*graph.value_info, *graph.input)
+    found = {v.type.tensor_type.elem_type for v in values if v.name in taken}
+    found |= {t.data_type for t in graph.initializer if t.name in taken}
+    names = sorted(onnx.TensorProto.DataType.Name(t).lower() for t in found)
+    advice = ": export with --dtype float32, or compare with --device cuda"
+    is_narrow = _BFLOAT16 in found and device == "cpu"
+    return f" of {', '.join(names)}{advice if is_narrow else ''}" if names else ""
 
 
 def to_value(tensor: Tensor) -> Any:
