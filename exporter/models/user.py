@@ -153,7 +153,7 @@ def model(
     }
     notes = [_told(code, passed, hyper_parameters)] if hyper_parameters else []
     if used:
-        notes.append(f"stand-ins took the place of {', '.join(sorted(used))}: see fuseport.shims")
+        notes.append(_stood_in(used))
     modelings = huggingface.readied(module)
     made = Model(
         module,
@@ -167,6 +167,15 @@ def model(
         general=True,
     )
     return with_inputs(made, specs)
+
+
+def _stood_in(used: Sequence[str]) -> str:
+    whole = ", ".join(sorted(name for name in used if name not in shims.OVERLAID))
+    parts = ", ".join(sorted(name for name in used if name in shims.OVERLAID))
+    said = [f"stand-ins took the place of {whole}"] if whole else []
+    if parts:
+        said.append(f"fuseport's ops {'that' if whole else 'took the place'} of kernels in {parts}")
+    return f"{' and '.join(said)}: see fuseport.shims"
 
 
 def rebuild(code: str, config: Mapping[str, Any]) -> Model:
