@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from fuseport.ops.ms_deform_attn import ms_deform_attn
 
 SPEC = TensorSpec("x", "float32", ("batch", 40))
 CASE = Case("export", {"batch": 3}, "contiguous", 0)
-PROGRAM = {
+PROGRAM: dict[str, Any] = {
     "inputs": [asdict(SPEC)],
     "outputs": [
         asdict(TensorSpec("values", "float32", ("batch", 4))),
@@ -108,7 +109,12 @@ def results(model: Model, sample: Sample, *, swapped: bool) -> Results:
 
 
 def looked(
-    model: Model, sample: Sample, found: Results, folder: Path, program: str
+    model: Model,
+    sample: Sample,
+    found: Results,
+    folder: Path,
+    program: str,
+    outputs: Any = PROGRAM["outputs"],
 ) -> tuple[list[str], SecondLook]:
     """The tensors that are wrong, at a second look."""
     if program == "forward":
@@ -117,9 +123,10 @@ def looked(
     save_file(found, file)
     job = Job("onnxruntime", Path(f"{program}.onnx"), program, "run", "export")
     answer = Answer(job, "done", calls={1: file})
-    rows = tuple(judged(answer, sample, PROGRAM, None))
+    described = {**PROGRAM, "outputs": outputs}
+    rows = tuple(judged(answer, sample, described, None))
     again = SecondLook(lambda: model, lambda _: None, Spent())
-    rows = again.judged(answer, sample, PROGRAM, None, rows)
+    rows = again.judged(answer, sample, described, None, rows)
     assert [row.tensor for row in rows] == list(found)
     return [row.tensor for row in rows if row.verdict != "pass"], again
 
@@ -213,6 +220,28 @@ def test_another_choice_is_right_where_a_rounding_decides(
     assert wrong == []
     (note,) = again.notes()
     assert "of the next in an order" in note
+
+
+def test_places_alone_are_explained_too(tmp_path: Path) -> None:
+    """Their baseline is exact, and so their bound zero."""
+
+    class Places(Best):
+        def forward(self, x: Tensor) -> Results:
+            return {"places": super().forward(x)["places"]}
+
+    model, sample = nearly_tied(tmp_path)
+    net = Places(plain)
+    net.load_state_dict(model.module.state_dict())
+    model, own = model_of(net), replace(sample, none=("grad/x", "grad/w"))
+    own = replace(own, expected={"places": sample.expected["places"]})
+    assert own.expected["places"].baseline.max_abs == 0.0
+    for wanted, column in (([], 1), (["places"], 2)):
+        places = load_file(sample.file)["truth/places"]
+        places[1, [0, column]] = places[1, [column, 0]]
+        wrong, _ = looked(
+            model, own, {"places": places}, tmp_path, "forward", PROGRAM["outputs"][1:]
+        )
+        assert wrong == wanted
 
 
 @pytest.mark.parametrize("program", ["forward", "gradient"])

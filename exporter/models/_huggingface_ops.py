@@ -35,19 +35,16 @@ def modelings(module: nn.Module) -> list[str]:
     Functions of these files that layers keep are looked up at each call from then on.
     """
     found = {base.__module__ for part in module.modules() for base in type(part).__mro__}
-    files = sorted(
-        file
-        for file in found
-        if file.startswith(_TRANSFORMERS) and _places(importlib.import_module(file))
-    )
+    theirs = (file for file in found if file.startswith(_TRANSFORMERS))
+    places = {file: _places(importlib.import_module(file)) for file in theirs}
     known = {
         id(own): partial(_called, file, name)
-        for file in files
-        for name, own in _places(importlib.import_module(file)).items()
+        for file, functions in places.items()
+        for name, own in functions.items()
     }
     for part in module.modules():
         vars(part).update({n: known[id(f)] for n, f in vars(part).items() if id(f) in known})
-    return files
+    return sorted(file for file, functions in places.items() if functions)
 
 
 def _called(file: str, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["Choices"]
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 # On the places that pooling takes its values from gradients alone depend: `kinks` has them. What is
 # not filled yet, and the bits of a number, are no choice.
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _NONE = ("max_pool", "empty", "view")
 
 

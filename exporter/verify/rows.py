@@ -179,9 +179,7 @@ def _decided(name: str, judgement: Judgement, known: Expected, sample: Sample) -
         errors = judgement.max_abs_error, judgement.bound, judgement.rms_error, judgement.rms_bound
         lost = error > rounding * scale and (share(*errors) or 0.0) <= _BY_CHOICE
     else:
-        kin = (e for n, e in sample.expected.items() if n.startswith("grad/") == _is_gradient(name))
-        largest = max(e.scale.max_abs for e in kin)
-        lost = error > rounding * largest and judgement.bound > scale / _DIGIT
+        lost = judgement.bound > scale / _DIGIT and error > rounding * _largest(name, sample)
     if not lost:
         return judgement
     return Judgement(
@@ -191,8 +189,11 @@ def _decided(name: str, judgement: Judgement, known: Expected, sample: Sample) -
     )
 
 
-def _is_gradient(name: str) -> bool:
-    return name.startswith("grad/")
+def _largest(name: str, sample: Sample) -> float:
+    """Of the scales of all gradients, or of all outputs, whichever the tensor is one of."""
+    is_gradient = name.startswith("grad/")
+    known = sample.expected.items()
+    return max(e.scale.max_abs for n, e in known if n.startswith("grad/") == is_gradient)
 
 
 def _of_forms(

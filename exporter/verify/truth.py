@@ -121,8 +121,12 @@ def _sample(
     if omitted:
         file.unlink()
         _save(stored, file)
-    return Sample(
-        case, file, expected, none, sample.omitted, unstable, bool(choices.made), undecided
+    return replace(
+        sample,
+        expected=expected,
+        unstable=unstable,
+        chooses=bool(choices.made),
+        undecided=undecided,
     )
 
 
