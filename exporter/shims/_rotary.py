@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from fuseport.exporter.shims._dtypes import beside
+from fuseport.exporter.shims._packed import Packed
 from fuseport.ops.rotary_embedding import rotary_embedding
-
-from ..._packed import Packed
 
 __all__ = ["apply_rotary"]
 
@@ -43,8 +43,7 @@ def apply_rotary(
         ValueError: as the op: a shape, dtype or device does not fit.
     """
     cos, sin = (_of_steps(table, x, seqlen_offsets, cu_seqlens) for table in (cos, sin))
-    if not (x.dtype in (torch.float16, torch.bfloat16) and cos.dtype == torch.float32):
-        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    cos, sin = beside(cos, x), beside(sin, x)
     heads_first = x.transpose(-3, -2)
     of_batch = heads_first[None] if x.dim() == 3 else heads_first
     out = rotary_embedding(of_batch, cos, -sin if conjugate else sin, interleaved)

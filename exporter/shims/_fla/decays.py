@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fuseport.exporter.shims._dtypes import wide
 from fuseport.exporter.shims._overlay import PACKED
+from fuseport.exporter.shims._packed import Packed
 from fuseport.ops.gated_delta_rule import gated_delta_rule
 from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
@@ -47,17 +49,17 @@ def simple_gla(
         initial_state: (b, H, K, V), or (b, H, V, K) with `state_v_first`.
         cu_seqlens: (n + 1,), where packed sequences begin, and the end: without states and g.
     """
-    wide = _wide(q)
+    real = wide(q)
     turned = state_v_first or transpose_state_layout
     if cu_seqlens is not None and not (g is None and initial_state is None):
         raise NotImplementedError(f"with cu_seqlens, and g or states: {PACKED}")
     if cu_seqlens is not None and output_final_state:
         raise NotImplementedError(f"with cu_seqlens for the final states: {PACKED}")
     if initial_state is not None:
-        initial_state = (initial_state.mT if turned else initial_state).to(wide)
-    scaled = q.to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
+        initial_state = (initial_state.mT if turned else initial_state).to(real)
+    scaled = _scaled(q, scale)
     if g is not None:
-        g = g.to(wide) if g_gamma is None else g.to(wide) + g_gamma
+        g = g.to(real) if g_gamma is None else g.to(real) + g_gamma
         out, state = _of_reflections(scaled, k, v, g, initial_state)
     else:
         out, state = _of_scan(scaled.to(q.dtype), k, v, g_gamma, initial_state, cu_seqlens)
@@ -74,13 +76,12 @@ def _of_scan(
     initial: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    wide = _wide(q)
+    real = wide(q)
     heads, sequences = v.shape[2], None
     if decay is None:
-        decay = torch.zeros(heads, dtype=wide, device=q.device)
+        decay = torch.zeros(heads, dtype=real, device=q.device)
     if cu_seqlens is not None:
-        steps = torch.arange(q.shape[1], device=q.device)
-        sequences = torch.bucketize(steps, cu_seqlens[1:-1], right=True).int().unsqueeze(0)
+        sequences = Packed.of(cu_seqlens, q.shape[1]).sequence.int().unsqueeze(0)
     out, states = ssd_chunk_scan(
         v,
         torch.ones(v.shape[:3], dtype=v.dtype, device=v.device),
@@ -122,8 +123,7 @@ def gla(
         decay = torch.zeros_like(k)
     if turned and initial_state is not None:
         initial_state = initial_state.mT
-    q = q.to(_wide(q)) * (q.shape[3] ** -0.5 if scale is None else scale)
-    out, state = _of_reflections(q, k, v, decay, initial_state)
+    out, state = _of_reflections(_scaled(q, scale), k, v, decay, initial_state)
     if not output_final_state:
         return out, None
     return out, state.mT if turned else state
@@ -139,8 +139,8 @@ def _of_reflections(
     keys get a large channel more, which is cleared before each: so the reflections turn that alone,
     but for a trace of the rest, and what is there before loses nothing to rounding.
     """
-    wide = _wide(q)
-    query, key, value, decay = (t.to(wide) for t in (q, k, v, g))
+    real = wide(q)
+    query, key, value, decay = (t.to(real) for t in (q, k, v, g))
     if decay.dim() == 3:
         decay = decay.unsqueeze(3).expand(key.shape)
     key = F.pad(key, (0, 1), value=_LARGE)
@@ -154,15 +154,15 @@ def _of_reflections(
         _alternating(decay, torch.zeros_like(decay)),
         torch.full_like(_alternating(value, value)[..., 0], 2.0),
         1.0,
-        None if initial is None else F.pad(initial.to(wide), (0, 0, 0, 1)),
+        None if initial is None else F.pad(initial.to(real), (0, 0, 0, 1)),
         True,
     )
     assert state is not None
     return out.unflatten(1, (-1, 2))[:, :, 1].to(v.dtype), state[:, :, :-1]
 
 
-def _wide(t: Tensor) -> torch.dtype:
-    return torch.promote_types(t.dtype, torch.float32)
+def _scaled(q: Tensor, scale: float | None) -> Tensor:
+    return q.to(wide(q)) * (q.shape[3] ** -0.5 if scale is None else scale)
 
 
 def _alternating(first: Tensor, second: Tensor) -> Tensor:

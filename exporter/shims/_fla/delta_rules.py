@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fuseport.exporter.shims._dtypes import wide
 from fuseport.ops.gated_delta_rule import gated_delta_rule
 
 __all__ = ["FUNCTIONS"]
@@ -49,19 +50,19 @@ def delta_rule(
         allow_neg_eigval: and is doubled then.
         state_v_first: states are (b, H, V, K), not (b, H, K, V); once `transpose_state_layout`.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
+    real = wide(q)
     if g is not None and use_gate_in_kernel:
         g = _gate(g, A_log, dt_bias, lower_bound)
     if gk is not None:
         g = gk if g is None else g.unsqueeze(3) + gk
     if g is None:
-        g = torch.zeros(v.shape[:3], dtype=wide, device=v.device)
+        g = torch.zeros(v.shape[:3], dtype=real, device=v.device)
     if beta is None:
-        beta = torch.ones(v.shape[:3], dtype=wide, device=v.device)
+        beta = torch.ones(v.shape[:3], dtype=real, device=v.device)
     elif beta.dim() == 4:
         raise NotImplementedError("with a beta of each channel of v: it has to be one of each head")
     if use_beta_sigmoid_in_kernel:
-        beta = beta.to(wide).sigmoid() * (2 if allow_neg_eigval else 1)
+        beta = beta.to(real).sigmoid() * (2 if allow_neg_eigval else 1)
     turned = state_v_first or transpose_state_layout
     out, state = gated_delta_rule(
         q,
@@ -131,7 +132,7 @@ def channel_gate(
 
 
 def _biased(g: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Tensor:
-    value = g.to(torch.promote_types(g.dtype, torch.float32))
+    value = g.to(wide(g))
     return value if bias is None else value + bias.to(value.dtype).reshape(shape)
 
 

@@ -8,7 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fuseport.exporter.shims._dtypes import beside, wide
+from fuseport.exporter.shims._norms import layernorm_fn, rmsnorm_fn
 from fuseport.exporter.shims._overlay import PACKED
+from fuseport.exporter.shims._packed import Packed
+from fuseport.exporter.shims._rotary import apply_rotary
 from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.rms_norm import rms_norm
 from fuseport.ops.rms_norm_gated import rms_norm_gated
@@ -117,7 +121,7 @@ def gated(
         z, scale = g.to(total.dtype), _weight(weight, total)
         out = rms_norm_gated(total, z, scale, eps).to(x.dtype)
     else:
-        value = g.to(torch.promote_types(g.dtype, torch.float32))
+        value = g.to(wide(g))
         factor = value.sigmoid() if activation == "sigmoid" else F.silu(value)
         out = (_normal(total.to(value.dtype), weight, bias, eps, 1, is_rms_norm) * factor).to(
             x.dtype
@@ -149,9 +153,9 @@ def gated_linear(
 def _summed(x: Tensor, residual: Tensor | None, in_float32: bool) -> tuple[Tensor, Tensor]:
     """x + residual as it is normed, and as it is returned."""
     if residual is None:
-        return x, x.to(torch.promote_types(x.dtype, torch.float32)) if in_float32 else x
-    wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), torch.float32)
-    total = x.to(wide) + residual.to(wide)
+        return x, x.to(wide(x)) if in_float32 else x
+    dtype = wide(x, residual)
+    total = x.to(dtype) + residual.to(dtype)
     return total, total.to(residual.dtype)
 
 
@@ -164,66 +168,28 @@ def _normal(
     is_rms_norm: bool,
 ) -> Tensor:
     size = x.shape[-1] // groups
-    wide = torch.promote_types(x.dtype, torch.float32)
     if is_rms_norm and bias is None:
         return rms_norm(x, _weight(weight, x), eps, size)
-    value = x.to(wide)
+    value = x.to(wide(x))
     if is_rms_norm:
         value = rms_norm(value, _weight(None, value), eps, size)
     else:
         value = F.layer_norm(value.unflatten(-1, (groups, size)), (size,), eps=eps).flatten(-2)
-    value = value if weight is None else value * weight.to(wide)
-    return value if bias is None else value + bias.to(wide)
+    value = value if weight is None else value * weight.to(value.dtype)
+    return value if bias is None else value + bias.to(value.dtype)
 
 
 def _weight(weight: Tensor | None, x: Tensor) -> Tensor:
-    """The weight in a dtype that the ops take beside x: x's, or float32 beside a half type."""
+    """The weight beside x; ones for none."""
     if weight is None:
         return torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    return weight if half and weight.dtype == torch.float32 else weight.to(x.dtype)
-
-
-def grouped_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    z: Tensor | None = None,
-    eps: float = 1e-6,
-    group_size: int | None = None,
-    norm_before_gate: bool = True,
-    is_rms_norm: bool = False,
-) -> Tensor:
-    """norm(x)·SiLU(z), or norm(x·SiLU(z)) where the norm is not before the gate; as mamba_ssm's."""
-    if is_rms_norm and bias is None and z is not None:
-        return rms_norm_gated(x, z, _weight(weight, x), eps, group_size, norm_before_gate)
-    groups = x.shape[-1] // (group_size or x.shape[-1])
-    value = x.to(torch.promote_types(x.dtype, torch.float32))
-    if z is not None and not norm_before_gate:
-        value = value * F.silu(z.to(value.dtype))
-    value = _normal(value, weight, bias, eps, groups, is_rms_norm)
-    if z is not None and norm_before_gate:
-        value = value * F.silu(z.to(value.dtype))
-    return value.to(x.dtype)
-
-
-def grouped_rms(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    z: Tensor | None = None,
-    eps: float = 1e-6,
-    group_size: int | None = None,
-    norm_before_gate: bool = True,
-) -> Tensor:
-    """`grouped_norm` without the mean."""
-    return grouped_norm(x, weight, bias, z, eps, group_size, norm_before_gate, True)
+    return beside(weight, x)
 
 
 def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
     """x / √(Σ x² + eps) over the last dimension."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    normal = wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + eps)
+    value = x.to(wide(x))
+    normal = value * torch.rsqrt((value * value).sum(-1, keepdim=True) + eps)
     return normal.to(output_dtype or x.dtype)
 
 
@@ -255,13 +221,11 @@ def convolution(
     if cu_seqlens is not None:
         if initial_state is not None or output_final_state:
             raise NotImplementedError(f"with cu_seqlens and states: {PACKED}")
-        steps = torch.arange(x.shape[1], device=x.device)
-        sequences = torch.bucketize(steps, cu_seqlens[1:-1], right=True).int().unsqueeze(0)
+        sequences = Packed.of(cu_seqlens, x.shape[1]).sequence.int().unsqueeze(0)
     inputs, width = x.transpose(1, 2), weight.shape[1]
     before = None if initial_state is None else initial_state[..., 1:].to(x.dtype)
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    dtype = weight.dtype if half and weight.dtype == torch.float32 else x.dtype
-    taps, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
+    taps = beside(weight, x)
+    offset = None if bias is None else bias.to(taps.dtype)
     out = causal_conv1d(inputs, taps, offset, sequences, before, activation=activation)
     out = out.transpose(1, 2)
     if residual is not None:
@@ -304,15 +268,7 @@ def rotary(
     seqlen_offsets: int | Tensor = 0,
 ) -> Tensor:
     """Rotary embeddings of x, (b, l, H, D), by tables, (rows, r), from a row on that is said."""
-    if isinstance(seqlen_offsets, Tensor):
-        at = seqlen_offsets[:, None] + torch.arange(x.shape[1], device=x.device)
-        cos, sin = cos[at], sin[at]
-    else:
-        cos, sin = (t.narrow(0, seqlen_offsets, x.shape[1]) for t in (cos, sin))
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    dtype = cos.dtype if half and cos.dtype == torch.float32 else x.dtype
-    out = rotary_embedding(x.transpose(1, 2), cos.to(dtype), sin.to(dtype), interleaved)
-    return out.transpose(1, 2)
+    return apply_rotary(x, cos, sin, seqlen_offsets, interleaved=interleaved)
 
 
 def rotary_module(
@@ -327,8 +283,8 @@ def rotary_module(
         steps = seqlen_offset[:, None] + steps
     else:
         steps = seqlen_offset + steps
-    wide = torch.promote_types(q.dtype, torch.float32)
-    angles = steps.to(wide).unsqueeze(-1) * self.inv_freq.to(wide)
+    steps = steps.to(wide(q))
+    angles = steps.unsqueeze(-1) * self.inv_freq.to(steps.dtype)
     cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
     turned = [
         rotary_embedding(t.transpose(1, 2), cos, sin, self.interleaved).transpose(1, 2)
@@ -341,14 +297,14 @@ def _rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     """A function of x that is computed in float32 at least."""
 
     def rounded(x: Tensor) -> Tensor:
-        return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+        return function(x.to(wide(x))).to(x.dtype)
 
     return rounded
 
 
 def logsigmoid(x: Tensor, temperature: float = 1.0) -> Tensor:
     """log sigmoid(x) / temperature."""
-    return _rounded(lambda wide: F.logsigmoid(wide) / temperature)(x)
+    return _rounded(lambda value: F.logsigmoid(value) / temperature)(x)
 
 
 def bias_gelu(input: Tensor, bias: Tensor) -> Tensor:
@@ -392,8 +348,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "rms_norm_gated": partial(gated, is_rms_norm=True),
     "layer_norm_swish_gate_linear": partial(gated_linear, is_rms_norm=False),
     "rms_norm_swish_gate_linear": partial(gated_linear, is_rms_norm=True),
-    "layernorm_fn": grouped_norm,
-    "rmsnorm_fn": grouped_rms,
+    "layernorm_fn": layernorm_fn,
+    "rmsnorm_fn": rmsnorm_fn,
     "l2norm": l2norm,
     "l2_norm": l2norm,
     "causal_conv1d": convolution,

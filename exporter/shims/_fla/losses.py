@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fuseport.exporter.shims._dtypes import wide
 from fuseport.ops.softmax_cross_entropy import softmax_cross_entropy
 
 __all__ = ["FUNCTIONS"]
@@ -46,7 +47,7 @@ def cross_entropy(
 
 
 def _capped(logits: Tensor, scale: float, cap: float | None) -> Tensor:
-    values = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
+    values = logits.to(wide(logits)) * scale
     return values if cap is None else cap * torch.tanh(values / cap)
 
 
