@@ -13,6 +13,7 @@ from torch import Tensor
 from fuseport.exporter import shims
 from fuseport.exporter.models._huggingface_library import library
 from fuseport.exporter.shims import _fla, _overlay
+from fuseport.exporter.shims._dtypes import beside
 from fuseport.exporter.verify.modes import Float64
 
 library("gated_deltanet")  # before others import it: transformers keeps its names so
@@ -441,3 +442,21 @@ def test_nothing_of_it_is_replaced_where_only_others_are_named(
         del sys.modules[name]
     assert theirs.__module__ == "fla.ops.kda.chunk"
     assert theirs is not kda.chunk_kda
+
+
+def test_what_is_not_given_is_what_the_package_has() -> None:
+    """Its defaults differ from version to version, and from ours."""
+
+    def own(x: Tensor, eps: float = 3.0) -> Tensor:
+        raise AssertionError
+
+    ours = _overlay._replaced(own, "theirs", lambda x, eps=5.0: x + eps, frozenset())
+    assert (ours(torch.zeros(1)).item(), ours(torch.zeros(1), 4.0).item()) == (3.0, 4.0)
+
+
+def test_a_weight_keeps_its_float32_beside_a_half_type() -> None:
+    x, weight = torch.ones(2, 8, dtype=torch.bfloat16), torch.full((8,), 1 + 2**-12)
+    kept = beside(weight, x)
+    assert kept is weight
+    assert beside(weight.double(), x).dtype == torch.bfloat16
+    assert beside(weight, x.double()).dtype == torch.float64
