@@ -3,6 +3,7 @@
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from fuseport.exporter import api
+from fuseport.exporter.garbage import importing
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.verify.run import quick_starts
 from fuseport.ops import onnxruntime_library, ort
@@ -25,6 +27,9 @@ LONG = (
     *("cuda_on_cpu", "steps_elsewhere", "program", "loops", "decoding", "own_backward"),
     *("localise", "plan", "aot_inductor", "transformers", "fla_models"),
 )
+
+COLLECTING = ExitStack()
+COLLECTING.enter_context(importing())  # all that test files import, too
 
 SMALL_NET = """
 import torch
@@ -48,6 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONG.index(name) if name in LONG else len(LONG)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """All is imported, and leaves collections of garbage in peace."""
+    COLLECTING.close()
 
 
 @pytest.fixture(autouse=True, scope="session")

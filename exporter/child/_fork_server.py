@@ -10,7 +10,6 @@ Nothing may be computed here before a fork: see `fork_server`.
 """
 
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -26,6 +25,7 @@ from typing import Any
 
 from fuseport.exporter.child import die_with_parent
 from fuseport.exporter.child.fork_server import MARK, PARENT, READ_LATE
+from fuseport.exporter.garbage import importing
 
 __all__ = ["main"]
 
@@ -57,11 +57,10 @@ class _Child:
 
 def main(descriptor: int, *modules: str) -> None:
     """Fork children until the socket closes; in a child, be what was asked for."""
-    for name in modules:
-        with suppress(ImportError):  # of another version: a child finds out what it lacks
-            importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # or the children's collections would copy every page
+    with importing():  # frozen, for the children's collections would copy every page
+        for name in modules:
+            with suppress(ImportError):  # of another version: a child finds out what it lacks
+                importlib.import_module(name)
     control = socket.socket(fileno=descriptor)
     request = _serve(control)
     if request is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fuseport.exporter.errors import UsageError
+from fuseport.exporter.garbage import importing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,6 +25,7 @@ __all__ = [
     "JSON",
     "OPS",
     "device_option",
+    "loading",
     "names_option",
     "one_of",
     "progress",
@@ -140,6 +142,14 @@ class _Teller(logging.Handler):
             self._tell(record.getMessage())
         else:
             click.echo(record.getMessage(), err=True)
+
+
+@contextmanager
+def loading(tell: "Progress") -> Iterator[None]:
+    """Within, what needs torch is imported."""
+    tell("loading torch")
+    with importing():
+        yield
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from fuseport.exporter.commands._shared import (
     JSON,
     OPS,
     device_option,
+    loading,
     names_option,
     one_of,
     progress,
@@ -58,11 +59,11 @@ def bench(
 ) -> None:
     """Time the artifacts of BUNDLE in every runtime, in turns with the model in eager."""
     with progress(timed=True) as tell:
-        tell("loading torch")
-        from fuseport.exporter import api
-        from fuseport.exporter.child import Limits
-        from fuseport.exporter.models.given import parse_sizes
-        from fuseport.exporter.program import KINDS
+        with loading(tell):
+            from fuseport.exporter import api
+            from fuseport.exporter.child import Limits
+            from fuseport.exporter.models.given import parse_sizes
+            from fuseport.exporter.program import KINDS
 
         result = api.bench(
             bundle,

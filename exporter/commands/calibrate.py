@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import JSON, OPS, names_option, progress
+from fuseport.exporter.commands._shared import JSON, OPS, loading, names_option, progress
 
 __all__ = ["calibrate"]
 
@@ -48,9 +48,9 @@ def calibrate(
 ) -> None:
     """Propose tolerances for BUNDLES, as a section of fuseport.toml."""
     with progress() as tell:
-        tell("loading torch")
-        from fuseport.exporter.bundle.staging import write_whole
-        from fuseport.exporter.calibrate import calibrate as calibrated
+        with loading(tell):
+            from fuseport.exporter.bundle.staging import write_whole
+            from fuseport.exporter.calibrate import calibrate as calibrated
 
         result = calibrated(
             bundles,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import JSON, names_option, progress, write
+from fuseport.exporter.commands._shared import JSON, loading, names_option, progress, write
 
 __all__ = ["cases"]
 
@@ -54,8 +54,8 @@ def cases_list(only: tuple[str, ...]) -> None:
 def cases_dump(folder: Path, only: tuple[str, ...], dtype: str, seed: int, force: bool) -> None:
     """Write inputs, cotangents, float64 outputs and gradients to FOLDER, for any engine to read."""
     with progress() as tell:
-        tell("loading torch")
-        from fuseport.exporter.verify.vocabulary.files import dump
+        with loading(tell):
+            from fuseport.exporter.verify.vocabulary.files import dump
 
         count = dump(folder, only=only, dtype=dtype, seed=seed, force=force, progress=tell)
     click.echo(f"{folder}: {count} cases")
@@ -71,8 +71,8 @@ def cases_check(
 ) -> None:
     """Run plain operators, forward and gradient, in every runtime, and hold them to float64."""
     with progress() as tell:
-        tell("loading torch")
-        from fuseport.exporter.verify import vocabulary
+        with loading(tell):
+            from fuseport.exporter.verify import vocabulary
 
         report = vocabulary.check(
             vocabulary.chosen(only), runtime=runtime or None, seed=seed, progress=tell

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fuseport.exporter.commands._faces import append_summary
-from fuseport.exporter.commands._shared import progress, show
+from fuseport.exporter.commands._shared import loading, progress, show
 
 __all__ = ["ci"]
 
@@ -52,10 +52,10 @@ def ci(
         click.echo(f"{config}: set the path of a checkpoint in it, then: fuseport ci")
         return
     with progress() as tell:
-        tell("loading torch")
-        from fuseport.exporter.bundle.staging import write_whole
-        from fuseport.exporter.ci import run as running
-        from fuseport.exporter.ci.config import read
+        with loading(tell):
+            from fuseport.exporter.bundle.staging import write_whole
+            from fuseport.exporter.ci import run as running
+            from fuseport.exporter.ci.config import read
 
         read_config = read(config)
         folder = report or config.parent / read_config.report

@@ -5,6 +5,8 @@ import sys
 
 import click
 
+from fuseport.exporter.garbage import importing
+
 __all__ = ["doctor"]
 
 _DOCTOR = """\b
@@ -17,7 +19,8 @@ Example:
 @click.option("--json", "json_", is_flag=True, help="Print JSON.")
 def doctor(json_: bool) -> None:
     """Say what is here, what is missing, and how to get it."""
-    from fuseport.exporter.doctor import diagnose
+    with importing():
+        from fuseport.exporter.doctor import diagnose
 
     diagnosis = diagnose()
     if json_:

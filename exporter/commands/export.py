@@ -5,7 +5,14 @@ from pathlib import Path
 
 import click
 
-from fuseport.exporter.commands._shared import OPS, device_option, names_option, one_of, progress
+from fuseport.exporter.commands._shared import (
+    OPS,
+    device_option,
+    loading,
+    names_option,
+    one_of,
+    progress,
+)
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["export"]
@@ -110,11 +117,11 @@ def export(
 ) -> None:
     """Export CHECKPOINT, a file or folder, into a bundle."""
     with progress() as tell:
-        tell("loading torch")
-        from fuseport.exporter import api, formats
-        from fuseport.exporter.models.given import parse_dynamic, parse_sizes, read_given
-        from fuseport.exporter.models.user import parse_inputs
-        from fuseport.exporter.program import KINDS
+        with loading(tell):
+            from fuseport.exporter import api, formats
+            from fuseport.exporter.models.given import parse_dynamic, parse_sizes, read_given
+            from fuseport.exporter.models.user import parse_inputs
+            from fuseport.exporter.program import KINDS
 
         if input_shapes and (samples or dynamic):
             raise UsageError("--input-shapes says it all: leave --inputs and --dynamic out")

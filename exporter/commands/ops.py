@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fuseport.exporter.commands._shared import JSON, OPS, progress, write
+from fuseport.exporter.commands._shared import JSON, OPS, loading, progress, write
 from fuseport.exporter.errors import UsageError
 
 __all__ = ["ops"]
@@ -64,9 +64,9 @@ def ops_check(
     if mutants and (only or cases):
         raise UsageError("--mutants makes all checks on all cases: leave out --only and --cases")
     with progress() as tell:
-        tell("loading torch")
-        from fuseport.exporter.user_code.op_choice import chosen
-        from fuseport.exporter.verify.op_check import isolated
+        with loading(tell):
+            from fuseport.exporter.user_code.op_choice import chosen
+            from fuseport.exporter.verify.op_check import isolated
 
         if mutants:
             from fuseport.exporter.verify import mutants as planting
@@ -115,8 +115,8 @@ def ops_build(names: tuple[str, ...], own: str | None) -> None:
     lines: list[str] = []
     try:
         with progress() as tell:
-            tell("loading torch")
-            from fuseport.exporter.user_code.op_choice import built, chosen
+            with loading(tell):
+                from fuseport.exporter.user_code.op_choice import built, chosen
 
             lines.extend(built(chosen(names, own)))
     finally:  # one that cannot be built does not undo the others
@@ -146,8 +146,8 @@ def ops_bench(
 ) -> None:
     """Time ops natively, in turns with their references in plain torch."""
     with progress(timed=True) as tell:
-        tell("loading torch")
-        import torch
+        with loading(tell):
+            import torch
 
         from fuseport.exporter.bench.ops import bench as timed
         from fuseport.exporter.user_code.op_choice import chosen

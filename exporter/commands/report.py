@@ -7,6 +7,7 @@ import click
 
 from fuseport.exporter.commands._faces import FACES, TOLERANCES, Faces
 from fuseport.exporter.errors import CorruptInput, StorageError, UsageError
+from fuseport.exporter.garbage import importing
 
 __all__ = ["report"]
 
@@ -46,9 +47,10 @@ def report(
     strict: bool,
 ) -> None:
     """Show FILE, the JSON of a verification, again; with tolerances, judge it again."""
-    from fuseport.exporter.verify.rejudge import rejudged
-    from fuseport.exporter.verify.report import Report
-    from fuseport.exporter.verify.tolerances import parsed
+    with importing():
+        from fuseport.exporter.verify.rejudge import rejudged
+        from fuseport.exporter.verify.report import Report
+        from fuseport.exporter.verify.tolerances import parsed
 
     tolerances = parsed(atol, rtol)
     faces = Faces(json_, html, junit, markdown)

@@ -9,6 +9,7 @@ from fuseport.exporter.commands._faces import FACES, TOLERANCES, Faces
 from fuseport.exporter.commands._shared import (
     OPS,
     device_option,
+    loading,
     names_option,
     one_of,
     progress,
@@ -147,11 +148,11 @@ def verify(
             "--self-test takes --runtime, --model, --ops, --device, --json and limits alone"
         )
     with progress() as tell:
-        tell("loading torch")
-        from fuseport.exporter import api
-        from fuseport.exporter.program import KINDS
-        from fuseport.exporter.verify.run import Limits
-        from fuseport.exporter.verify.tolerances import parsed
+        with loading(tell):
+            from fuseport.exporter import api
+            from fuseport.exporter.program import KINDS
+            from fuseport.exporter.verify.run import Limits
+            from fuseport.exporter.verify.tolerances import parsed
 
         if no_localise and repro is not None:
             raise UsageError("--repro is of what --no-localise leaves out: give one of them")

@@ -42,6 +42,7 @@ from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._splits import without_sequences
 from fuseport.exporter.program import Program, one_line, shape_env
+from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program.regions import refuse_writers
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
@@ -135,7 +136,7 @@ def _translate(
     """The model, and which of its values each node of the program's graph is, by name."""
     exported, asserted = returning_conditions(in_parts(program.exported))
     lowering = Lowering(exported, _table(exported, instead))
-    with quiet("torch.onnx", "onnxscript"), _forms_read_once():
+    with quiet("torch.onnx", "onnxscript"), _forms_read_once(), asked_once():
         try:
             onnx_program = torch.onnx.export(
                 lowering,

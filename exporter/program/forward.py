@@ -39,6 +39,7 @@ from fuseport.exporter.program import (
     rebuilt,
     shape_env,
 )
+from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program.portable import DIFFERENTIABLE
 from fuseport.exporter.program.symbolic import Symbolic, orders_of_products, whole_quotients
 
@@ -107,7 +108,8 @@ def capture_forward(
         )
         _detach_regions(exported.graph_module)
         # In-place operators become functional ones; composite operators stay whole.
-        exported = exported.run_decompositions(DIFFERENTIABLE)
+        with asked_once():
+            exported = exported.run_decompositions(DIFFERENTIABLE)
     _check_dynamic(kind, exported, specs)
     for node in exported.graph.nodes:
         # Contiguous examples make a view of what callers may pass in another layout.

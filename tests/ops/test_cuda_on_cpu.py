@@ -71,8 +71,7 @@ def test_kernels_are_as_good_as_the_reference(
 
 # Gradients of all dtypes fit into an H100's shared memory; in others they are made by products.
 @pytest.mark.parametrize(("multiprocessors", "order"), [(1, 1), (40, 2)])
-@pytest.mark.parametrize("dtype", CHUNKED[0].dtypes, ids=str)
-@pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.name)
+@pytest.mark.in_turn(CHUNKED, CHUNKED[0].dtypes, ("tensor_cores_parts_of_tiles",))
 def test_the_chunked_scan_on_tensor_cores(
     device_of: Devices, case: Case, dtype: torch.dtype, multiprocessors: int, order: int
 ) -> None:

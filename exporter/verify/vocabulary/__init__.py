@@ -28,7 +28,7 @@ from fuseport.exporter.verify.rows import judged
 from fuseport.exporter.verify.run import Limits, execute, quick_starts
 from fuseport.exporter.verify.vocabulary.exceptions import applied
 from fuseport.exporter.verify.vocabulary.report import PlainRow, VocabularyReport
-from fuseport.exporter.verify.vocabulary.subject import Subject, name_of, prepare, quicken
+from fuseport.exporter.verify.vocabulary.subject import Subject, alone, name_of, prepare
 from fuseport.ops.vocabulary import CASES, OPERATORS
 from fuseport.ops.vocabulary.case import PlainCase
 
@@ -119,7 +119,7 @@ def _prepared(
         return [_task(task) for task in tasks]
     done: list[Subject] = []
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    pool = ProcessPoolExecutor(_processes(), context, initializer=quicken)
+    pool = ProcessPoolExecutor(_processes(), context, initializer=alone)
     try:
         for subject in pool.map(_task, tasks, chunksize=4):
             if not done or _operator(done[-1]) != _operator(subject):

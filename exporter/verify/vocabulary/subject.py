@@ -1,9 +1,7 @@
 """One case of the vocabulary as a model: its module, its truth, its programs, its artifacts."""
 
-import functools
 import gc
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from fuseport.exporter.verify.sample import Sample
 from fuseport.ops.vocabulary import CASES, OPERATORS
 from fuseport.ops.vocabulary.case import PlainCase
 
-__all__ = ["Subject", "module", "name_of", "prepare", "quicken"]
+__all__ = ["Subject", "alone", "module", "name_of", "prepare"]
 
 _CODE = f"{__name__}:module"
 _DTYPE = torch.float32
@@ -140,20 +138,9 @@ def prepare(case: PlainCase, folder: Path, wanted: Sequence[str], seed: int) -> 
     return Subject(name, sample, programs, weights, artifacts, refused)
 
 
-def quicken() -> None:
-    """Make ONNX exports of small programs quicker in this process, which does nothing else.
-
-    torch reads the sources of all its translations, and asks for all its operators, anew each time.
-    """
-    with suppress(ImportError, AttributeError):  # private: another torch may have it otherwise
-        from torch._export import utils
-        from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-        made = functools.cache(ONNXRegistry.from_torchlib)
-        ONNXRegistry.from_torchlib = staticmethod(made)  # type: ignore[method-assign]
-        once = functools.cache(utils._materialize_cpp_cia_ops)
-        utils._materialize_cpp_cia_ops = once
-    torch.set_num_threads(1)  # there is a process for each core
+def alone() -> None:
+    """Make this process one for each core, that does nothing but export small programs."""
+    torch.set_num_threads(1)
     gc.freeze()
 
 
