@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fuseport.exporter.checkpoint import Checkpoint
-from fuseport.exporter.models import frozen
+from fuseport.exporter.models import frozen, tables
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import Program, trainable
 from fuseport.ops import OPS
@@ -49,6 +49,8 @@ def describe(
     }
     operators = [operator for op in OPS.values() for operator in op.operators]
     config = {**model.config, "frozen": frozen(model.module)}
+    if made := tables(model.module):
+        config["tables"] = {name: str(t.dtype).removeprefix("torch.") for name, t in made.items()}
     parameters = dict(model.module.named_parameters())
     return {
         "checkpoint": {

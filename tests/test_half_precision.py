@@ -130,6 +130,26 @@ def test_a_norm_in_float32_is_exported_to_onnx_and_verifies(tmp_path: Path) -> N
     assert {row.program for row in report.results} == {"forward", "gradient"}
 
 
+@pytest.mark.parametrize(
+    ("before", "dtype"),
+    [
+        ("x = (x.float() * self.table).to(x.dtype)", torch.float32),
+        ("x = x + self.table", torch.float16),
+    ],
+)
+def test_a_table_of_the_constructor_is_the_same_when_the_model_is_built_again(
+    before: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    more = "self.register_buffer('table', torch.linspace(0, 1, 8), persistent=False)"
+    weights, code = net(tmp_path, more=more, before=before)
+    assert converted((weights, code), "float16")[0].module.get_buffer("table").dtype is dtype
+    bundle = api.export(
+        weights, tmp_path / "b", model=code, inputs=INPUTS, dtype="float16", format=["onnx"]
+    )
+    report = api.verify(bundle.folder, model=code, runtime=["eager", "onnxruntime"])
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
 OTHER_NAMES = """
 import torch
 from torch import nn

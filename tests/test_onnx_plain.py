@@ -83,6 +83,27 @@ def test_resampling_holds_at_other_sizes_than_those_of_the_export(
     assert_holds(RESAMPLING[name], tmp_path)
 
 
+# Rows by two indices of 32 bits, and bytes that hold two values each.
+BYTES = torch.arange(0, 256, 37, dtype=torch.uint8)
+PLACES = torch.tensor([2, 0, -1, 2], dtype=torch.int32)
+FEW_BITS = {
+    "an index": lambda x: x[:, PLACES] * x.sum(),
+    "two indices": lambda x: x[:, PLACES, PLACES.abs()],
+    "put": lambda x: torch.index_put(x * 2, (PLACES[:2].abs() % 1,), x[:1].sin()),
+    "put at two": lambda x: torch.index_put(x * 2, (PLACES[1:3] * 0, PLACES[1:3]), x[0, :2].sin()),
+    "added": lambda x: torch.index_put(x * 2, (PLACES * 0, PLACES), x[0, :1].sin(), True),
+    "halves of bytes": lambda x: x[..., None] * torch.cat([BYTES >> 4, BYTES & 15]),
+    "shifted to the left": lambda x: x[..., None] * ((BYTES << 3) ^ 5) / 256,
+    "by bytes": lambda x: x[..., None] * ((BYTES >> (BYTES & 7)) ^ (BYTES << (BYTES & 3))) / 256,
+    "a number by bytes": lambda x: x[..., None] * torch.bitwise_left_shift(3, BYTES & 7) / 256,
+}
+
+
+@pytest.mark.parametrize("name", FEW_BITS)
+def test_integers_of_few_bits_are_indices_and_are_shifted(name: str, tmp_path: Path) -> None:
+    assert_holds(FEW_BITS[name], tmp_path)
+
+
 # Numbers that float32 rounds: as operands, sizes, attributes of ONNX and in torch.onnx's own forms.
 IN_FLOAT64 = {
     "operands": lambda x: (0.1 - x * 0.7) / 3 + 1.7 ** (0.1 * x),

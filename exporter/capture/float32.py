@@ -39,9 +39,9 @@ def kept(model: Model, dtype: torch.dtype, seed: int, cast: Callable[[Model], Mo
 
     Norms, and the parameters of scans that published models keep: A_log, D and the biases of delta,
     by the names that these have, and D and those biases under any name if an op gets them as they
-    are.
+    are. And tables that its constructor makes, as of the frequencies of a rotary embedding.
     Where the forward does not take that, the norms are converted; where it does not take that
-    either, all but what the ops that it calls want.
+    either, all but what the ops that it calls want; and where it takes none of these, the tables.
 
     Args:
         model: in its own dtype; it stays as it is.
@@ -66,6 +66,8 @@ def kept(model: Model, dtype: torch.dtype, seed: int, cast: Callable[[Model], Mo
         ways.append(Kept((*wanted, *_scans(model.module)), (said % "norms",)))
     if ways[-1].ends != wanted:
         ways.append(Kept(wanted, (said % "norms, A_log, D and biases of delta",)))
+    if made := tuple(models.tables(model.module)):
+        ways = [*(replace(way, ends=(*way.ends, *made)) for way in ways), *ways]
     for way in ways:
         trial = replace(model, module=copy.deepcopy(model.module), keeps_float32=way.ends)
         models.convert(trial, dtype)

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.exporter.formats._distances import DISTANCES
 from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
+from fuseport.exporter.formats._integers import OF_FEW_BITS
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
@@ -492,4 +493,5 @@ _OWN: Table = {
         for name in ("add", "div", "mul", "sub")
     },
     **ADDING,
+    **OF_FEW_BITS,
 }

@@ -98,8 +98,6 @@ def _product(sizes: Any) -> Any:
 
 
 ADDING: dict[Any, Callable[..., Any]] = {
-    aten.index_put.default: index_put,
-    aten._unsafe_index_put.default: index_put,
     aten.index_add.default: index_add,
     aten.embedding_dense_backward.default: embedding_dense_backward,
     aten.unfold_backward.default: unfold_backward,

@@ -36,6 +36,7 @@ __all__ = [
     "rebuild",
     "recognised",
     "signs",
+    "tables",
     "to_install",
     "with_inputs",
 ]
@@ -210,6 +211,9 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
     weights.fit(model.module, load_file(path), str(path))
     for name in config.get("frozen", ()):
         model.module.get_parameter(name).requires_grad_(False)
+    for name, dtype in config.get("tables", {}).items():
+        table = model.module.get_buffer(name)
+        table.data = table.data.to(getattr(torch, dtype))
     remember(model.module.eval())
     return replace(model, sizes={**model.sizes, **architecture.get("sizes", {})})
 
@@ -234,6 +238,16 @@ def convert(model: Model, dtype: torch.dtype) -> tuple[str, ...]:
             else:
                 tensor.data = tensor.data.to(dtype)
     return tuple(stayed)
+
+
+def tables(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Floating buffers that are in no state dict, by name: a constructor makes them again."""
+    return {
+        f"{name}.{leaf}".lstrip("."): buffer
+        for name, part in module.named_modules()
+        for leaf, buffer in part.named_buffers(recurse=False)
+        if leaf in part._non_persistent_buffers_set and buffer.is_floating_point()
+    }
 
 
 def frozen(module: nn.Module) -> list[str]:

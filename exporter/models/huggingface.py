@@ -21,6 +21,7 @@ from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import _huggingface_step as decoding
+from fuseport.exporter.models import _nf4 as nf4
 from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._huggingface_library import Library, library
 from fuseport.exporter.models._huggingface_ops import fused, modelings
@@ -55,22 +56,30 @@ SIGNS = ("config:model_type",)
 # Those whose layers have states of one size, all of them.
 _RECURRENT = ("mamba", "falcon_mamba", "mamba2")
 
+# The first not where weights are quantized: its layer adds it to an input, and takes it off again.
+_IN_FLOAT32 = ("dt_proj.bias", "A_log", ".D", "dt_bias", ".absmax", ".inv_freq")
+
 _SIZES = {"batch": 2, "length": 16, "height": 64, "width": 96, "samples": 2000}
 _TOKENS, _PIXELS, _WAVES = "input_ids", "pixel_values", "input_values"
 
 
 def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The folder's config.json, where it says what transformers calls its model.
+    """The folder's config.json, where it says what transformers calls its model, and which layers
+    are stored in NF4.
 
     It is the configuration of a language model that scans; of another model, its `settings`.
 
     Raises:
-        Missing: the config names no class of transformers, or several.
+        CorruptInput: weights in NF4 are no such.
+        Missing: the config names no class of transformers, or several; or weights are in another
+            code of four bits.
     """
     config = dict(checkpoint.config)
     kind, name = config.get("model_type"), _class(config)
     if checkpoint.layout != "huggingface" or not isinstance(kind, str):
         return None
+    if layers := nf4.stored(checkpoint):
+        config[nf4.LAYERS] = layers
     if kind in _SCANS and (name is None or name.endswith("ForCausalLM")):
         return config
     if name is None:
@@ -139,9 +148,9 @@ def model(config: Mapping[str, Any]) -> Model:
         inputs=_inputs(module, settings),
         sizes={name: _SIZES[name] for name in ("batch", "length")},
         scans=scans,
-        keeps_float32=("A_log", ".D", "dt_proj.bias", "dt_bias"),
+        keeps_float32=_IN_FLOAT32[nf4.LAYERS in config :],
         fused=lambda: fused(files),
-        renamed=lambda tensors: renamed(module, tensors),
+        renamed=lambda tensors: renamed(module, nf4.taken(tensors, config)),
         step=step,
     )
 
@@ -158,7 +167,9 @@ def _general(config: Mapping[str, Any]) -> Model:
         inputs=(),
         sizes={},
         fused=lambda: fused(files),
-        renamed=lambda tensors: source.call(renamed, module, tensors),
+        renamed=lambda tensors: source.call(
+            renamed, module, nf4.taken(tensors, config["settings"])
+        ),
         stand_ins=source.stand_ins,
         general=True,
     )
@@ -172,6 +183,7 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
     """The module of a config.json, its settings, and the library that they are of.
 
     Raises:
+        CorruptInput: what it says of layers in NF4 is not what `recognise` says.
         Missing: no library has it, or it refuses the config.
     """
     kind, wanted = show(config["model_type"], 60), show(_class(config) or "language model", 60)
@@ -191,9 +203,9 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
         ) from error
     try:
         with quiet(), offline():
-            settings = settings.from_dict({**_read(config), "use_cache": False})
+            settings = settings.from_dict({**_read(nf4.without(config)), "use_cache": False})
             settings._experts_implementation = _EXPERTS
-            return source.call(made, settings), settings, source
+            module = source.call(made, settings)
     except ImportError as error:
         said = " ".join(str(error).split())
         raise Missing(f"{made.__name__} of {source.name} needs what is not here: {said}") from error
@@ -202,6 +214,8 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
             f"{source.name} refuses the config.json of this {kind}: "
             f"{type(error).__name__}: {show(error)}; correct it, or install the version it is for"
         ) from error
+    nf4.place(module, config)
+    return module, settings, source
 
 
 def _check_scan(kind: str, version: str) -> None:

@@ -118,6 +118,7 @@ SPEC = OpSpec(
         "passes through: nf4_linear_backward: dbias = dout": "the two look alike only where there "
         "is one row, and there the cotangent is the bias's gradient"
     },
+    keeps_float32=(".absmax",),
     stands_for=(
         "bitsandbytes",
         "linear4bit",

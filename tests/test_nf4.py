@@ -1,0 +1,162 @@
+"""Folders of transformers whose linear layers bitsandbytes has stored in NF4."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fuseport.cli import main
+from fuseport.exporter import api, checkpoint, models
+from fuseport.exporter.errors import CorruptInput, Missing
+from fuseport.exporter.verify.report import Report
+from fuseport.ops.nf4_linear import dequantize_nf4, quantize_nf4
+from fuseport.ops.nf4_linear.storage import CODE
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "nf4"
+
+
+def passes(report: Report) -> None:
+    assert not [row for row in report.results if row.verdict != "pass"]
+    assert report.results
+
+
+def nodes(file: Path) -> int:
+    return sum(node.op_type == "nf4_linear" for node in onnx.load(file).graph.node)
+
+
+def test_it_computes_what_bitsandbytes_does_and_verifies(tmp_path: Path) -> None:
+    model, _ = models.from_checkpoint(checkpoint.load(FIXTURE))
+    expected = load_file(FIXTURE / "expected.safetensors")
+    with torch.no_grad():
+        found = model.module(expected["input_ids"])[0]
+    torch.testing.assert_close(found, expected["logits"], rtol=0, atol=1e-5)
+
+    bundle = api.export(FIXTURE, tmp_path / "bundle", format=["onnx"])
+    assert nodes(bundle.folder / "forward.onnx") == 2 * 4
+    passes(api.verify(bundle.folder, runtime=["eager", "onnxruntime"]))
+    gradients = {spec["name"] for spec in bundle.manifest["programs"]["gradient"]["outputs"]}
+    assert "grad/backbone.layers.0.mixer.dt_proj.bias" in gradients
+    assert "grad/backbone.layers.0.mixer.A_log" in gradients
+    assert not [name for name in gradients if name.endswith(("in_proj.weight", "packed", "absmax"))]
+
+
+def stored(weight: Tensor, name: str) -> dict[str, Tensor]:
+    """What bitsandbytes saves of a weight that it has quantized once."""
+    packed, absmax = quantize_nf4(weight)
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [*weight.shape]}
+    return {
+        name: packed[:, None],
+        f"{name}.absmax": absmax,
+        f"{name}.quant_map": torch.tensor(CODE),
+        f"{name}.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()]).byte(),
+    }
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> tuple[Path, LlamaForCausalLM]:
+    """A folder of a Llama in NF4, and one in torch with the very values of these weights."""
+    torch.manual_seed(0)
+    module = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=24,
+            intermediate_size=40,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            attention_bias=True,
+        )
+    ).eval()
+    folder = tmp_path / "llama"
+    module.save_pretrained(folder)
+    tensors: dict[str, Tensor] = {**load_file(folder / "model.safetensors")}
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear) and name != "lm_head":
+            weight = tensors.pop(f"{name}.weight")
+            tensors |= stored(weight, f"{name}.weight")
+            values = dequantize_nf4(*quantize_nf4(weight), tuple(weight.shape))
+            part.weight.data = values
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    edit(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    return folder, module
+
+
+def edit(folder: Path, **settings: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+
+
+Llama = tuple[Path, LlamaForCausalLM]
+
+
+def test_any_model_of_transformers_may_have_such_layers(llama: Llama) -> None:
+    folder, expected = llama
+    model, _ = models.from_checkpoint(checkpoint.load(folder))
+    tokens = torch.arange(10)[None]
+    with torch.no_grad():
+        found = model.module(tokens)[0]
+        torch.testing.assert_close(found, expected(tokens).logits, rtol=0, atol=1e-5)
+    layer = model.module.get_submodule("model.layers.0.self_attn.q_proj")
+    assert torch.equal(layer.weight, expected.model.layers[0].self_attn.q_proj.weight)
+
+
+def test_half_precision_keeps_the_scales_and_verifies(llama: Llama, tmp_path: Path) -> None:
+    words = ["export", str(llama[0]), "-o", str(tmp_path / "b"), "--dtype", "float16"]
+    done = CliRunner().invoke(main, [*words, "--format", "onnx"])
+    assert done.exit_code == 0, done.output
+    assert "stay float32 in float16: those called q_proj.absmax" in done.output
+    assert nodes(tmp_path / "b" / "forward.onnx") == 7
+    passes(api.verify(tmp_path / "b", runtime=["eager", "onnxruntime"]))
+
+
+def test_a_folder_says_what_it_is(llama: Llama) -> None:
+    done = CliRunner().invoke(main, ["inspect", str(llama[0])])
+    assert "nf4_linear × 7" in done.output
+    assert f"next          fuseport export {llama[0]}" in done.output
+
+
+def changed(folder: Path, change: Mapping[str, Tensor | None], rename: str = "") -> None:
+    tensors = {**load_file(folder / "model.safetensors"), **change}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if rename:
+        kept = {name.replace("q_proj", rename): tensor for name, tensor in kept.items()}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "rename", "kind", "said"),
+    [
+        ({f"{UP}.absmax": None}, "", CorruptInput, rf"{UP} is no weight in NF4: .*absmax"),
+        ({UP: torch.zeros(7).byte()}, "", CorruptInput, rf"{UP} is no weight .* bytes"),
+        ({f"{UP}.quant_state.bitsandbytes__nf4": torch.zeros(9).byte()}, "", CorruptInput, UP),
+        (
+            {f"{UP}.quant_state.bitsandbytes__fp4": torch.zeros(9).byte()},
+            "",
+            Missing,
+            rf"{UP} is in FP4 .* dequantize\(\)",
+        ),
+        ({}, "r_proj", Missing, r"self_attn\.r_proj is stored in NF4, and is no linear layer of"),
+    ],
+)
+def test_what_is_no_such_folder_is_refused(
+    llama: Llama, change: dict[str, Tensor | None], rename: str, kind: type[Exception], said: str
+) -> None:
+    changed(llama[0], change, rename)
+    with pytest.raises(kind, match=said):
+        models.from_checkpoint(checkpoint.load(llama[0]))
+
+
+def test_what_a_manifest_says_of_layers_is_looked_at(llama: Llama) -> None:
+    settings = {**checkpoint.load(llama[0]).config, "nf4": ["q_proj"]}
+    with pytest.raises(CorruptInput, match="no block size each"):
+        models.build("huggingface", {"settings": settings})
