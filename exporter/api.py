@@ -69,6 +69,7 @@ def export(
     output: str | Path,
     *,
     weights: str | None = None,
+    adapter: str | Path | None = None,
     model: Code | None = None,
     ops: str | None = None,
     inputs: Inputs | None = None,
@@ -92,6 +93,8 @@ def export(
         output: the bundle's folder.
         weights: which of several in the checkpoint, `model_ema` for example; see
             `checkpoint.load`.
+        adapter: a folder of a LoRA adapter that PEFT saved, for the checkpoint's model: it is
+            beside the model's layers in every artifact, and alone has gradients.
         model: `module:callable` or `file.py:callable` of the user's own, instead of recognition; or
             the callable itself, if a module that can be imported has it.
         ops: a file, folder or module of the user's own that defines ops; see `op_choice`.
@@ -150,8 +153,9 @@ def export(
     with own_ops(ops) as own:
         progress("reading the checkpoint")
         loaded = checkpoints.load(Path(checkpoint), weights)
+        lora = None if adapter is None else checkpoints.load(Path(adapter))
         built, notes = models.from_checkpoint(
-            loaded, code=code, inputs=specs, shim=stand_ins, given=examples
+            loaded, code=code, inputs=specs, shim=stand_ins, given=examples, adapter=lora
         )
         notes = (*loaded.notes, *notes)
         built, more = prepared(built, examples, dims, wanted_sizes, wanted_dtype, seed, progress)
@@ -166,7 +170,7 @@ def export(
         captured, cases, conditions, dropped = planned(built, captured, seed)
         with staged(target, force=force) as (folder, manifest):
             save_file(weights_of.once(built.module), folder / WEIGHTS)
-            manifest |= describe(loaded, built, captured, (*notes, *dropped), seed)
+            manifest |= describe(loaded, built, captured, (*notes, *dropped), seed, lora)
             manifest["notes"] += plan.ungraded(manifest["programs"])
             for entry, found in conditions.items():
                 manifest["programs"][entry] |= found

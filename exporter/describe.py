@@ -39,6 +39,7 @@ def describe(
     programs: Sequence[Program],
     notes: Sequence[str],
     seed: int,
+    adapter: Checkpoint | None = None,
 ) -> dict[str, Any]:
     """The manifest of a bundle, its artifacts not listed yet."""
     used = {
@@ -58,6 +59,7 @@ def describe(
             "layout": checkpoint.layout,
             "weights": checkpoint.weights,
             "sha256": checkpoint.sha256,
+            **({"adapter": _named(adapter)} if adapter else {}),
         },
         "architecture": {
             "name": model.architecture,
@@ -120,3 +122,7 @@ def own_sources() -> str:
                 content = hashlib.sha256(file.read_bytes()).hexdigest()
                 whole.update(f"{file.relative_to(root).as_posix()}\0{content}\n".encode())
     return whole.hexdigest()
+
+
+def _named(adapter: Checkpoint) -> dict[str, str]:
+    return {"name": adapter.path.name, "sha256": adapter.sha256}

@@ -42,6 +42,11 @@ Examples:
     metavar="NAME",
     help="Which of several in CHECKPOINT: model or model_ema for example, or a prefix of names.",
 )
+@click.option(
+    "--adapter",
+    type=click.Path(path_type=Path),
+    help="A LoRA adapter that PEFT saved, for CHECKPOINT's model.",
+)
 @click.option("--model", metavar="MODULE:CALLABLE", help="Your own code that builds the model.")
 @OPS
 @click.option(
@@ -99,6 +104,7 @@ def export(
     checkpoint: Path,
     output: Path,
     weights: str | None,
+    adapter: Path | None,
     model: str | None,
     shim: tuple[str, ...],
     own: str | None,
@@ -132,6 +138,7 @@ def export(
             checkpoint,
             output,
             weights=weights,
+            adapter=adapter,
             model=model,
             shim=shim,
             ops=own,

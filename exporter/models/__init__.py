@@ -17,6 +17,7 @@ from torch import nn
 
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
+from fuseport.exporter.models import _lora as lora
 from fuseport.exporter.models import user, weights
 from fuseport.exporter.models._forward import ordered, takes
 from fuseport.exporter.models._inputs import with_inputs
@@ -78,6 +79,7 @@ def from_checkpoint(
     inputs: Sequence[TensorSpec] | None = None,
     shim: Sequence[str] = (),
     given: Given | None = None,
+    adapter: Checkpoint | None = None,
 ) -> tuple[Model, tuple[str, ...]]:
     """The model that a checkpoint holds, in eval mode, with its weights.
 
@@ -88,14 +90,30 @@ def from_checkpoint(
         inputs: of the model, for the user's own code and what is called by their names.
         shim: stand-ins for packages that this code imports; see `shims.installed`.
         given: example inputs, which tell those of such code.
+        adapter: of LoRA, which goes beside the model's layers.
 
     Returns:
         The model, and what the user should know, a sentence each.
 
     Raises:
-        Missing: the architecture is unknown, or the weights do not fit it.
+        Missing: the architecture is unknown, or the weights do not fit it, or the adapter does not.
         UsageError: `code` names nothing that can be called, or the inputs are not the model's.
     """
+    model, notes = _fitted(checkpoint, code, inputs, shim, given)
+    if adapter is not None:
+        model, said = lora.adapted(model, adapter)
+        notes = (*notes, *said)
+    remember(model.module.eval())
+    return model, notes
+
+
+def _fitted(
+    checkpoint: Checkpoint,
+    code: str | None,
+    inputs: Sequence[TensorSpec] | None,
+    shim: Sequence[str],
+    given: Given | None,
+) -> tuple[Model, tuple[str, ...]]:
     if code is not None:
         training = list(checkpoint.training)
         model = user.model(code, checkpoint.config, inputs, shim, given, training)
@@ -105,13 +123,11 @@ def from_checkpoint(
         report = weights.fit(
             model.module, checkpoint.tensors, source, own_code="; ".join([got, *others])
         )
-        remember(model.module.eval())
         return model, (*model.notes, *report.notes())
     found = recognised(checkpoint)
     if found is not None:
         model = build(*found, inputs, given)
         report = weights.fit(model.module, model.renamed(checkpoint.tensors), str(checkpoint.path))
-        remember(model.module.eval())
         return model, (*model.notes, *report.notes())
     keys = ", ".join(list(checkpoint.tensors)[:3])
     raise Missing(
@@ -208,6 +224,7 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
         model = build(name, config)
     else:
         raise CorruptInput(f"{path.parent}: manifest.json: unknown architecture {name!r}")
+    lora.place(model.module, config)
     weights.fit(model.module, load_file(path), str(path))
     for name in config.get("frozen", ()):
         model.module.get_parameter(name).requires_grad_(False)

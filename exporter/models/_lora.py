@@ -1,0 +1,169 @@
+"""LoRA adapters beside a model's layers, as PEFT saves them.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, section 4.1; for the
+scale alpha/√r, Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA",
+2023.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuseport.exporter.checkpoint import Checkpoint
+from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.errors import CorruptInput, Missing
+from fuseport.exporter.models.model import Model
+
+__all__ = ["ADAPTER", "adapted", "place"]
+
+ADAPTER = "lora"
+"""Under which name a model's configuration says where adapters are; see `place`."""
+
+_PREFIX = "base_model.model."
+_PAIR = re.compile(r"(.+)\.lora_([AB])(\.\w+)?\.weight")
+_MERGE = "merge it with PEFT, merge_and_unload(), and export the model that gives"
+
+
+class _Added:
+    """What an adapter adds to the output of its layer.
+
+    Args:
+        scaling: of the product of the two matrices.
+    """
+
+    def __init__(self, scaling: float) -> None:
+        self._scaling = scaling
+
+    def __call__(self, layer: Any, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        x = given[0].to(layer.lora_A.dtype)
+        more = F.linear(F.linear(x, layer.lora_A), layer.lora_B) * self._scaling
+        return (out + more).to(out.dtype)
+
+
+def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
+    """The model with an adapter, which alone is trained, and what the user should know.
+
+    Args:
+        model: with its weights; its module is changed.
+        adapter: of the layout `peft`.
+
+    Raises:
+        Missing: it is no LoRA adapter, or one of a kind that is not here, or of another model.
+        CorruptInput: it is no adapter that PEFT saves.
+    """
+    settings, where = adapter.config, show(adapter.path)
+    if adapter.layout != "peft":
+        raise Missing(f"{where}: no adapter that PEFT saved, but a checkpoint ({adapter.layout})")
+    if settings.get("peft_type") != "LORA":
+        kind = show(settings.get("peft_type"), 40)
+        raise Missing(f"{where}: an adapter of the type {kind}, and only LORA is read: {_MERGE}")
+    pairs: dict[str, dict[str, Tensor]] = {}
+    saved: dict[str, Tensor] = {}
+    for name, tensor in adapter.tensors.items():
+        own = name.removeprefix(_PREFIX)
+        if pair := _PAIR.fullmatch(own):
+            pairs.setdefault(pair[1], {})[f"lora_{pair[2]}"] = tensor
+        else:
+            saved[own] = tensor
+    parameters = dict(model.module.named_parameters(remove_duplicate=False))
+    for name, tensor in saved.items():
+        if name not in parameters or parameters[name].shape != tensor.shape:
+            raise Missing(f"{where}: {show(name)} is in no layer that is here: {_MERGE}")
+    layers = {path: _layer(model.module, path, pair, adapter) for path, pair in pairs.items()}
+    if not layers:
+        raise CorruptInput(f"{where}: there is no adapter in it")
+    config = {**model.config, ADAPTER: {"layers": layers, "saved": sorted(saved)}}
+    for parameter in model.module.parameters():
+        parameter.requires_grad_(False)
+    place(model.module, config)
+    values = {f"{path}.{leaf}": t for path, pair in pairs.items() for leaf, t in pair.items()}
+    for name, tensor in {**values, **saved}.items():
+        model.module.get_parameter(name).data = tensor.clone()
+    count = sum(tensor.numel() for tensor in adapter.tensors.values())
+    said = f"{len(layers)} layers have LoRA adapters, which alone have gradients: {count:,} numbers"
+    return replace(model, config=config), (said,)
+
+
+def place(module: nn.Module, config: Mapping[str, Any]) -> None:
+    """Give layers the adapters that a configuration names, their values not set yet.
+
+    Args:
+        module: of the model.
+        config: under `ADAPTER`, if it is there, `layers`, by name the rank and the scaling of each,
+            and `saved`, parameters of the model that are the adapter's own.
+
+    Raises:
+        CorruptInput: it is no such configuration, or of another module.
+    """
+    if ADAPTER not in config:
+        return
+    try:
+        for name in config[ADAPTER]["saved"]:
+            owner, _, leaf = name.rpartition(".")
+            value = module.get_parameter(name).detach().clone()  # tied to nothing any more
+            setattr(module.get_submodule(owner), leaf, nn.Parameter(value))
+        for path, (rank, scaling) in config[ADAPTER]["layers"].items():
+            layer: Any = module.get_submodule(path)
+            inner, outer = _features(layer)
+            like: Tensor = next(t for t in layer.state_dict().values() if t.is_floating_point())
+            layer.lora_A = nn.Parameter(like.new_zeros(rank, inner))
+            layer.lora_B = nn.Parameter(like.new_zeros(outer, rank))
+            layer.register_forward_hook(_Added(float(scaling)))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CorruptInput(
+            f"what is said of adapters fits no {type(module).__name__}: {show(error)}"
+        ) from error
+
+
+def _layer(
+    module: nn.Module, path: str, pair: Mapping[str, Tensor], adapter: Checkpoint
+) -> list[float]:
+    """The rank and the scaling of one layer's adapter."""
+    where = f"{show(adapter.path)}: {show(path)}"
+    try:
+        inner, outer = _features(module.get_submodule(path))
+    except AttributeError:
+        raise Missing(
+            f"{where} has an adapter, and is no linear layer of a {type(module).__name__}: give "
+            f"the adapter's own model, which it calls {show(_base(adapter))}, or {_MERGE}"
+        ) from None
+    rank = len(pair.get("lora_A", ()))
+    shapes = {name: tuple(tensor.shape) for name, tensor in pair.items()}
+    if shapes != {"lora_A": (rank, inner), "lora_B": (outer, rank)}:
+        raise Missing(
+            f"{where}: its adapter is {shapes}, and the layer takes {inner} and gives {outer}:"
+            f" give the adapter's own model, which it calls {show(_base(adapter))}"
+        )
+    alpha = _of(adapter.config.get("alpha_pattern"), path, adapter.config.get("lora_alpha"))
+    if not isinstance(alpha, int | float) or rank == 0:
+        raise CorruptInput(f"{where}: lora_alpha is {show(alpha)}, and the rank {rank}")
+    scaling = alpha / (math.sqrt(rank) if adapter.config.get("use_rslora") else rank)
+    return [rank, scaling]
+
+
+def _base(adapter: Checkpoint) -> Any:
+    return adapter.config.get("base_model_name_or_path")
+
+
+def _of(pattern: Any, path: str, default: Any) -> Any:
+    """What a pattern of PEFT says of a layer: the first key that its name ends with, or matches."""
+    for key, value in (pattern or {}).items():
+        if re.match(rf"(.*\.)?({key})$", path):
+            return value
+    return default
+
+
+def _features(layer: Any) -> tuple[int, int]:
+    """What a linear layer takes and gives; transformers' Conv1D is one, too.
+
+    Raises:
+        AttributeError: it is no such layer.
+    """
+    if hasattr(layer, "nx"):
+        return layer.nx, layer.nf
+    return layer.in_features, layer.out_features
