@@ -108,6 +108,7 @@ def test_examples_may_be_of_any_layout_and_share_memory() -> None:
         (lambda: arguments.kinds_of(("fwd",)), "fwd is not a program; there are: forward"),
         (lambda: arguments.kinds_of(()), "programs: name one at least"),
         (lambda: arguments.dynamic_of({"x": ["b"]}), "dynamic: x wants names by position"),
+        (lambda: arguments.dynamic_of("x:{},x:{0:b}"), "x is there twice; name all in one"),
         (lambda: fuseport.verify("b", program="fwd"), "fwd is not a program"),
     ],
 )
@@ -119,6 +120,9 @@ def test_what_is_of_no_form_is_told_in_one_line(call: Any, message: str) -> None
 
 def test_forms_of_the_command_do_too() -> None:
     assert arguments.dynamic_of("x:{0:batch}") == {"x": {0: "batch"}}
+    both = {"q": {}, "k": {0: "batch", 1: "length"}}
+    assert arguments.dynamic_of("q:{},k:{0:batch, 1:length}") == both
+    assert arguments.dynamic_of(["q:{}", "k:{0:batch,1:length}"]) == both
     assert arguments.sizes_of("length=3,batch=1") == {"length": 3, "batch": 1}
     assert arguments.dtype_of(torch.bfloat16) == "bfloat16"
     of_all = arguments.tolerances_of(1e-3)

@@ -1,5 +1,6 @@
 """What stands for flash-linear-attention's kernels computes what its own references do."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -388,8 +389,39 @@ def test_what_has_no_form_here_says_what_it_is() -> None:
             kda.chunk_kda(x, x, x, x, x[..., 0], **given)
     with pytest.raises(NotImplementedError, match="fla's chunk_simple_gla was called with cu_seq"):
         ops.chunk_simple_gla(x, x, x, x[..., 0], cu_seqlens=torch.tensor([0, 4]))
-    with pytest.raises(TypeError, match="missing a required argument: 'beta'"):
+    with pytest.raises(TypeError, match=r"^fla's chunk_kda: missing a required argument: 'beta'"):
         kda.chunk_kda(x, x, x, x)
+    with pytest.raises(
+        TypeError, match=r"^fla's chunk_gla: got an unexpected keyword argument 'decay'"
+    ):
+        ops.chunk_gla(x, x, x, x, decay=x)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "taken"),
+    [
+        ("chunk_gated_delta_rule", 48, "16, 32, 64"),
+        ("chunk_delta_rule", 128, "16, 32, 64"),
+        ("chunk_kda", 16, "32, 64"),
+        ("chunk_simple_gla", 48, "powers of 2"),
+        ("chunk_retention", 0, "powers of 2"),
+        ("chunk_lightning_attn", 48, "powers of 2"),
+    ],
+)
+def test_chunks_that_the_package_refuses_are_refused(name: str, size: int, taken: str) -> None:
+    x = torch.randn(1, 4, 2, 8)
+    given: dict[str, Any] = {"q": x, "k": x, "v": x, "g": x[..., 0], "beta": x[..., 0]}
+    given |= {"layer_idx": 1, "num_layers": 2}
+    if name == "chunk_kda":
+        given["g"] = x
+    wanted = inspect.signature(_fla.FUNCTIONS[name]).parameters
+    given = {n: value for n, value in given.items() if n in wanted}
+    if name == "chunk_delta_rule":
+        del given["g"]
+    function = getattr(ops, name)
+    with pytest.raises(ValueError, match=f"^fla's {name}: chunk_size is {size}, .* takes {taken}"):
+        function(**given, chunk_size=size)
+    torch.testing.assert_close(function(**given, chunk_size=32)[0], function(**given)[0])
 
 
 def test_kernels_of_triton_itself_refuse_alike() -> None:

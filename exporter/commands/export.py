@@ -71,8 +71,8 @@ Examples:
 @click.option(
     "--dynamic",
     multiple=True,
-    metavar="NAME:{I:DIM,…}",
-    help="Dynamic dimensions of such inputs, once for each; if absent, they are found.",
+    metavar="NAME:{I:DIM,…},…",
+    help="Dynamic dimensions of such inputs; if absent, they are found.",
 )
 @click.option(
     "--size",

@@ -88,24 +88,29 @@ def undefined(given: Given) -> list[str]:
 
 
 def parse_dynamic(texts: Sequence[str]) -> Dynamic:
-    """Dynamic dimensions as users write them, once for each input: `x:{0:batch,1:length}`.
+    """Dynamic dimensions as users write them: `x:{0:batch,1:length}`, with commas between inputs.
 
     Raises:
-        UsageError: a text is not of that form.
+        UsageError: a text is not of that form, or names an input again.
     """
     found: dict[str, dict[int, str]] = {}
-    for text in texts:
-        match = re.fullmatch(
-            r"(\w+):\{((?:\d+:[A-Za-z_]\w*(?:,|(?=\})))*)\}", text.replace(" ", "")
-        )
-        if match is None or match[1] in found:
+    parts = [(text, part) for text in texts for part in re.split(r"(?<=\}),", _bare(text))]
+    for text, part in parts:
+        match = re.fullmatch(r"(\w+):\{((?:\d+:[A-Za-z_]\w*(?:,|(?=\})))*)\}", part)
+        if match is None:
             raise UsageError(
-                f"--dynamic {text}: write INPUT:{{POSITION:NAME,…}}, once for each input, for "
-                "example x:{0:batch,1:length}"
+                f"--dynamic {text}: write INPUT:{{POSITION:NAME,…}} for each input, for example "
+                "x:{0:batch,1:length}"
             )
-        pairs = [part.split(":") for part in match[2].split(",") if part]
+        if match[1] in found:
+            raise UsageError(f"--dynamic {text}: {match[1]} is there twice; name all in one")
+        pairs = [pair.split(":") for pair in match[2].split(",") if pair]
         found[match[1]] = {int(position): name for position, name in pairs}
     return found
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())
 
 
 def parse_sizes(text: str) -> dict[str, int]:

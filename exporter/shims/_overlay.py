@@ -142,7 +142,10 @@ def _replaced(
     # fla looks up by `inspect.unwrap` what it has registered for a function.
     @functools.wraps(own, ("__name__", "__qualname__"), ())
     def function(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{called}: {error}") from None
         bound.apply_defaults()
         given = dict(_flat(bound))
         for name in [name for name in given if name not in known]:
@@ -156,6 +159,8 @@ def _replaced(
             return ours(**given)
         except NotImplementedError as error:
             raise NotImplementedError(f"{called} was called {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{called}: {error}") from error
 
     return function
 

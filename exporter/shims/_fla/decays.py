@@ -33,6 +33,7 @@ def simple_gla(
     state_v_first: bool = False,
     transpose_state_layout: bool = False,
     cu_seqlens: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> _Pair:
     """Linear attention whose decay is one number of each head, S_t = exp(g_t)·S_{t-1} + k_t v_tᵀ.
 
@@ -48,7 +49,10 @@ def simple_gla(
         scale: of q; K**-0.5 for None.
         initial_state: (b, H, K, V), or (b, H, V, K) with `state_v_first`.
         cu_seqlens: (n + 1,), where packed sequences begin, and the end: without states and g.
+        chunk_size: of fla's kernels, which changes no value: a power of 2.
     """
+    if chunk_size is not None and (chunk_size < 1 or chunk_size & (chunk_size - 1)):
+        raise ValueError(f"chunk_size is {chunk_size}, and fla takes powers of 2")
     real = wide(q)
     turned = state_v_first or transpose_state_layout
     if cu_seqlens is not None and not (g is None and initial_state is None):
@@ -179,12 +183,13 @@ def retention(
     state_v_first: bool = False,
     transpose_state_layout: bool = False,
     cu_seqlens: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> _Pair:
     """`simple_gla` whose head h decays by 1 - 2^(-5-h) at each step."""
     heads = torch.arange(q.shape[2], dtype=torch.float32, device=q.device)
     decay = (1 - 2.0 ** (-5.0 - heads)).log()
     state = (initial_state, output_final_state, state_v_first, transpose_state_layout)
-    return simple_gla(q, k, v, None, decay, scale, *state, cu_seqlens)
+    return simple_gla(q, k, v, None, decay, scale, *state, cu_seqlens, chunk_size)
 
 
 def lightning(
@@ -197,12 +202,14 @@ def lightning(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> _Pair:
     """`simple_gla` whose head h of H decays by exp(-8h/H·(1 - layer_idx/num_layers))."""
     heads = torch.arange(q.shape[2], dtype=torch.float32, device=q.device)
     decay = -(8 / q.shape[2] * (1 - layer_idx / num_layers)) * heads
     state = (initial_state, output_final_state)
-    return simple_gla(q, k, v, None, decay, scale, *state, cu_seqlens=cu_seqlens)
+    packed = {"cu_seqlens": cu_seqlens, "chunk_size": chunk_size}
+    return simple_gla(q, k, v, None, decay, scale, *state, **packed)
 
 
 def divided_by_keys(

@@ -1,6 +1,7 @@
 """The delta rules of fla, with their gates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ def delta_rule(
     allow_neg_eigval: bool = False,
     state_v_first: bool = False,
     transpose_state_layout: bool = False,
+    chunk_size: int | None = None,
+    *,
+    chunk_sizes: Collection[int] = (16, 32, 64),
 ) -> _Pair:
     """The op, which has fla's layouts; without a gate for g None.
 
@@ -49,7 +53,12 @@ def delta_rule(
         use_beta_sigmoid_in_kernel: beta passes through a sigmoid.
         allow_neg_eigval: and is doubled then.
         state_v_first: states are (b, H, V, K), not (b, H, K, V); once `transpose_state_layout`.
+        chunk_size: of fla's kernels, which changes no value.
+        chunk_sizes: those that fla takes.
     """
+    if chunk_size is not None and chunk_size not in chunk_sizes:
+        known = ", ".join(map(str, chunk_sizes))
+        raise ValueError(f"chunk_size is {chunk_size}, and fla takes {known}")
     real = wide(q)
     if g is not None and use_gate_in_kernel:
         g = _gate(g, A_log, dt_bias, lower_bound)
@@ -168,8 +177,9 @@ def delta_product(
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{f"{way}_{name}": delta_rule for way in _WAYS for name in ("delta_rule", "gdn", "kda")},
+    **{f"{way}_{name}": delta_rule for way in _WAYS for name in ("delta_rule", "gdn")},
     **{f"{way}_gated_delta_rule": delta_rule for way in _WAYS},
+    **{f"{way}_kda": partial(delta_rule, chunk_sizes=(32, 64)) for way in _WAYS},
     "chunk_gated_delta_product": delta_product,
     "fused_gdn_gate": head_gate,
     "fused_kda_gate": channel_gate,
