@@ -190,7 +190,7 @@ def export(
                             {"file": file, "program": program.kind, "format": name, **facts}
                         )
             manifest["artifacts"], left_out = _needed(manifest["artifacts"], folder)
-            manifest["notes"] += left_out
+            manifest["notes"] += left_out + plan.without_products(manifest)
             captured.clear()
             (folder / "samples").mkdir()
             samples = truth.compute(

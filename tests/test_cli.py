@@ -77,6 +77,20 @@ def missing(folder: Path) -> Path:
     return folder / "missing.ckpt"
 
 
+@pytest.mark.parametrize("words", [("export", "-o", "b"), ("inspect",)], ids=["export", "inspect"])
+def test_what_is_not_there_is_told_before_torch_is_loaded(words: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from fuseport.cli import main\n"
+        f"try: main([*{words!r}, 'no/such.ckpt'])\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert (
+        done.stderr == "fuseport: no/such.ckpt: there is no such file or folder; check the path\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "code"), [(missing, 2), (pickle_with_code, 3), (garbage, 4), (other_architecture, 5)]
 )

@@ -88,6 +88,11 @@ def test_what_has_no_form_here_is_named_at_the_export(tmp_path: Path) -> None:
         theirs.GSAForCausalLM(config).save_pretrained(tmp_path / "saved")
     with pytest.raises(ExportFailed, match=r"fla\.ops\.gsa\.\S+gsa launched the Triton kernel"):
         api.export(tmp_path / "saved", tmp_path / "b")
+    done = CliRunner().invoke(main, ["inspect", str(tmp_path / "saved")])
+    assert "ops           not known: " in done.output
+    assert "launched the Triton kernel" in done.output
+    assert "next          no export: it is refused for that reason" in done.output
+    assert "fuseport export" not in done.output
 
 
 @pytest.mark.parametrize(

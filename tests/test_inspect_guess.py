@@ -15,6 +15,7 @@ from transformers.models.deformable_detr import modeling_deformable_detr as detr
 from fuseport import shims
 from fuseport.cli import main
 from fuseport.exporter.inspect.guess import guessed
+from fuseport.exporter.models._huggingface_library import library
 from fuseport.ops import OPS
 from fuseport.ops.evidence import Evidence
 
@@ -81,6 +82,20 @@ def modules() -> Iterator[tuple[str, Any, set[str]]]:
         transformers.DeformableDetrConfig(d_model=16, use_timm_backbone=False), 4, 4
     )
     yield "Deformable DETR", deformable, {"ms_deform_attn"}
+    library("gla")  # before others import it: transformers keeps its names so
+    with shims.installed():
+        from fla import layers
+    sizes = {"hidden_size": 16, "num_heads": 2}
+    ops, normed = {"gated_delta_rule", "causal_conv1d"}, {"DeltaNet": {"rms_norm"}}
+    deltas: dict[str, dict[str, Any]] = {
+        "GatedDeltaNet": {"head_dim": 8}, "KimiDeltaAttention": {"head_dim": 8}, "DeltaNet": {},
+    }  # fmt: skip
+    for name, more in deltas.items():
+        yield f"fla's {name}", getattr(layers, name)(**sizes, **more), ops | normed.get(name, set())
+    gla = layers.GatedLinearAttention(**sizes, use_output_gate=False)
+    yield "fla's GLA", gla, {"gated_delta_rule", "rms_norm"}
+    hgrn = layers.HGRN2Attention(hidden_size=16, num_heads=2, expand_ratio=8)
+    yield "fla's HGRN2", hgrn, {"gated_delta_rule", "rms_norm"}
     plain = nn.TransformerEncoderLayer(16, 2, 32)
     normed = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     yield "plain torch", nn.ModuleDict({"encoder": plain, "stem": normed}), set()

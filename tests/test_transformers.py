@@ -305,6 +305,14 @@ def test_architectures_with_inputs_of_their_own_take_no_others(tmp_path: Path) -
         ({"architectures": None}, r"names no architecture, or several \(None\): write the one"),
         ({"num_attention_heads": "two"}, r"refuses the config\.json of this lfm2: "),
         ({"hidden_size": 24}, "the weights do not fit Lfm2ForCausalLM: mis-shaped: "),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            r"model_type lfm2, and its class GPT2LMHeadModel is of gpt2: write both",
+        ),
+        (
+            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+            r"GPT2LMHeadModel: no name of theirs is one of its, so that config\.json is of another",
+        ),
     ],
 )
 def test_what_is_not_there_is_one_line(change: dict[str, Any], said: str, tmp_path: Path) -> None:

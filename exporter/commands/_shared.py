@@ -30,6 +30,7 @@ __all__ = [
     "one_of",
     "progress",
     "show",
+    "there",
     "width",
     "write",
 ]
@@ -65,6 +66,21 @@ def _names(_: click.Context, option: click.Parameter, given: tuple[str, ...]) ->
     if "" in names:
         raise UsageError(f"{option.opts[0]} {','.join(given)}: a name is empty")
     return names
+
+
+def there(path: Path) -> None:
+    """Refuse a path at which nothing is, before torch is loaded, which takes seconds.
+
+    Raises:
+        UsageError: it is one.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        said = f"{path}: there is no such file or folder; check the path"
+        raise UsageError(said) from error
+    except OSError:
+        return  # whoever reads it says what is wrong
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from fuseport.exporter.commands._shared import (
     names_option,
     one_of,
     progress,
+    there,
 )
 from fuseport.exporter.errors import UsageError
 
@@ -122,6 +123,10 @@ def export(
     force: bool,
 ) -> None:
     """Export CHECKPOINT, a file or folder, into a bundle."""
+    there(checkpoint)
+    for file in (adapter, samples):
+        if file is not None:
+            there(file)
     with progress() as tell:
         with loading(tell):
             from fuseport.exporter import api, formats

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from fuseport.exporter.commands._shared import there
 from fuseport.exporter.errors import FuseportError
 from fuseport.exporter.garbage import importing
 
@@ -29,6 +30,8 @@ that is not 0.
 @click.option("--json", "json_", is_flag=True, help="Print JSON, an object for each PATH.")
 def inspect(paths: tuple[Path, ...], weights: str | None, tensors: bool, json_: bool) -> None:
     """Say what each PATH is: a checkpoint, a bundle or an artifact. Nothing of it is run."""
+    if len(paths) == 1:
+        there(*paths)
     with importing():
         from fuseport.exporter.inspect import inspect as inspected
 

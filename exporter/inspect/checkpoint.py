@@ -52,8 +52,10 @@ def found(path: Path, weights: str | None, listed: bool) -> dict[str, Any]:
         },
         "parameters": _sizes(tensors),
         "architecture": (architecture := _architecture(chosen)),
-        "ops": _ops(architecture, chosen),
-        "next": _next(architecture, chosen, choose=ambiguous is not None),
+        "ops": (ops := _ops(architecture, chosen)),
+        "next": []
+        if ops.get("refused")
+        else _next(architecture, chosen, choose=ambiguous is not None),
         "config": content.config,
         "training": content.training,
         "notes": [*content.notes, *notes],
@@ -177,7 +179,8 @@ def _ops(architecture: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, A
     except FuseportError as error:
         return {"needed": [], "guessed": False, "reason": str(error)}
     if "reason" in answer:
-        return {"needed": [], "guessed": False, "reason": answer["reason"]}
+        refused = {"refused": True} if answer.get("refused") else {}
+        return {"needed": [], "guessed": False, "reason": answer["reason"], **refused}
     needed = known.of_ops(Counter(answer["operators"]))
     return {"needed": needed, "guessed": False, "reason": None}
 

@@ -18,7 +18,10 @@ __all__ = ["found"]
 
 
 def found(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """`operators`, with how often each is called; or `reason`, why that cannot be told."""
+    """`operators`, with how often each is called; or `reason`, why that cannot be told.
+
+    `refused` beside it: no program can be made of this model, for that reason.
+    """
     try:
         with torch.device("meta"), torch.no_grad():
             model = models.build(name, config)
@@ -34,6 +37,10 @@ def found(name: str, config: dict[str, Any]) -> dict[str, Any]:
                 model.module.eval()(*inputs)
     except FuseportError as error:
         return {"reason": str(error)}
+    except NotImplementedError as error:  # as stand-ins say it of what has no form here
+        if "fuseport" in str(error):
+            return {"reason": one_line(error), "refused": True}
+        return {"reason": f"the model does not run without data: {one_line(error)}"}
     except Exception as error:  # model code can raise anything where tensors have no data
         return {"reason": f"the model does not run without data: {one_line(error)}"}
     return {"operators": dict(recorder.counts)}

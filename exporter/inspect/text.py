@@ -40,6 +40,8 @@ def checkpoint(found: _Found) -> Iterator[str]:
     for name, entry in found.get("tensors", {}).items():
         yield f"  {show(name, 100)}  {entry['dtype']} {entry['shape']}"
     yield from _notes(found)
+    if not found["next"]:
+        yield _row("next", "no export: it is refused for that reason")
     for number, command in enumerate(found["next"]):
         yield _row("" if number else "next", command)
 

@@ -127,7 +127,13 @@ def _fitted(
     found = recognised(checkpoint)
     if found is not None:
         model = build(*found, inputs, given)
-        report = weights.fit(model.module, model.renamed(checkpoint.tensors), str(checkpoint.path))
+        said_by = "config.json" if checkpoint.layout == "huggingface" else None
+        report = weights.fit(
+            model.module,
+            model.renamed(checkpoint.tensors),
+            str(checkpoint.path),
+            said_by=said_by,
+        )
         return model, (*model.notes, *report.notes())
     keys = ", ".join(list(checkpoint.tensors)[:3])
     raise Missing(

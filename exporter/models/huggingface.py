@@ -210,6 +210,12 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
         said = " ".join(str(error).split())
         raise Missing(f"{made.__name__} of {source.name} needs what is not here: {said}") from error
     except Exception as error:  # transformers checks a config with errors of many types
+        other = getattr(made.config_class, "model_type", None)
+        if other not in (None, config["model_type"], getattr(settings, "model_type", None)):
+            raise Missing(
+                f"config.json says model_type {kind}, and its class {made.__name__} is of"
+                f" {show(other, 60)}: write both as they are of the model ({show(error)})"
+            ) from error
         raise Missing(
             f"{source.name} refuses the config.json of this {kind}: "
             f"{type(error).__name__}: {show(error)}; correct it, or install the version it is for"

@@ -74,7 +74,12 @@ def unwrap(names: Iterable[str]) -> dict[str, str]:
 
 
 def fit(
-    module: nn.Module, tensors: Mapping[str, Tensor], source: str, *, own_code: str | None = None
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    source: str,
+    *,
+    own_code: str | None = None,
+    said_by: str | None = None,
 ) -> FitReport:
     """Load `tensors` into `module`, every parameter and persistent buffer of it and nothing else.
 
@@ -87,6 +92,7 @@ def fit(
         tensors: by the file's names; not modified, and not referred to afterwards.
         source: the file, for the error.
         own_code: of a module of the user's own code, what it got, for the error.
+        said_by: what names the module's class, `config.json` for example, for the error.
 
     Raises:
         Missing: a name is missing or unexpected, a shape or a kind of dtype differs, tied ones
@@ -125,6 +131,8 @@ def fit(
     }
     if any(problems.values()):
         said = "; ".join(f"{what}: {some(names)}" for what, names in problems.items() if names)
+        if said_by is not None and not given.keys() & own.keys():
+            said = f"no name of theirs is one of its, so that {said_by} is of another model; {said}"
         otherwise = "the model's own code: --model FILE:NAME"
         if own_code is not None:
             otherwise = "a callable that makes the model that they are of: --model FILE:NAME"

@@ -216,6 +216,17 @@ def ungraded(programs: Mapping[str, Any]) -> list[str]:
     return [f"there is no {named}{more}: the program's outputs do not depend on that by autograd"]
 
 
+def without_products(manifest: Mapping[str, Any]) -> list[str]:
+    """A note on ONNX files that no CPU runs, by a manifest."""
+    files = [e["file"] for e in manifest["artifacts"] if e["format"].startswith("onnx")]
+    if not files or "bfloat16" not in manifest["parameters"]["dtypes"]:
+        return []
+    return [
+        f"{', '.join(files)}: ONNX Runtime has no products in bfloat16 on the CPU, so that verify "
+        "says unsupported there; for the CPU export with --dtype float32"
+    ]
+
+
 def conditional(program: str, facts: Mapping[str, Any], places: Sequence[str] = ()) -> str:
     """A sentence on what a program does not hold for.
 

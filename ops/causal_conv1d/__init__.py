@@ -151,6 +151,14 @@ SPEC = OpSpec(
     bench=BENCH,
     evidence=(
         Evidence("a Mamba-1 mixer", {"A_log": (None, None), "*conv*.weight": (None, 1, None)}),
-        Evidence("a Mamba-2 mixer", {"A_log": (None,), "*conv*.weight": (None, 1, None)}),
+        Evidence(
+            "a Mamba-2 mixer",
+            {"A_log": (None,), "*conv*.weight": (None, 1, None)},
+            absent=("q_conv1d.weight",),
+        ),
+        Evidence(
+            "a short convolution of flash-linear-attention or Kimi Linear",
+            {"q_conv1d.weight": (None, 1, None)},
+        ),
     ),
 )

@@ -162,5 +162,22 @@ SPEC = OpSpec(
             "a Kimi Delta Attention mixer of Kimi Linear",
             {"A_log": (1, 1, None, 1), "f_a_proj.weight": _MATRIX, "b_proj.weight": _MATRIX},
         ),
+        Evidence(
+            "a KDA mixer of flash-linear-attention",
+            {"A_log": (None,), "f_proj.0.weight": _MATRIX, "b_proj.weight": _MATRIX},
+        ),
+        Evidence(
+            "a DeltaNet mixer of flash-linear-attention",
+            {"k_proj.weight": _MATRIX, "b_proj.weight": _MATRIX, "o_norm.weight": (None,)},
+            absent=("A_log",),
+        ),
+        Evidence(
+            "a GLA mixer of flash-linear-attention",
+            {"k_proj.weight": _MATRIX, "gk_proj.0.weight": _MATRIX, "gk_proj.1.weight": _MATRIX},
+        ),
+        Evidence(
+            "an HGRN2 mixer of flash-linear-attention",
+            {"q_proj.weight": _MATRIX, "f_proj.weight": _MATRIX, "i_proj.weight": _MATRIX},
+        ),
     ),
 )

@@ -207,9 +207,8 @@ def lightning(
     """`simple_gla` whose head h of H decays by exp(-8h/H·(1 - layer_idx/num_layers))."""
     heads = torch.arange(q.shape[2], dtype=torch.float32, device=q.device)
     decay = -(8 / q.shape[2] * (1 - layer_idx / num_layers)) * heads
-    state = (initial_state, output_final_state)
-    packed = {"cu_seqlens": cu_seqlens, "chunk_size": chunk_size}
-    return simple_gla(q, k, v, None, decay, scale, *state, **packed)
+    state = (initial_state, output_final_state, False, False)
+    return simple_gla(q, k, v, None, decay, scale, *state, cu_seqlens, chunk_size)
 
 
 def divided_by_keys(
