@@ -16,7 +16,7 @@ from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.verify import truth
-from fuseport.exporter.verify.choices import Choices
+from fuseport.exporter.verify.choices import Choices, FirstOfEqual
 from fuseport.exporter.verify.compare import Expected, Tolerance
 from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.plan import Case, Job
@@ -288,6 +288,37 @@ def test_of_what_rounding_decides_nothing_is_said(undecided: tuple[Model, Sample
     assert "in float32 rounding decides what topk gives" in found["values"][1]
     (note,) = truth.doubts([sample])
     assert note.startswith("export: rounding decides what topk gives")
+
+
+def cut(net: Best, x: Tensor) -> Tensor:
+    """Fewer than four are not zero."""
+    return F.relu(x * net.w - 3)
+
+
+class BestScores(Best):
+    def forward(self, x: Tensor) -> Results:
+        return {"values": self.scores(self, x).topk(4).values}
+
+
+def test_equal_values_are_taken_in_any_order(tmp_path: Path) -> None:
+    """torch takes some, ONNX the first: what hangs on which is undecided, and the rest is not."""
+    for name in ("places", "scores"):
+        (tmp_path / name).mkdir()
+    net = Best(cut)
+    (sample,) = truth.compute(model_of(net), [CASE], tmp_path / "places")
+    assert sample.undecided == ("topk",)
+    x = load_file(sample.file)["input/x"]
+    first = FirstOfEqual()
+    with first:
+        found = {name: t.detach() for name, t in net(x).items()}
+    assert first.otherwise
+    wanted = cut(net, x).sort(dim=-1, descending=True, stable=True).indices[:, :4]
+    assert torch.equal(found["places"], wanted)
+    verdict, reason = verdicts(sample, found)["values"]
+    assert verdict == "unsupported"
+    assert "decides what topk gives" in reason
+    (sample,) = truth.compute(model_of(BestScores(cut)), [CASE], tmp_path / "scores")
+    assert sample.undecided == ()
 
 
 def test_what_no_choice_makes_is_wrong_all_the_same(undecided: tuple[Model, Sample]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Choices"]
+__all__ = ["Choices", "FirstOfEqual"]
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 # On the places that pooling takes its values from gradients alone depend: `kinks` has them. What is
@@ -51,6 +51,42 @@ class Choices(TorchFunctionMode):
             return []
         pairs = zip(self.made, other.made, strict=True)
         return list(dict.fromkeys(mine[0] for mine, theirs in pairs if mine != theirs))
+
+
+class FirstOfEqual(TorchFunctionMode):
+    """Of equal values `topk` takes the first, as ONNX's TopK does; torch takes any.
+
+    Scores that a `relu` has cut are equal, whatever is rounded.
+
+    Attributes:
+        otherwise: whether torch took others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.otherwise = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") != "topk" or not isinstance(result, tuple):
+            return result
+        x, k, dim, largest = _of_topk(*args, **(kwargs or {}))
+        if not x.dim() or not _has_values(x):
+            return result
+        values, places = x.sort(dim=dim, descending=largest, stable=True)
+        first = [t.narrow(dim, 0, k).contiguous() for t in (values, places)]
+        if torch.equal(first[1].sort(dim)[0], result[1].sort(dim)[0]):
+            return result
+        self.otherwise = True
+        return type(result)(first)
+
+
+def _of_topk(
+    input: Tensor, k: int, dim: int = -1, largest: bool = True, *_: Any, **__: Any
+) -> tuple[Tensor, int, int, bool]:
+    return input, k, dim, largest
 
 
 def _integers(result: Any) -> Iterator[Tensor]:
