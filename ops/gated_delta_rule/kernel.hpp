@@ -8,23 +8,13 @@
 
 #include <cstdint>
 
-#include "native/dtype.hpp"
 #include "native/isa.hpp"
 #include "native/schedule.hpp"
+#include "native/strided.hpp"
 
 namespace fuseport::gated_delta_rule {
 
 constexpr int64_t CHUNK = 32;  // steps between states that the backward keeps: as in cases.py
-
-FUSEPORT_INLINED constexpr int64_t real_bytes(Dtype dtype) {
-  return dtype == Dtype::float64 ? 8 : 4;
-}
-
-// (b, l, heads, columns) or (b, l, heads); strides in elements, any value.
-struct Strided {
-  const void* data = nullptr;
-  int64_t batch = 0, step = 0, head = 0, column = 0;
-};
 
 // The type that is computed in, float or double, is called real.
 struct Problem {

@@ -9,6 +9,7 @@
 #include "gated_delta_rule/kernel.hpp"
 #include "native/checks.hpp"
 #include "native/empty.hpp"
+#include "native/strided_torch.hpp"
 #include "native/torch.hpp"
 
 namespace fuseport::gated_delta_rule {
@@ -64,11 +65,6 @@ struct Check : fuseport::Check {
          {q.size(0), v.size(2), q.size(3), v.size(3)});
   }
 };
-
-inline Strided strided(const Tensor& t) {
-  return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2),
-          t.dim() == 4 ? t.stride(3) : 0};
-}
 
 // Inputs that passed the checks. It holds the state, which is made contiguous.
 struct Inputs {

@@ -7,22 +7,12 @@
 
 #include <cstdint>
 
-#include "native/dtype.hpp"
 #include "native/isa.hpp"
+#include "native/strided.hpp"
 
 namespace fuseport::ssd_chunk_scan {
 
 constexpr int64_t CHUNK = 64;  // steps whose outputs are products of matrices: as in shapes.py
-
-FUSEPORT_INLINED constexpr int64_t real_bytes(Dtype dtype) {
-  return dtype == Dtype::float64 ? 8 : 4;
-}
-
-// (b, l, H, P), (b, l, G, N) or (b, l, H), in the problem's dtype; strides in elements, any value.
-struct Strided {
-  const void* data = nullptr;
-  int64_t batch = 0, step = 0, head = 0, column = 0;
-};
 
 // The type that is computed in, float or double, is called real. What is contiguous has no strides.
 struct Problem {

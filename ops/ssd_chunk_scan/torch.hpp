@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "native/empty.hpp"
+#include "native/strided_torch.hpp"
 #include "native/torch.hpp"
 #include "ssd_chunk_scan/kernel.hpp"
 
@@ -24,11 +25,6 @@ using Outputs = std::tuple<Tensor, Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using GatedGradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-inline Strided strided(const Tensor& t) {
-  return {t.const_data_ptr(), t.stride(0), t.stride(1), t.stride(2),
-          t.dim() == 4 ? t.stride(3) : 0};
-}
 
 // Inputs that passed the checks. It holds tensors, since some are made contiguous.
 struct Inputs {
