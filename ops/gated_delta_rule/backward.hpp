@@ -20,7 +20,8 @@ struct BackwardScratch {
   Real* decayed;             // of a block: its state in each step of a chunk, before the update
   Real *dq, *dk;             // (l, padded K)
   Real* errors;              // (l, padded V): of a head, v less what its key stood for
-  Real *q, *k, *decays;      // (32, padded K), with a row more
+  Real* q;                   // (32, padded K)
+  Real *k, *decays;          // the same with a row more
   Real* dg;                  // (32, padded K)
   Real *v, *updates, *dout, *dv;  // (32, padded V)
   Real* rates;
@@ -36,8 +37,8 @@ struct BackwardScratch {
     scratch.take(CHUNK * row * F::LANES, &decayed);
     scratch.take(p.length * row, &dq, &dk);
     scratch.take(p.length * wide, &errors);
-    scratch.take((CHUNK + 1) * row, &q, &k, &decays);
-    scratch.take(CHUNK * row, &dg);
+    scratch.take((CHUNK + 1) * row, &k, &decays);
+    scratch.take(CHUNK * row, &q, &dg);
     scratch.take(CHUNK * wide, &v, &updates, &dout, &dv);
     scratch.take(CHUNK, &rates);
     scratch.take(CHUNK * F::LANES, &dbeta, &shared);
