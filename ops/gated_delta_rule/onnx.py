@@ -3,7 +3,7 @@
 The bodies follow the definition, step by step, with `Scan`; they know nothing of dtypes and compute
 in g's. They use only what onnx's reference evaluator has too: `Scan` along axis 0, forward in time;
 time is reversed with `Slice`. The scale is scale_mantissa·2^scale_exponent, since an attribute that
-is a float would round it to float32.
+is a float would round it to float32; 2^1024 stands for Inf.
 """
 
 import math
@@ -41,16 +41,23 @@ def _rule_backward(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _node(name: str, tensors: list[Tensor], scale: float, like: list[Tensor]) -> tuple[Tensor, ...]:
-    mantissa, exponent = math.frexp(scale)
     results = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         tensors,
-        {"scale_mantissa": int(mantissa * 2**53), "scale_exponent": exponent - 53},
+        _attributes(scale),
         dtypes=[t.dtype for t in like],
         shapes=[t.shape for t in like],
         version=VERSION,
     )
     return tuple(results)
+
+
+def _attributes(scale: float) -> dict[str, int]:
+    mantissa, exponent = math.frexp(scale)
+    if not math.isfinite(scale):  # 2^1024 is Inf in float64, and 0 times that NaN
+        mantissa = 0.0 if math.isnan(scale) else math.copysign(2.0**-53, scale)
+        exponent = 1024 + 53
+    return {"scale_mantissa": int(mantissa * 2**53), "scale_exponent": exponent - 53}
 
 
 # In the texts below: b batch, l length, G groups, c heads of a group, K and V widths. Names in _t

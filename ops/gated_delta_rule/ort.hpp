@@ -25,7 +25,8 @@ struct NodeInputs {
     for (Tensor* t : {&q, &k, &v, &g, &beta, &initial_state}) *t = call.input(first++);
     check(call);
     const int64_t mantissa = call.attributes[0], exponent = call.attributes[1];
-    call.require(exponent >= -1200 && exponent <= 971, "scale_exponent", "in -1200 to 971",
+    const bool finite = exponent >= -1200 && exponent <= 971;
+    call.require(finite || exponent == 1024, "scale_exponent", "in -1200 to 971, or 1024",
                  exponent);
     empty = ort::elements(v.shape) == 0 || ort::elements(initial_state.shape) == 0;
     if (empty) return;
@@ -39,7 +40,8 @@ struct NodeInputs {
     p.heads = v.shape[2];
     p.values = v.shape[3];
     p.channels = g.shape[3] > 1;
-    p.scale = std::ldexp(static_cast<double>(mantissa), static_cast<int>(exponent));
+    p.scale = finite ? std::ldexp(static_cast<double>(mantissa), static_cast<int>(exponent))
+                     : static_cast<double>(mantissa) * INFINITY;
     p.q = sequence(q);
     p.k = sequence(k);
     p.v = sequence(v);
