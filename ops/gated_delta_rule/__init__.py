@@ -91,6 +91,7 @@ def gated_delta_rule(
     """
     registration.ensure(SPEC)
     shapes.check_ranks("gated_delta_rule", q, v)
+    shapes.check_decay("gated_delta_rule", g, v)
     keys, values = q.shape[3], v.shape[3]
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
 
@@ -102,6 +103,9 @@ def gated_delta_rule(
     if initial_state is None:
         shape = (q.shape[0], v.shape[2], keys, values)
         initial_state = torch.zeros(shape, dtype=wide, device=q.device)
+    # A kernel takes a number: what a size that is not known yet would be, is multiplied by later.
+    later = scale is None and isinstance(keys, torch.SymInt)
+    factor = max(keys, 1) ** -0.5 if scale is None else scale
     out, final_state = torch.ops.fuseport.gated_delta_rule(
         q,
         k,
@@ -109,8 +113,10 @@ def gated_delta_rule(
         widened(g.unsqueeze(3) if g.dim() == 3 else g),
         widened(beta),
         widened(initial_state),
-        max(keys, 1) ** -0.5 if scale is None else scale,
+        1.0 if later else factor,
     )
+    if later:
+        out = out * factor
     return out, final_state if output_final_state else None
 
 

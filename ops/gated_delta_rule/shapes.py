@@ -10,13 +10,27 @@ from torch import Tensor
 from fuseport.ops.checks import dtype_name, require, require_like, require_shape
 from fuseport.ops.spec import FLOATING
 
-__all__ = ["check", "check_backward", "check_ranks", "fake_rule", "fake_rule_backward"]
+__all__ = [
+    "check",
+    "check_backward",
+    "check_decay",
+    "check_ranks",
+    "fake_rule",
+    "fake_rule_backward",
+]
 
 
 def check_ranks(op: str, q: Tensor, v: Tensor) -> None:
     """Raises ValueError unless q and v have the dimensions that all other shapes are made of."""
     require(q.dim() == 4, op, "q", "(b, l, G, K)", tuple(q.shape))
     require(v.dim() == 4, op, "v", "(b, l, H, V)", tuple(v.shape))
+
+
+def check_decay(op: str, g: Tensor, v: Tensor) -> None:
+    """Raises ValueError unless g, as it is given, is of v's heads, or of their key channels."""
+    require(g.dim() in (3, 4), op, "g", "(b, l, H) or (b, l, H, K)", tuple(g.shape))
+    if g.dim() == 3:
+        require_shape(op, "g", g, "(b, l, H)", tuple(v.shape[:3]))
 
 
 def check(

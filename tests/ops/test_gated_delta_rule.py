@@ -143,6 +143,55 @@ def test_a_scale_of_0_in_float32_is_not_left_to_the_operator_of_onnx(scale: floa
     assert onnx_native.decompositions()["gated_delta_rule"](*given(), scale) is None
 
 
+@pytest.mark.parametrize("scale", [float("inf"), float("-inf"), float("nan")])
+def test_a_scale_that_is_not_finite_has_nodes(scale: float, fused_library: Path) -> None:
+    operator = SPEC.operator("gated_delta_rule")
+    _, expected = operator.reference(*given(), scale)
+    for session in (Session(None, str(fused_library), 1), Session(SPEC.lowering())):
+        found = by_nodes(session, SPEC, operator, [*map(Tensor.contiguous, given()), scale])
+        assert not found["out"].isfinite().any()
+        torch.testing.assert_close(found["final_state"], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_width_of_keys_may_be_dynamic(dtype: torch.dtype) -> None:
+    """Its root, which the default scale is of, is then no number."""
+
+    class Rule(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+            return gated_delta_rule(q, k, v, g, beta)[0]
+
+    given = [t.detach() for t in list(inputs_of("plain", dtype).values())[:5]]
+    given[3] = given[3].squeeze(3)
+    width = {3: torch.export.Dim("K", min=2)}
+    sizes = (width, width, None, None, None)
+    program = torch.export.export(Rule(), tuple(given), dynamic_shapes=sizes).module()
+    more = [torch.cat([t, t], 3) if i < 2 else t for i, t in enumerate(given)]
+    for inputs in (given, more):
+        torch.testing.assert_close(program(*inputs), Rule()(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 9, 2), "(b, l, H) = (2, 9, 3); got (2, 9, 2)"),
+        ((2, 9, 6), "(b, l, H) = (2, 9, 3); got (2, 9, 6)"),
+        ((2, 9), "(b, l, H) or (b, l, H, K); got (2, 9)"),
+        ((2, 9, 3, 5), "(b, l, H, 1 or K) = (2, 9, 3, 6); got (2, 9, 3, 5)"),
+    ],
+)
+def test_a_decay_is_refused_in_the_shape_it_was_given(shape: list[int], message: str) -> None:
+    q, k, v, _, beta, _ = given()
+    with pytest.raises(ValueError, match=re.escape(f"g must be {message}")):
+        gated_delta_rule(q, k, v, torch.zeros(shape), beta)
+
+
+def test_places_of_sequences_are_said_once() -> None:
+    """What ops have alike is in native/."""
+    sources = [p for p in SPEC.folder.parent.rglob("*.hpp") if "real_bytes(Dtype" in p.read_text()]
+    assert [p.name for p in sources] == ["strided.hpp"]
+
+
 def test_keys_without_channels_are_not_left_to_the_operator_of_onnx() -> None:
     """ONNX Runtime ends the process over them."""
     q, k, v, g, beta, state = given()
