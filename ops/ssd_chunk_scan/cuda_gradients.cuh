@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
             load_parts<false, Four::down>(mine, rows + t * of_row + k, of_row);
 #pragma unroll
             for (int part = 0; part < 3; ++part)
-              load_four<true, Four::down>(cuts[part], tiles.state[part] + k * STATE_ROW + of_states,
+              load_tiles<true, Four::down>(cuts[part], tiles.state[part] + k * STATE_ROW + of_states,
                                           STATE_ROW);
             add_products(product, mine, cuts);
           }
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
           for (int j = 0; j < 2; ++j) {
 #pragma unroll
             for (int part = 0; part < OF_M; ++part)
-              load_four<false, Four::across>(
+              load_tiles<false, Four::across>(
                   cuts[part], tiles.state[part] + (of_x + j * TILE) * STATE_ROW + k, STATE_ROW);
             add_products(dx[j], of_B, cuts);
           }

@@ -1,134 +1,13 @@
-// Chunks of numbers in shared memory, and what tensor cores are given of them: parts that are bfloat16,
-// of which a float16 is two and a float32 three, so that all are exact.
+// Chunks of numbers in shared memory, and the factors of their steps.
 #pragma once
 
-#include <type_traits>
-
+#include "native/cuda_parts.cuh"
 #include "ssd_chunk_scan/cuda_steps.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {
 
-constexpr int TILE = 16, TILES = T / TILE, COLUMNS = 64;  // columns of x
+constexpr int TILES = T / TILE, COLUMNS = 64;  // columns of x
 constexpr int BELOW = TILES * (TILES + 1) / 2;            // tiles on and below the diagonal
-// Numbers between rows: eight rows of 16 bytes in a column are in all banks.
-template <class Stored>
-constexpr int PAD = VECTOR<Stored>;
-
-// Of two numbers in 32 bits.
-template <class Stored>
-FUSEPORT_DEVICE float lower(uint32_t both) {
-  return std::is_same_v<Stored, Half> ? half_to_float((uint16_t)both) : bits_to_float(both << 16);
-}
-template <class Stored>
-FUSEPORT_DEVICE float upper(uint32_t both) {
-  return std::is_same_v<Stored, Half> ? half_to_float((uint16_t)(both >> 16))
-                                      : bits_to_float(both & 0xffff0000u);
-}
-
-// Two numbers, each as a sum of COUNT bfloat16, the largest first. What has no finite rest has none.
-template <int COUNT>
-FUSEPORT_DEVICE void cut(float x, float y, uint32_t (&parts)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    parts[i] = floats_to_bfloat16(x, y);
-    x -= lower<BFloat16>(parts[i]);
-    y -= upper<BFloat16>(parts[i]);
-    if (i > 0) continue;  // the rest of a rest is finite
-    if (!(x - x == 0)) x = 0;
-    if (!(y - y == 0)) y = 0;
-  }
-}
-
-template <class Stored>
-constexpr int PARTS = std::is_same_v<Stored, float> ? 3 : std::is_same_v<Stored, Half> ? 2 : 1;
-
-// Four matrices of 8 × 8 in a tile: two beside two, counted down or across, or all beside each other.
-enum class Four { down, across, in_a_row };
-
-// Where the i-th begins.
-template <Four FOUR>
-FUSEPORT_DEVICE int place_of(int i, int row) {
-  const int low = i % 2 * 8, high = i / 2 * 8;
-  return FOUR == Four::down ? low * row + high : FOUR == Four::across ? high * row + low : i * 8;
-}
-
-// load_matrices, of matrices in these places.
-template <bool TRANSPOSED, Four FOUR, class Stored>
-FUSEPORT_DEVICE void load_four(uint32_t (&to)[4], const Stored* tile, int row) {
-  static_assert(sizeof(Stored) == 2);
-  const int lane = (int)threadIdx.x % WARP;
-  load_matrices<TRANSPOSED>(to, tile + place_of<FOUR>(lane / 8, row) + lane % 8 * row);
-}
-
-// The same numbers as reals, of each matrix two.
-template <bool TRANSPOSED, Four FOUR, class Stored>
-FUSEPORT_DEVICE void load_pairs(float (&to)[4][2], const Stored* tile, int row) {
-  if constexpr (std::is_same_v<Stored, float>) {
-    const int lane = (int)threadIdx.x % WARP, g = lane / 4, c = lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* const at =
-          tile + place_of<FOUR>(i, row) + (TRANSPOSED ? c * row + g : g * row + c);
-      if constexpr (TRANSPOSED) {
-        to[i][0] = at[0];
-        to[i][1] = at[row];
-      } else {
-        const auto both = *(const Pack<float, 2>*)at;
-        to[i][0] = both.at[0];
-        to[i][1] = both.at[1];
-      }
-    }
-  } else {
-    uint32_t both[4];
-    load_four<TRANSPOSED, FOUR>(both, tile, row);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      to[i][0] = lower<Stored>(both[i]);
-      to[i][1] = upper<Stored>(both[i]);
-    }
-  }
-}
-
-// The same, as parts.
-template <bool TRANSPOSED, Four FOUR, class Stored>
-FUSEPORT_DEVICE void load_parts(uint32_t (&to)[PARTS<Stored>][4], const Stored* tile, int row) {
-  if constexpr (PARTS<Stored> == 1) {
-    load_four<TRANSPOSED, FOUR>(to[0], tile, row);
-  } else {
-    float pairs[4][2];
-    load_pairs<TRANSPOSED, FOUR>(pairs, tile, row);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint32_t parts[PARTS<Stored>];
-      cut(pairs[i][0], pairs[i][1], parts);
-#pragma unroll
-      for (int part = 0; part < PARTS<Stored>; ++part) to[part][i] = parts[part];
-    }
-  }
-}
-
-// Products of parts that are less than a rounding of float32 are left out.
-constexpr int MOST_PARTS = 3;
-
-// sum += a·b, of 16 × 16 and 16 × 8, of which two of b's four matrices are made up, from `first` on.
-template <int OF_A, int OF_B>
-FUSEPORT_DEVICE void add_half(float (&sum)[4], const uint32_t (&a)[OF_A][4],
-                              const uint32_t (&b)[OF_B][4], int first) {
-#pragma unroll
-  for (int i = OF_A - 1; i >= 0; --i)
-#pragma unroll
-    for (int j = OF_B - 1; j >= 0; --j)
-      if (i + j < MOST_PARTS) add_product(sum, a[i], b[j][first], b[j][first + 1]);
-}
-
-// sum += a·b, of 16 × 16 and 16 × 16 in parts; the products of the smallest come first.
-template <int OF_A, int OF_B>
-FUSEPORT_DEVICE void add_products(float (&sum)[2][4], const uint32_t (&a)[OF_A][4],
-                                  const uint32_t (&b)[OF_B][4]) {
-  add_half(sum[0], a, b, 0);
-  add_half(sum[1], a, b, 2);
-}
-
 // M or Q, in tiles on and below the diagonal, of which only these are read. Two parts of bfloat16
 // suffice for gradients and outputs of 16 bits.
 template <class Stored>
@@ -149,7 +28,7 @@ struct Mixed {
   FUSEPORT_DEVICE void load(uint32_t (&to)[COUNT][4], int i, int j) const {
 #pragma unroll
     for (int part = 0; part < COUNT; ++part)
-      load_four<TRANSPOSED, TRANSPOSED ? Four::across : Four::down>(
+      load_tiles<TRANSPOSED, TRANSPOSED ? Four::across : Four::down>(
           to[part], parts[part] + (i * ROW + j) * TILE, ROW);
   }
 };
@@ -170,29 +49,11 @@ struct Mixed<float> {
   }
 };
 
-// Brings the steps of a chunk into a tile of WIDTH columns, of which `columns` are there; zeros
-// beyond. They are there after wait_for_copies and a barrier.
+// Brings the steps of a chunk into a tile, as `bring_steps` does.
 template <int WIDTH, class Stored>
 FUSEPORT_DEVICE void bring(const Strided& s, int64_t batch, int64_t step, int64_t head,
                            int64_t first, int64_t steps, int64_t columns, Stored* to) {
-  constexpr int COUNT = VECTOR<Stored>, PACKS = WIDTH / COUNT;
-  const Stored* const from = (const Stored*)s.data + batch * s.batch + step * s.step +
-                             head * s.head + first * s.column;
-  const bool whole = s.column == 1 && s.step % COUNT == 0 && columns % COUNT == 0 &&
-                     (uintptr_t)from % (sizeof(Stored) * COUNT) == 0;
-  for (int i = (int)threadIdx.x; i < T * PACKS; i += (int)blockDim.x) {
-    const int t = i / PACKS, n = i % PACKS * COUNT;
-    Stored* const at = to + t * (WIDTH + PAD<Stored>) + n;
-    const bool there = t < steps && n < columns;
-    const Stored* const source = from + t * s.step + n * s.column;
-    if (whole) {
-      copy_later(at, there ? source : from, there);
-    } else {
-      const int64_t count = there ? columns - n : 0;
-      *(Pack<Stored, COUNT>*)at =
-          load_pack<COUNT>(source, s.column, (int)(count < COUNT ? count : COUNT), false);
-    }
-  }
+  bring_steps<T, WIDTH>(s, batch, step, head, first, steps, columns, to);
 }
 
 // What all threads of a block read of a chunk's steps, for one head.
