@@ -12,7 +12,8 @@ namespace {
 Outputs rule(FUSEPORT_INPUTS) {
   const auto start = [&](const char* op, const Problem& p, const Forward& to) {
     const OnDevice device(q);
-    check_cuda(op, cuda::forward(p, to, device.stream()));
+    const Tensor scratch = device_scratch(cuda::forward_scratch(p), q);
+    check_cuda(op, cuda::forward(p, to, scratch.mutable_data_ptr(), device.stream()));
   };
   return forward_with(start, q, k, v, g, beta, initial_state, scale);
 }

@@ -50,14 +50,19 @@ FUSEPORT_DEVICE const Number* at(const Strided& s, int64_t batch, int64_t t, int
   return (const Number*)s.data + batch * s.batch + t * s.step + head * s.head;
 }
 
-// exp(g) of a step, for a key channel. Far from 0 it is the square of exp(g/2): where the exponential
-// is below the normal numbers, the unit for it gives 0.
+// exp(g). Far from 0 it is the square of exp(g/2): where the exponential is below the normal numbers,
+// the unit for it gives 0.
 template <class Value>
-FUSEPORT_DEVICE Value decay_of(const Problem& p, const Place& place, int64_t t, int64_t k) {
-  const Value g = at<Value>(p.g, place.batch, t, place.head)[p.channels ? k * p.g.column : 0];
+FUSEPORT_DEVICE Value exp_of_any(Value g) {
   const bool far = g < -80 || g > 80;
   const Value e = exp_of_minus_abs(far ? g / 2 : g), root = g > 0 ? (Value)1 / e : e;
   return far ? root * root : root;
+}
+
+// exp(g) of a step, for a key channel.
+template <class Value>
+FUSEPORT_DEVICE Value decay_of(const Problem& p, const Place& place, int64_t t, int64_t k) {
+  return exp_of_any(at<Value>(p.g, place.batch, t, place.head)[p.channels ? k * p.g.column : 0]);
 }
 
 template <class Stored>

@@ -10,7 +10,9 @@ struct Passes {
   using Context = ort::CudaContext;
 
   static void forward(const Context& context, const Problem& p, const Forward& to) {
-    context.started(cuda::forward(p, to, context.stream()));
+    const int64_t bytes = cuda::forward_scratch(p);
+    const auto scratch = context.scratch(bytes > 0 ? bytes : 1);
+    context.started(cuda::forward(p, to, scratch.data(), context.stream()));
   }
 
   static void backward(const Context& context, const Problem& p, const Backward& to) {

@@ -1,11 +1,14 @@
-"""Cases that CUDA kernels compute on tensor cores, which the chunked scan has but for float64."""
+"""Cases that CUDA kernels compute on tensor cores, for which ops take many steps at once."""
 
 import torch
+from torch import Tensor
 
+from fuseport.ops.gated_delta_rule.cases import _Shape as _Rule
+from fuseport.ops.gated_delta_rule.cases import expanded_time
 from fuseport.ops.spec import Case
 from fuseport.ops.ssd_chunk_scan.cases import _Shape, offset
 
-__all__ = ["CHUNKED"]
+__all__ = ["CHUNKED", "RULES"]
 
 # Whole tiles, parts of tiles and of segments, rows that cannot be copied at once.
 _SHAPES = {
@@ -30,4 +33,35 @@ CHUNKED = tuple(
         (torch.float32, torch.bfloat16, torch.float16),
     )
     for name, shape in _SHAPES.items()
+)
+
+
+def cut_off(g: Tensor) -> Tensor:
+    """Some steps forget everything, to the bit or beyond, and others nothing."""
+    g = g * 0
+    g[:, 3::17], g[:, 20], g[:, 66:69] = -1e4, -torch.inf, -88.0
+    return g
+
+
+_FORGETS_NOTHING = {"g": torch.zeros_like, "beta": torch.ones_like}
+_RULES = {
+    "tiles": _Rule(b=1, l=130, G=1, H=2, K=128, V=64),
+    "parts_of_tiles": _Rule(l=70, G=1, H=2, K=33, V=70, layouts={"q": offset, "v": offset}),
+    "spans": _Rule(b=2, l=260, G=2, H=2, K=8, V=9, forgets=-5.0),
+    "one_key": _Rule(b=1, l=128, G=1, H=1, K=24, V=9, layouts={"k": expanded_time}),
+    "one_key_for_ever": _Rule(
+        b=1, l=128, G=1, H=1, K=24, V=9, layouts={**_FORGETS_NOTHING, "k": expanded_time}
+    ),
+    "forgets_nothing": _Rule(b=1, l=190, G=1, H=1, K=16, V=9, layouts=_FORGETS_NOTHING),
+    "cut_off": _Rule(b=1, l=140, G=1, H=1, K=16, V=16, layouts={"g": cut_off}),
+}
+
+RULES = tuple(
+    Case(
+        f"tensor_cores_{name}",
+        "gated_delta_rule",
+        shape.make,
+        (torch.float32, torch.bfloat16, torch.float16),
+    )
+    for name, shape in _RULES.items()
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 from fuseport.ops import OPS, build, cuda, ort, registration, support
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
 from fuseport.tests.ops.cuda_on_cpu import stand_in
-from fuseport.tests.ops.tensor_cores import CHUNKED
+from fuseport.tests.ops.tensor_cores import CHUNKED, RULES
 
 SPEC = OPS["selective_scan"]
 ROOT = Path(__file__).parent.parent.parent
@@ -34,8 +34,9 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is n
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 TENSOR_CORES = [
-    pytest.param(OPS["ssd_chunk_scan"], case, dtype, id=f"{case.name}-{dtype}")
-    for case in CHUNKED
+    pytest.param(OPS[name], case, dtype, id=f"{name}-{case.name}-{dtype}")
+    for name, cases in (("ssd_chunk_scan", CHUNKED), ("gated_delta_rule", RULES))
+    for case in cases
     for dtype in case.dtypes
 ]
 SPECS = [spec for spec in OPS.values() if spec.has("kernel.cu")]

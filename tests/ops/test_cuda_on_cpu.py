@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import OPS
-from fuseport.ops.spec import Case, OpSpec
+from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
 from fuseport.ops.ssd_chunk_scan.cases import _Shape
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES, Device, check
 from fuseport.tests.ops.faint_states import error_of_gradient, faint
-from fuseport.tests.ops.tensor_cores import CHUNKED
+from fuseport.tests.ops.tensor_cores import CHUNKED, RULES
 
 ELSEWHERE = "".join(
     path.read_text() for path in Path(__file__).parent.glob("test_*_cuda_on_cpu.py")
@@ -83,6 +83,33 @@ def test_the_chunked_scan_on_tensor_cores(
         device.order(threads)
         runs.append(check(device, case, dtype))
     assert_all_equal(runs)
+
+
+@pytest.mark.parametrize("dtype", RULES[0].dtypes, ids=str)
+@pytest.mark.parametrize("case", RULES, ids=lambda case: case.name)
+def test_the_gated_delta_rule_on_tensor_cores(
+    device_of: Devices, case: Case, dtype: torch.dtype
+) -> None:
+    device = device_of(OPS["gated_delta_rule"])
+    device.shared_memory(227)
+    runs = [check(device, case, dtype)]
+    device.multiprocessors(40)
+    device.order(2)
+    runs.append(device.forward_and_backward(*drawn(device, case, dtype)))
+    assert_all_equal(runs)
+
+
+def drawn(device: Device, case: Case, dtype: torch.dtype) -> tuple[Operator, Inputs, Inputs]:
+    """What `check` draws."""
+    operator = device.spec.operator(case.operator)
+    inputs = case.make(dtype, 1)
+    return operator, inputs, stand_in.cotangents_of(device.spec, operator, inputs, 2)
+
+
+def test_the_gated_delta_rule_is_of_steps_where_shared_memory_is_small(device_of: Devices) -> None:
+    device = device_of(OPS["gated_delta_rule"])
+    device.shared_memory(48)
+    check(device, RULES[0], torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

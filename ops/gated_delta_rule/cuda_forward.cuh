@@ -1,0 +1,262 @@
+// The walk over chunks on CUDA, forward: products on tensor cores, and the state in registers.
+//
+// A block has up to 64 columns of one head, a warp 16 of these, with all of their rows of the state:
+// it is transposed, a first operand as it was added up; so are errors, whose columns are steps. Tensor
+// cores multiply bfloat16, as which k and q are exact, of float16 as two parts and of float32 as
+// three; what is computed is cut into three, and into two for an out of 16 bits. Their sums are not
+// rounded but cut off; so those of a chunk are made apart, and then added to the state.
+#pragma once
+
+#include "gated_delta_rule/cuda_chunks.cuh"
+
+namespace fuseport::gated_delta_rule::cuda {
+
+constexpr int MOST_COLUMNS = 64, MOST_WALK = MOST_COLUMNS / TILE * 32;  // threads
+
+template <class Stored, int N>
+struct WalkTiles {
+  static constexpr int ROW = N + PAD<Stored>, V_ROW = MOST_COLUMNS + PAD<Stored>;
+  Prepared prepared;
+  Stored K[T * ROW], Q[T * ROW], V[T * V_ROW];
+};
+
+// Of steps in tiles of 16, a lane has of each eight two, c and c + 1, in columns g and g + 8.
+using Sums = float[TILES][2][4];
+
+// Steps of a tile as a first operand, of 16 columns and 16 steps.
+FUSEPORT_DEVICE void cut_steps(const float (&sums)[2][4], uint32_t (&to)[3][4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t parts[3];
+    cut(sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1], parts);
+#pragma unroll
+    for (int part = 0; part < 3; ++part) to[part][i] = parts[part];
+  }
+}
+
+// Calls visit(sum, step) for all numbers of a lane.
+template <class Visit>
+FUSEPORT_DEVICE void each_step(Sums& sums, const Visit& visit) {
+  const int c = (int)threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < TILES; ++i)
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+      visit(sums[i][n / 4][n % 4], i * TILE + n / 4 * 8 + c + n % 2);
+}
+
+// sums += from·mᵀ, where m is lower triangular; MOST: as of add_products.
+template <int MOST>
+FUSEPORT_DEVICE void add_steps(Sums& sums, const Sums& from, const float (*m)[TILE_SIZE]) {
+#pragma unroll
+  for (int j = 0; j < TILES; ++j) {
+    uint32_t of_steps[3][4];
+    cut_steps(from[j], of_steps);
+#pragma unroll
+    for (int i = j; i < TILES; ++i) {
+      uint32_t of_m[3][4];
+      load_parts<false, Four::across>(of_m, m[tile_of(i, j)], TILE_ROW);
+      add_products<MOST>(sums[i], of_steps, of_m);
+    }
+  }
+}
+
+// Writes steps of a tile in shared memory to out, from a block's first column on.
+template <class Stored>
+FUSEPORT_DEVICE void write_steps(const Problem& p, const Stored* tile, int row, int64_t batch,
+                                 int64_t start, int64_t head, int64_t first, int columns,
+                                 Stored* out) {
+  constexpr int COUNT = VECTOR<Stored>;
+  const int packs = (columns + COUNT - 1) / COUNT;
+  const bool aligned = p.values % COUNT == 0 && (uintptr_t)out % 16 == 0;
+  for (int i = (int)threadIdx.x; i < T * packs; i += (int)blockDim.x) {
+    const int t = i / packs, n = i % packs * COUNT;
+    if (start + t >= p.length) continue;
+    const Stored* const from = tile + t * row + n;
+    Stored* const to = out + ((batch * p.length + start + t) * p.heads + head) * p.values + first + n;
+    if (aligned && n + COUNT <= columns) {
+      *(Pack<Stored, COUNT>*)to = *(const Pack<Stored, COUNT>*)from;
+      continue;
+    }
+    for (int j = 0; j < COUNT && n + j < columns; ++j) to[j] = from[j];
+  }
+}
+
+// N: keys, at most. From `start` on, which may be the final state, too.
+template <class Stored, int N>
+__global__ void __launch_bounds__(MOST_WALK)
+    chunks_kernel(Problem p, Span span, const Prepared* all, const float* start, Forward f) {
+  using Tiles = WalkTiles<Stored, N>;
+  constexpr int COUNT = PARTS<Stored>, OF_OUT = std::is_same_v<Stored, float> ? 3 : 2;
+  constexpr int ROW = Tiles::ROW, V_ROW = Tiles::V_ROW;
+  FUSEPORT_SHARED(memory);
+  Tiles& tiles = *(Tiles*)memory;
+  const int lane = (int)threadIdx.x % 32, beside = (int)threadIdx.x / 32 * TILE;
+  const int g = lane / 4, c = lane % 4 * 2;
+  const int width = (int)blockDim.x / 32 * TILE;
+  const int64_t units = p.batches * p.heads * blocks_of(p, width);
+  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    const Place place(p, width, unit);
+    const Prepared* const prepared = all + (place.batch * p.heads + place.head) * span.count;
+    const auto bring_first = [&](int64_t i) {
+      const int64_t from = (span.first + i) * T, steps = p.length - from;
+      bring_steps<T, N>(p.k, place.batch, from, place.group, 0, steps, p.keys, tiles.K);
+      bring_steps<T, MOST_COLUMNS>(p.v, place.batch, from, place.head, place.first, steps,
+                                   place.count, tiles.V);
+    };
+    const auto bring_rest = [&](int64_t i) {
+      const int64_t from = (span.first + i) * T, steps = p.length - from;
+      bring_steps<T, N>(p.q, place.batch, from, place.group, 0, steps, p.keys, tiles.Q);
+      for (int n = (int)threadIdx.x; n < (int)sizeof(Prepared) / 16; n += (int)blockDim.x)
+        copy_later((char*)&tiles.prepared + n * 16, (const char*)(prepared + i) + n * 16, true);
+    };
+    const auto each_of_state = [&](const auto& visit) {
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int column = beside + g + i / 2 * 8, k = j * 8 + c + i % 2;
+          if (column < place.count && k < p.keys)
+            visit(j, i, place.state + k * p.values + column);
+        }
+    };
+    float state[N / 8][4] = {};
+    each_of_state([&](int j, int i, int64_t at) { state[j][i] = start[at]; });
+    __syncthreads();  // the unit before has read all
+    bring_first(0);
+    bring_rest(0);
+    for (int64_t chunk = 0; chunk < span.count; ++chunk) {
+      const Prepared& of = tiles.prepared;
+      wait_for_copies();
+      __syncthreads();
+      Sums rest = {}, out = {};
+#pragma unroll
+      for (int k = 0; k < N / TILE; ++k) {
+        uint32_t of_state[3][4];
+        const float both[2][4] = {{state[2 * k][0], state[2 * k][1], state[2 * k][2], state[2 * k][3]},
+                                  {state[2 * k + 1][0], state[2 * k + 1][1], state[2 * k + 1][2],
+                                   state[2 * k + 1][3]}};
+        cut_steps(both, of_state);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+          uint32_t keys[COUNT][4], queries[COUNT][4];
+          load_parts<false, Four::across>(keys, tiles.K + (i * ROW + k) * TILE, ROW);
+          add_products(rest[i], of_state, keys);
+          load_parts<false, Four::across>(queries, tiles.Q + (i * ROW + k) * TILE, ROW);
+          add_products<OF_OUT>(out[i], of_state, queries);
+        }
+      }
+      each_step(rest, [&](float& sum, int t) { sum *= -of.outer[t]; });
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) {
+        float values[4][2];
+        load_pairs<true, Four::across>(values, tiles.V + i * TILE * V_ROW + beside, V_ROW);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) rest[i][n / 4][n % 4] += values[n / 2][n % 2];
+      }
+      Sums updates = {};
+      add_steps<3>(updates, rest, of.N);
+      each_step(updates, [&](float& sum, int t) { sum *= of.rate[t]; });
+      const float scale = (float)p.scale;
+      each_step(out, [&](float& sum, int t) { sum *= scale * of.outer[t]; });
+      add_steps<OF_OUT>(out, updates, of.P);
+      const int64_t from = (span.first + chunk) * T;
+      int n = 0;
+      each_step(out, [&](float& sum, int t) {  // of v, a warp has read its columns
+        from_real(sum, tiles.V + t * V_ROW + beside + g + n++ / 2 % 2 * 8);
+      });
+
+      uint32_t weighted[TILES][3][4];
+      each_step(updates, [&](float& sum, int t) { sum *= of.rest[t]; });
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) cut_steps(updates[i], weighted[i]);
+      const float kept = of.outer[T - 1];
+      const bool more = chunk + 1 < span.count;
+      __syncthreads();
+      if (more) bring_rest(chunk + 1);
+      write_steps(p, tiles.V, V_ROW, place.batch, from, place.head, place.first, place.count,
+                  (Stored*)f.out);
+#pragma unroll
+      for (int k = 0; k < N / TILE; ++k) {
+        float added[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+          uint32_t keys[COUNT][4];
+          load_parts<true, Four::down>(keys, tiles.K + (i * ROW + k) * TILE, ROW);
+          add_products(added, weighted[i], keys);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float& of_state = state[2 * k + i / 4][i % 4];
+          of_state = kept * of_state + added[i / 4][i % 4];
+        }
+      }
+      if (!more) continue;
+      __syncthreads();  // all of K and out has been read
+      bring_first(chunk + 1);
+    }
+    float* const end = (float*)f.final_state;
+    each_of_state([&](int j, int i, int64_t at) { end[at] = state[j][i]; });
+  }
+}
+
+// Calls run(Stored{}, N) with room for so many keys as an integral constant.
+template <class Run>
+auto with_keys(const Problem& p, const Run& run) {
+  const auto stored_so = [&](auto stored) {
+    if (p.keys <= 64) return run(stored, std::integral_constant<int, 64>{});
+    return run(stored, std::integral_constant<int, 128>{});
+  };
+  if (p.dtype == Dtype::float32) return stored_so(float{});
+  return p.dtype == Dtype::float16 ? stored_so(Half{}) : stored_so(BFloat16{});
+}
+
+// Whether a forward is of chunks: a decay of each key channel would have products of their own.
+inline bool in_chunks(const Problem& p) {
+  if (p.dtype == Dtype::float64 || p.channels || p.keys > 128 || p.length < T) return false;
+  return with_keys(p, [](auto stored, auto keys) {
+    using Stored = decltype(stored);
+    constexpr int64_t OF_CHUNK = sizeof(ChunkTiles<Stored, decltype(keys)::value>);
+    constexpr int64_t OF_WALK = sizeof(WalkTiles<Stored, decltype(keys)::value>);
+    return (OF_CHUNK > OF_WALK ? OF_CHUNK : OF_WALK) <= most_shared();
+  });
+}
+
+// Chunks that are prepared at once: about as many as keep a GPU busy, in tens of megabytes.
+inline int64_t chunks_at_once(const Problem& p) {
+  constexpr int64_t LEAST = 4;
+  const int64_t enough = 16 * (int64_t)multiprocessors();
+  const int64_t all = (p.length + T - 1) / T, each = enough / (p.batches * p.heads);
+  const int64_t wanted = each < LEAST ? LEAST : each;
+  return wanted < all ? wanted : all;
+}
+
+inline int64_t chunks_scratch(const Problem& p) {
+  return p.batches * p.heads * chunks_at_once(p) * (int64_t)sizeof(Prepared);
+}
+
+inline const char* run_chunks(const Problem& p, const Forward& to, void* scratch, void* stream) {
+  // Blocks of half as many columns where else some multiprocessors would have none.
+  const bool few = p.batches * p.heads * blocks_of(p, MOST_COLUMNS) < multiprocessors();
+  const int threads = few ? MOST_WALK / 2 : MOST_WALK;
+  const int64_t all = (p.length + T - 1) / T, at_once = chunks_at_once(p);
+  return with_keys(p, [&](auto stored, auto keys) -> const char* {
+    using Stored = decltype(stored);
+    constexpr int N = decltype(keys)::value;
+    const int64_t blocks = p.batches * p.heads * blocks_of(p, threads / 32 * TILE);
+    for (int64_t first = 0; first < all; first += at_once) {
+      const Span span{first, all - first < at_once ? all - first : at_once};
+      auto* const prepared = (Prepared*)scratch;
+      if (auto e = launch(prepare_kernel<Stored, N>, p.batches * p.heads * span.count,
+                          CHUNK_THREADS, sizeof(ChunkTiles<Stored, N>), stream, p, span, prepared))
+        return e;
+      const auto* const start = (const float*)(first == 0 ? p.initial_state : to.final_state);
+      if (auto e = launch(chunks_kernel<Stored, N>, blocks, threads, sizeof(WalkTiles<Stored, N>),
+                          stream, p, span, (const Prepared*)prepared, start, to))
+        return e;
+    }
+    return nullptr;
+  });
+}
+
+}  // namespace fuseport::gated_delta_rule::cuda
