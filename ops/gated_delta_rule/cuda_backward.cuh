@@ -3,7 +3,7 @@
 // segment of time after the other, so that what blocks leave takes no more memory than a segment's.
 #pragma once
 
-#include "gated_delta_rule/kernel.cuh"
+#include "gated_delta_rule/cuda_forward.cuh"
 
 namespace fuseport::gated_delta_rule::cuda {
 
@@ -30,6 +30,7 @@ struct BackwardScratch {
   Value* decayed;                    // of each unit (32, columns, K): states before a step's update
   Value *dq, *dk, *dg;               // parts: (b, steps of a segment, H, blocks of columns, K)
   Value* dbeta;                      // parts: (b, steps of a segment, H, blocks of columns)
+  char* chunks;                      // of a walk over chunks
   int64_t bytes = 0;
 
   BackwardScratch(const Problem& p, void* base) {
@@ -41,12 +42,14 @@ struct BackwardScratch {
     take(base, heads * blocks * CHUNK * BACK_COLUMNS * p.keys, &decayed);
     for (Value** part : {&dq, &dk, &dg}) take(base, steps * blocks * p.keys, part);
     take(base, steps * blocks, &dbeta);
+    take(base, in_chunks(p) ? chunks_scratch(p) : 0, &chunks);
   }
 
  private:
-  void take(void* base, int64_t count, Value** part) {
-    *part = (Value*)((char*)base + bytes);
-    bytes += (count * (int64_t)sizeof(Value) + 255) / 256 * 256;
+  template <class Part>
+  void take(void* base, int64_t count, Part** part) {
+    *part = (Part*)((char*)base + bytes);
+    bytes += (count * (int64_t)sizeof(Part) + 255) / 256 * 256;
   }
 };
 
@@ -219,13 +222,8 @@ __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 template <class Stored>
-const char* run_backward(const Problem& p, const Backward& to,
-                         const BackwardScratch<Real<Stored>>& s, void* stream) {
-  Walk walk;
-  walk.running = s.running;
-  walk.states = s.states;
-  walk.errors = s.errors;
-  if (const char* error = run_walk<Stored, true>(p, walk, stream)) return error;
+const char* run_back(const Problem& p, const Backward& to, const BackwardScratch<Real<Stored>>& s,
+                     void* stream) {
   const int threads = threads_of(p);
   const int64_t units = p.batches * p.heads * blocks_of(p, BACK_COLUMNS);
   const int64_t shared = 2 * threads / 32 * BACK_COLUMNS * (int64_t)sizeof(Real<Stored>);
@@ -241,6 +239,23 @@ const char* run_backward(const Problem& p, const Backward& to,
       return error;
   }
   return nullptr;
+}
+
+template <class Stored>
+const char* run_backward(const Problem& p, const Backward& to,
+                         const BackwardScratch<Real<Stored>>& s, void* stream) {
+  if (in_chunks(p)) {
+    const Forward forward{nullptr, s.running};
+    const Kept kept{(float*)s.states, (float*)s.errors};
+    if (const char* error = run_chunks(p, forward, kept, s.chunks, stream)) return error;
+    return run_back<Stored>(p, to, s, stream);
+  }
+  Walk walk;
+  walk.running = s.running;
+  walk.states = s.states;
+  walk.errors = s.errors;
+  if (const char* error = run_walk<Stored, true>(p, walk, stream)) return error;
+  return run_back<Stored>(p, to, s, stream);
 }
 
 }  // namespace fuseport::gated_delta_rule::cuda

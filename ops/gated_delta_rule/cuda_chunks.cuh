@@ -1,13 +1,14 @@
-// Chunks of steps on CUDA as products of matrices, on tensor cores: what is known of each before its
-// state is. Its T steps t and s, of one head, have the names of reference.py; S is the state before
-// them, and c_t = g_1 + … + g_t:
+// Chunks of steps on CUDA as products of matrices, on tensor cores: what is known of each before
+// its state is. Its T steps t and s, of one head, have the names of reference.py; S is the state
+// before them, and c_t = g_1 + … + g_t:
 //
-//     L_ts = exp(c_t - c_s) k_t·k_s for s < t         P_ts = scale·exp(c_t - c_s) q_t·k_s for s ≤ t
-//     N = (1 + L diag(β))⁻¹                           E = N (V - diag(exp(c)) K S), of the errors e_t
-//     out = scale·diag(exp(c)) Q S + P diag(β) E      S_T = exp(c_T) S + Σ exp(c_T - c_t) k_t u_tᵀ
+//     L_ts = exp(c_t - c_s) k_t·k_s for s < t       P_ts = scale·exp(c_t - c_s) q_t·k_s for s ≤ t
+//     N = (1 + L diag(β))⁻¹                         E = N (V - diag(exp(c)) K S), of errors e_t
+//     out = scale·diag(exp(c)) Q S + P diag(β) E    S_T = exp(c_T) S + Σ exp(c_T - c_t) k_t u_tᵀ
 //
-// This is the WY form of Yang et al. (arXiv 2412.06464), with the inverse on errors and not on keys:
-// what is subtracted from v is then one number.
+// The last is made for one half of the steps after the other: a backward keeps states of both.
+// This is the WY form of Yang et al. (arXiv 2412.06464), with the inverse on errors and not on
+// keys: what is subtracted from v is then one number.
 #pragma once
 
 #include "gated_delta_rule/kernel.cuh"
@@ -15,7 +16,7 @@
 
 namespace fuseport::gated_delta_rule::cuda {
 
-constexpr int T = 64, TILES = T / TILE;
+constexpr int T = 64, TILES = T / TILE, HALF = T / 2;
 constexpr int BELOW = TILES * (TILES + 1) / 2;  // tiles on and below the diagonal
 constexpr int TILE_ROW = TILE + PAD<float>, TILE_SIZE = TILE * TILE_ROW;
 constexpr int CHUNK_WARPS = 4, CHUNK_THREADS = CHUNK_WARPS * 32;
@@ -31,7 +32,9 @@ struct Span {
 // What is left for the walk, of a chunk and a head.
 struct alignas(16) Prepared {
   float N[BELOW][TILE_SIZE], P[BELOW][TILE_SIZE];
-  float outer[T], rest[T], rate[T];  // exp(c_t), exp(c_T - c_t), β_t
+  // exp(c_t), exp(c_h - c_t) for the last step h of the half that t is in, and β_t.
+  float outer[T], rest[T], rate[T];
+  float kept[4];  // exp(c_h) of the first half, and exp(c_T - c_h)
 };
 
 template <class Stored, int N>
@@ -81,9 +84,9 @@ FUSEPORT_DEVICE void find_products(float scale, ChunkTiles<Stored, N>& tiles) {
   }
 }
 
-// The inverse of 1 + B, where B is strictly lower triangular: a warp each has a tile of the diagonal,
-// and from there on those farther below, whose numbers are of all threads. Sums are double: where keys
-// repeat, most of the inverse is what is left of numbers of about 1 that cancel.
+// The inverse of 1 + B, where B is strictly lower triangular: a warp each has a tile of the
+// diagonal; those below are of all threads. Sums are double: where keys repeat, most of the inverse
+// is what is left of numbers of about 1 that cancel.
 FUSEPORT_DEVICE void invert(const float (*B)[TILE_SIZE], float (*to)[TILE_SIZE]) {
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
   if (lane < TILE) {
@@ -166,9 +169,17 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
     wait_for_copies();
     __syncthreads();
     if (t < T) {
-      const float rest = tiles.total[T - 1] - tiles.total[t];
+      const auto until = [&](int last) {
+        return exp_of_any(tiles.total[last] - tiles.total[t] + (tiles.lost[last] - tiles.lost[t]));
+      };
+      const float rest = until(t < HALF ? HALF - 1 : T - 1);
       tiles.prepared.outer[t] = exp_of_any(tiles.total[t]);
-      tiles.prepared.rest[t] = exp_of_any(rest + (tiles.lost[T - 1] - tiles.lost[t]));
+      tiles.prepared.rest[t] = rest;
+      if (t == HALF - 1) {
+        tiles.prepared.kept[0] = tiles.prepared.outer[t];
+        tiles.prepared.kept[1] = until(T - 1);
+        tiles.prepared.kept[2] = tiles.prepared.kept[3] = 0;
+      }
     }
     find_products(float(p.scale), tiles);
     __syncthreads();

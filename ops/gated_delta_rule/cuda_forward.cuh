@@ -1,10 +1,10 @@
-// The walk over chunks on CUDA, forward: products on tensor cores, and the state in registers.
+// The walk over chunks on CUDA, forth: products on tensor cores, and the state in registers.
 //
-// A block has up to 64 columns of one head, a warp 16 of these, with all of their rows of the state:
-// it is transposed, a first operand as it was added up; so are errors, whose columns are steps. Tensor
-// cores multiply bfloat16, as which k and q are exact, of float16 as two parts and of float32 as
-// three; what is computed is cut into three, and into two for an out of 16 bits. Their sums are not
-// rounded but cut off; so those of a chunk are made apart, and then added to the state.
+// A block has up to 64 columns of one head, a warp 16 of these, with all of their rows of the
+// state: it is transposed, a first operand as it was added up; so are errors, whose columns are
+// steps. Tensor cores multiply bfloat16, as which k and q are exact, of float16 as two parts and of
+// float32 as three; what is computed is cut into three, and into two for an out of 16 bits. Their
+// sums are not rounded but cut off; so those of a chunk are made apart, and then added to the state.
 #pragma once
 
 #include "gated_delta_rule/cuda_chunks.cuh"
@@ -23,8 +23,8 @@ struct WalkTiles {
 // Of steps in tiles of 16, a lane has of each eight two, c and c + 1, in columns g and g + 8.
 using Sums = float[TILES][2][4];
 
-// Steps of a tile as a first operand, of 16 columns and 16 steps.
-FUSEPORT_DEVICE void cut_steps(const float (&sums)[2][4], uint32_t (&to)[3][4]) {
+// A tile of such sums as a first operand.
+FUSEPORT_DEVICE void cut_tile(const float (&sums)[2][4], uint32_t (&to)[3][4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     uint32_t parts[3];
@@ -51,7 +51,7 @@ FUSEPORT_DEVICE void add_steps(Sums& sums, const Sums& from, const float (*m)[TI
 #pragma unroll
   for (int j = 0; j < TILES; ++j) {
     uint32_t of_steps[3][4];
-    cut_steps(from[j], of_steps);
+    cut_tile(from[j], of_steps);
 #pragma unroll
     for (int i = j; i < TILES; ++i) {
       uint32_t of_m[3][4];
@@ -73,7 +73,8 @@ FUSEPORT_DEVICE void write_steps(const Problem& p, const Stored* tile, int row, 
     const int t = i / packs, n = i % packs * COUNT;
     if (start + t >= p.length) continue;
     const Stored* const from = tile + t * row + n;
-    Stored* const to = out + ((batch * p.length + start + t) * p.heads + head) * p.values + first + n;
+    const int64_t step = (batch * p.length + start + t) * p.heads + head;
+    Stored* const to = out + step * p.values + first + n;
     if (aligned && n + COUNT <= columns) {
       *(Pack<Stored, COUNT>*)to = *(const Pack<Stored, COUNT>*)from;
       continue;
@@ -82,10 +83,16 @@ FUSEPORT_DEVICE void write_steps(const Problem& p, const Stored* tile, int row, 
   }
 }
 
+// For a backward, in the place of out: the states before each CHUNK, and the errors; as in a Walk.
+struct Kept {
+  float *states = nullptr, *errors = nullptr;
+};
+
 // N: keys, at most. From `start` on, which may be the final state, too.
 template <class Stored, int N>
 __global__ void __launch_bounds__(MOST_WALK)
-    chunks_kernel(Problem p, Span span, const Prepared* all, const float* start, Forward f) {
+    chunks_kernel(Problem p, Span span, const Prepared* all, const float* start, Forward f,
+                  Kept kept) {
   using Tiles = WalkTiles<Stored, N>;
   constexpr int COUNT = PARTS<Stored>, OF_OUT = std::is_same_v<Stored, float> ? 3 : 2;
   constexpr int ROW = Tiles::ROW, V_ROW = Tiles::V_ROW;
@@ -120,28 +127,33 @@ __global__ void __launch_bounds__(MOST_WALK)
             visit(j, i, place.state + k * p.values + column);
         }
     };
-    float state[N / 8][4] = {};
-    each_of_state([&](int j, int i, int64_t at) { state[j][i] = start[at]; });
+    float state[N / TILE][2][4] = {};
+    each_of_state([&](int j, int i, int64_t at) { state[j / 2][j % 2][i] = start[at]; });
     __syncthreads();  // the unit before has read all
     bring_first(0);
     bring_rest(0);
     for (int64_t chunk = 0; chunk < span.count; ++chunk) {
       const Prepared& of = tiles.prepared;
+      const int64_t from = (span.first + chunk) * T;
+      const auto keep = [&](int64_t step) {
+        if (!kept.states || step >= p.length) return;
+        float* const to = kept.states + chunk_state(p, place, step / CHUNK) - place.state;
+        each_of_state([&](int j, int i, int64_t at) { to[at] = state[j / 2][j % 2][i]; });
+      };
+      keep(from);
       wait_for_copies();
       __syncthreads();
       Sums rest = {}, out = {};
 #pragma unroll
       for (int k = 0; k < N / TILE; ++k) {
         uint32_t of_state[3][4];
-        const float both[2][4] = {{state[2 * k][0], state[2 * k][1], state[2 * k][2], state[2 * k][3]},
-                                  {state[2 * k + 1][0], state[2 * k + 1][1], state[2 * k + 1][2],
-                                   state[2 * k + 1][3]}};
-        cut_steps(both, of_state);
+        cut_tile(state[k], of_state);
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
           uint32_t keys[COUNT][4], queries[COUNT][4];
           load_parts<false, Four::across>(keys, tiles.K + (i * ROW + k) * TILE, ROW);
           add_products(rest[i], of_state, keys);
+          if (kept.states) continue;
           load_parts<false, Four::across>(queries, tiles.Q + (i * ROW + k) * TILE, ROW);
           add_products<OF_OUT>(out[i], of_state, queries);
         }
@@ -156,47 +168,60 @@ __global__ void __launch_bounds__(MOST_WALK)
       }
       Sums updates = {};
       add_steps<3>(updates, rest, of.N);
-      each_step(updates, [&](float& sum, int t) { sum *= of.rate[t]; });
-      const float scale = (float)p.scale;
-      each_step(out, [&](float& sum, int t) { sum *= scale * of.outer[t]; });
-      add_steps<OF_OUT>(out, updates, of.P);
-      const int64_t from = (span.first + chunk) * T;
       int n = 0;
-      each_step(out, [&](float& sum, int t) {  // of v, a warp has read its columns
-        from_real(sum, tiles.V + t * V_ROW + beside + g + n++ / 2 % 2 * 8);
-      });
-
-      uint32_t weighted[TILES][3][4];
+      if (kept.states) {
+        each_step(updates, [&](float& sum, int t) {
+          const int column = beside + g + n++ / 2 % 2 * 8;
+          if (column < place.count && from + t < p.length)
+            kept.errors[place.row(p, from + t) * p.values + place.first + column] = sum;
+        });
+      }
+      each_step(updates, [&](float& sum, int t) { sum *= of.rate[t]; });
+      if (!kept.states) {
+        const float scale = (float)p.scale;
+        each_step(out, [&](float& sum, int t) { sum *= scale * of.outer[t]; });
+        add_steps<OF_OUT>(out, updates, of.P);
+        each_step(out, [&](float& sum, int t) {  // of v, a warp has read its columns
+          from_real(sum, tiles.V + t * V_ROW + beside + g + n++ / 2 % 2 * 8);
+        });
+      }
       each_step(updates, [&](float& sum, int t) { sum *= of.rest[t]; });
-#pragma unroll
-      for (int i = 0; i < TILES; ++i) cut_steps(updates[i], weighted[i]);
-      const float kept = of.outer[T - 1];
+      const float kept_by[2] = {of.kept[0], of.kept[1]};
       const bool more = chunk + 1 < span.count;
       __syncthreads();
       if (more) bring_rest(chunk + 1);
-      write_steps(p, tiles.V, V_ROW, place.batch, from, place.head, place.first, place.count,
-                  (Stored*)f.out);
+      if (!kept.states)
+        write_steps(p, tiles.V, V_ROW, place.batch, from, place.head, place.first, place.count,
+                    (Stored*)f.out);
 #pragma unroll
-      for (int k = 0; k < N / TILE; ++k) {
-        float added[2][4] = {};
+      for (int half = 0; half < 2; ++half) {
+        constexpr int SOME = TILES / 2;
+        uint32_t weighted[SOME][3][4];
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) {
-          uint32_t keys[COUNT][4];
-          load_parts<true, Four::down>(keys, tiles.K + (i * ROW + k) * TILE, ROW);
-          add_products(added, weighted[i], keys);
+        for (int i = 0; i < SOME; ++i) cut_tile(updates[half * SOME + i], weighted[i]);
+#pragma unroll
+        for (int k = 0; k < N / TILE; ++k) {
+          float added[2][4] = {};
+#pragma unroll
+          for (int i = 0; i < SOME; ++i) {
+            uint32_t keys[COUNT][4];
+            load_parts<true, Four::down>(keys, tiles.K + ((half * SOME + i) * ROW + k) * TILE, ROW);
+            add_products(added, weighted[i], keys);
+          }
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            float& of_state = state[k][i / 4][i % 4];
+            of_state = kept_by[half] * of_state + added[i / 4][i % 4];
+          }
         }
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          float& of_state = state[2 * k + i / 4][i % 4];
-          of_state = kept * of_state + added[i / 4][i % 4];
-        }
+        if (half == 0) keep(from + HALF);
       }
       if (!more) continue;
       __syncthreads();  // all of K and out has been read
       bring_first(chunk + 1);
     }
     float* const end = (float*)f.final_state;
-    each_of_state([&](int j, int i, int64_t at) { end[at] = state[j][i]; });
+    each_of_state([&](int j, int i, int64_t at) { end[at] = state[j / 2][j % 2][i]; });
   }
 }
 
@@ -211,7 +236,9 @@ auto with_keys(const Problem& p, const Run& run) {
   return p.dtype == Dtype::float16 ? stored_so(Half{}) : stored_so(BFloat16{});
 }
 
-// Whether a forward is of chunks: a decay of each key channel would have products of their own.
+static_assert(HALF == CHUNK);
+
+// Whether a walk is of chunks: a decay of each key channel would have products of their own.
 inline bool in_chunks(const Problem& p) {
   if (p.dtype == Dtype::float64 || p.channels || p.keys > 128 || p.length < T) return false;
   return with_keys(p, [](auto stored, auto keys) {
@@ -235,7 +262,8 @@ inline int64_t chunks_scratch(const Problem& p) {
   return p.batches * p.heads * chunks_at_once(p) * (int64_t)sizeof(Prepared);
 }
 
-inline const char* run_chunks(const Problem& p, const Forward& to, void* scratch, void* stream) {
+inline const char* run_chunks(const Problem& p, const Forward& to, const Kept& kept, void* scratch,
+                              void* stream) {
   // Blocks of half as many columns where else some multiprocessors would have none.
   const bool few = p.batches * p.heads * blocks_of(p, MOST_COLUMNS) < multiprocessors();
   const int threads = few ? MOST_WALK / 2 : MOST_WALK;
@@ -252,7 +280,7 @@ inline const char* run_chunks(const Problem& p, const Forward& to, void* scratch
         return e;
       const auto* const start = (const float*)(first == 0 ? p.initial_state : to.final_state);
       if (auto e = launch(chunks_kernel<Stored, N>, blocks, threads, sizeof(WalkTiles<Stored, N>),
-                          stream, p, span, (const Prepared*)prepared, start, to))
+                          stream, p, span, (const Prepared*)prepared, start, to, kept))
         return e;
     }
     return nullptr;

@@ -1,13 +1,12 @@
 // The kernels for CUDA, for all dtypes; ops/cuda.py compiles this file with nvcc.
 #include "gated_delta_rule/cuda_backward.cuh"
-#include "gated_delta_rule/cuda_forward.cuh"
 
 namespace fuseport::gated_delta_rule::cuda {
 
 int64_t forward_scratch(const Problem& p) { return in_chunks(p) ? chunks_scratch(p) : 0; }
 
 const char* forward(const Problem& p, const Forward& to, void* scratch, void* stream) {
-  if (in_chunks(p)) return run_chunks(p, to, scratch, stream);
+  if (in_chunks(p)) return run_chunks(p, to, {}, scratch, stream);
   return with_dtype(p.dtype, [&](auto stored) {
     Walk walk;
     walk.out = to.out;

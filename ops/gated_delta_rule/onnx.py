@@ -52,7 +52,7 @@ def _node(name: str, tensors: list[Tensor], scale: float, like: list[Tensor]) ->
     return tuple(results)
 
 
-def _attributes(scale: float) -> dict[str, int]:
+def _attributes(scale: float) -> dict[str, Any]:
     mantissa, exponent = math.frexp(scale)
     if not math.isfinite(scale):  # 2^1024 is Inf in float64, and 0 times that NaN
         mantissa = 0.0 if math.isnan(scale) else math.copysign(2.0**-53, scale)

@@ -45,8 +45,8 @@ def cut_off(g: Tensor) -> Tensor:
 
 _FORGETS_NOTHING = {"g": torch.zeros_like, "beta": torch.ones_like}
 _RULES = {
-    "tiles": _Rule(b=1, l=130, G=1, H=2, K=128, V=64),
-    "parts_of_tiles": _Rule(l=70, G=1, H=2, K=33, V=70, layouts={"q": offset, "v": offset}),
+    "tiles": _Rule(b=1, l=130, G=1, H=1, K=128, V=32),
+    "parts_of_tiles": _Rule(b=1, l=70, G=1, H=2, K=33, V=70, layouts={"q": offset, "v": offset}),
     "spans": _Rule(b=2, l=260, G=2, H=2, K=8, V=9, forgets=-5.0),
     "one_key": _Rule(b=1, l=128, G=1, H=1, K=24, V=9, layouts={"k": expanded_time}),
     "one_key_for_ever": _Rule(
