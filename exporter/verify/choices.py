@@ -42,6 +42,10 @@ class Choices(TorchFunctionMode):
                 self.made += ((name, _digest(t)) for t in _integers(result))
         return result
 
+    def has(self, function: str) -> bool:
+        """Whether a function of that name was called."""
+        return any(name == function for name, _ in self.made)
+
     def otherwise(self, other: "Choices") -> list[str]:
         """The functions that gave something else in another run, each once.
 
