@@ -88,14 +88,15 @@ class Checkpoint:
     """A checkpoint, how it is exported, and how the bundle is verified; see `api.export`.
 
     What is None is as the file says for all checkpoints. Paths are relative to the file.
-    `inputs` is a file of examples, `bundle` the folder that the bundle is kept in, `seed` that of
-    the export, and `seeds` how many sets of values are compared. `device` is where runtimes
-    compute, and what AOTInductor compiles for.
+    `adapter` is a folder of a LoRA adapter, `inputs` a file of examples, `bundle` the folder that
+    the bundle is kept in, `seed` that of the export, and `seeds` how many sets of values are
+    compared. `device` is where runtimes compute, and what AOTInductor compiles for.
     """
 
     path: str
     name: str | None = None
     weights: str | None = None
+    adapter: str | None = None
     model: str | None = None
     ops: str | None = None
     shim: tuple[str, ...] = ()
@@ -202,6 +203,7 @@ def _complete(given: Checkpoint, config: Config, source: Source, index: int) -> 
         path=str(path),
         model=_code(folder, given.model),
         ops=_code(folder, given.ops),
+        adapter=None if given.adapter is None else str(_from_here(folder, given.adapter)),
         inputs=None if given.inputs is None else str(_from_here(folder, given.inputs)),
         bundle=None if given.bundle is None else str(_from_here(folder, given.bundle)),
     )

@@ -33,6 +33,8 @@ def key(checkpoint: Checkpoint) -> str | None:
         return None
     options = {k: v for k, v in asdict(checkpoint).items() if k not in _OF_VERIFY}
     files = [_tree(Path(checkpoint.path))]
+    if checkpoint.adapter is not None:
+        files.append(_tree(Path(checkpoint.adapter)))
     if checkpoint.inputs is not None:
         files.append(hash_file(Path(checkpoint.inputs)))
     content: dict[str, Any] = {

@@ -155,6 +155,7 @@ def _exported(checkpoint: Checkpoint, folder: Path, progress: Progress) -> tuple
         checkpoint.path,
         folder,
         weights=checkpoint.weights,
+        adapter=checkpoint.adapter,
         model=checkpoint.model,
         ops=checkpoint.ops,
         inputs=parse_inputs(checkpoint.input_shapes) or None,

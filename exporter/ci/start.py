@@ -31,6 +31,7 @@ report = "fuseport-report"             # a page and data for each checkpoint go 
 path = "model.ckpt"
 # name = "model"                       # absent: the file's name without its suffix
 # weights = "model_ema"                # where the file holds several
+# adapter = "adapter/"                 # of LoRA, that PEFT saved
 # model = "net.py:Net"                 # your own code; else the architecture is recognised
 # input-shapes = ["x:[batch,length,64]"]
 # inputs = "samples.safetensors"       # or examples, with dynamic = ["x:{0:batch,1:length}"]

@@ -187,6 +187,8 @@ def _ops(architecture: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, A
 
 def _next(architecture: Mapping[str, Any], checkpoint: Checkpoint, *, choose: bool) -> list[str]:
     """The commands to go on with, in their order."""
+    if adapter := models.adapter_command(checkpoint):
+        return [adapter]
     command = f"fuseport export {shlex.quote(show(checkpoint.path))} -o bundle/"
     if choose:
         command += f" --weights {shlex.quote(show(checkpoint.weights))}"

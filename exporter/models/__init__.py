@@ -30,6 +30,7 @@ __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Model",
+    "adapter_command",
     "build",
     "convert",
     "from_checkpoint",
@@ -146,8 +147,13 @@ def recognised(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]] | None:
     """The architecture that a checkpoint is of, and its configuration; None for none that is here.
 
     Raises:
-        Missing: it is of one, but cannot be built.
+        Missing: it is of one, but cannot be built; or an adapter, of a model that is elsewhere.
     """
+    if checkpoint.layout == "peft":
+        raise Missing(
+            f"{checkpoint.path}: an adapter of PEFT's, without the model that it is for:"
+            f" {lora.command(checkpoint)}"
+        )
     for name in ARCHITECTURES:
         config = _get(name).recognise(checkpoint)
         if config is not None:
@@ -199,6 +205,11 @@ def build(
 def signs(name: str) -> tuple[str, ...]:
     """What an architecture is told by; see `Architecture`."""
     return _get(name).SIGNS
+
+
+def adapter_command(checkpoint: Checkpoint) -> str | None:
+    """What exports a checkpoint that is an adapter; None for others."""
+    return lora.command(checkpoint) if checkpoint.layout == "peft" else None
 
 
 def to_install(name: str) -> str | None:

@@ -7,6 +7,7 @@ scale alpha/√r, Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-T
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.exporter.models.model import Model
 
-__all__ = ["ADAPTER", "adapted", "place"]
+__all__ = ["ADAPTER", "adapted", "command", "place"]
 
 ADAPTER = "lora"
 """Under which name a model's configuration says where adapters are; see `place`."""
@@ -27,6 +28,12 @@ ADAPTER = "lora"
 _PREFIX = "base_model.model."
 _PAIR = re.compile(r"(.+)\.lora_([AB])(\.\w+)?\.weight")
 _MERGE = "merge it with PEFT, merge_and_unload(), and export the model that gives"
+
+
+def command(adapter: Checkpoint) -> str:
+    """What exports an adapter: with the model that it says it is of."""
+    base, path = (shlex.quote(show(part)) for part in (_base(adapter), adapter.path))
+    return f"fuseport export {base} --adapter {path} -o bundle/"
 
 
 class _Added:
@@ -147,7 +154,7 @@ def _layer(
 
 
 def _base(adapter: Checkpoint) -> Any:
-    return adapter.config.get("base_model_name_or_path")
+    return adapter.config.get("base_model_name_or_path") or "MODEL"
 
 
 def _of(pattern: Any, path: str, default: Any) -> Any:
