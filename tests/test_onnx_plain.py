@@ -1,5 +1,6 @@
 """Plain operators in ONNX at other sizes than those of the export, and names that ONNX lost."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,21 @@ FEW_BITS = {
 @pytest.mark.parametrize("name", FEW_BITS)
 def test_integers_of_few_bits_are_indices_and_are_shifted(name: str, tmp_path: Path) -> None:
     assert_holds(FEW_BITS[name], tmp_path)
+
+
+NUMBERS = torch.tensor([0.0, 1e-20, 1e30, math.inf, -3e-4])
+SPECIAL = {
+    "erfinv": lambda x: torch.erfinv(x.sin() * 0.9),
+    "erfinv of small numbers": lambda x: torch.erfinv(x * 1e-6) * 1e6,
+    "erfinv at its ends": lambda x: torch.erfinv(torch.tensor([-1.0, 0, 1, 1.5])) + x[..., None],
+    "hypot": lambda x: torch.hypot(x, x.cos()),
+    "hypot of any size": lambda x: x[..., None] + torch.hypot(NUMBERS[:, None], NUMBERS).flatten(),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_functions_that_onnx_has_not(name: str, tmp_path: Path) -> None:
+    assert_holds(SPECIAL[name], tmp_path)
 
 
 # Numbers that float32 rounds: as operands, sizes, attributes of ONNX and in torch.onnx's own forms.

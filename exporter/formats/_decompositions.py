@@ -25,6 +25,7 @@ from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
+from fuseport.exporter.formats._special import SPECIAL
 from fuseport.exporter.program.portable import masked_select
 
 __all__ = ["decompositions"]
@@ -494,4 +495,5 @@ _OWN: Table = {
     },
     **ADDING,
     **OF_FEW_BITS,
+    **SPECIAL,
 }

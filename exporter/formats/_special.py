@@ -1,0 +1,62 @@
+"""Functions that ONNX has not, in terms of those that it has."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["SPECIAL"]
+
+aten = torch.ops.aten
+
+# The highest power first: of w - 2.5 where w, -log(1 - y²), is below 5, and of √w - 3 elsewhere.
+_CENTRAL = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 2.1858087e-04),
+    *(-1.25372503e-03, -4.17768164e-03, 2.46640727e-01, 1.50140941),
+)
+_TAIL = (
+    *(-2.00214257e-04, 1.00950558e-04, 1.34934322e-03, -3.67342844e-03, 5.73950773e-03),
+    *(-7.6224613e-03, 9.43887047e-03, 1.00167406, 2.83297682),
+)
+
+
+def _erfinv(y: Tensor) -> Tensor:
+    """The inverse of the error function.
+
+    Source: Giles, "Approximating the erfinv function", 2010, for float32; in float64 a step of
+    Halley's method makes the rest of it.
+    """
+    if y.dtype in (torch.float16, torch.bfloat16):
+        return _erfinv(y.float()).to(y.dtype)
+    w = -torch.log((1 - y) * (1 + y))
+    w = torch.where(y.abs() == 1, 0, w)
+    central = _polynomial(_CENTRAL, w - 2.5)
+    tail = _polynomial(_TAIL, torch.sqrt(torch.where(w < 5, 5, w)) - 3)
+    x = torch.where(w < 5, central, tail) * y
+    if y.dtype == torch.float64:
+        off = (torch.erf(x) - y) * (math.sqrt(math.pi) / 2) * torch.exp(x * x)
+        # Where y is nearly one, erf rounds off more than that step would mend.
+        x = torch.where(1 - y.abs() < 1e-9, x, x - off / (1 + x * off))
+    return torch.where(y.abs() == 1, y * math.inf, x)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+    value = torch.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + coefficient
+    return value
+
+
+def _hypot(x: Tensor, y: Tensor) -> Tensor:
+    """√(x² + y²), where the squares may be too large or too small."""
+    large, small = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
+    ratio = small / torch.where(large > 0, large, 1)
+    return torch.where(torch.isinf(large), large, large * torch.sqrt(1 + ratio * ratio))
+
+
+SPECIAL: dict[Any, Callable[..., Any]] = {
+    aten.erfinv.default: _erfinv,
+    aten.hypot.default: _hypot,
+}
