@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ ADAPTER = "lora"
 
 _PREFIX = "base_model.model."
 _PAIR = re.compile(r"(.+)\.lora_([AB])(\.\w+)?\.weight")
+_BASE = ".base_layer."  # in the names of what a layer with an adapter has itself
 _MERGE = "merge it with PEFT, merge_and_unload(), and export the model that gives"
 
 
@@ -76,8 +78,12 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
         if pair := _PAIR.fullmatch(own):
             pairs.setdefault(pair[1], {})[f"lora_{pair[2]}"] = tensor
         else:
-            saved[own] = tensor
+            saved[own.replace(_BASE, ".")] = tensor
     parameters = dict(model.module.named_parameters(remove_duplicate=False))
+    for path in pairs:  # PEFT adds a layer's own weight where the layer is a model's last one
+        own, weight = parameters.get(f"{path}.weight"), saved.get(f"{path}.weight")
+        if own is not None and weight is not None and torch.equal(own, weight.to(own.dtype)):
+            del saved[f"{path}.weight"]
     for name, tensor in saved.items():
         if name not in parameters or parameters[name].shape != tensor.shape:
             raise Missing(f"{where}: {show(name)} is in no layer that is here: {_MERGE}")
@@ -91,7 +97,7 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
     values = {f"{path}.{leaf}": t for path, pair in pairs.items() for leaf, t in pair.items()}
     for name, tensor in {**values, **saved}.items():
         model.module.get_parameter(name).data = tensor.clone()
-    count = sum(tensor.numel() for tensor in adapter.tensors.values())
+    count = sum(tensor.numel() for tensor in (*values.values(), *saved.values()))
     said = f"{len(layers)} layers have LoRA adapters, which alone have gradients: {count:,} numbers"
     return replace(model, config=config), (said,)
 
