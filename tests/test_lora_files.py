@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fuseport.exporter import checkpoint, models
+from fuseport.exporter.errors import Missing
 from fuseport.exporter.models import Model
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -57,3 +58,18 @@ def test_a_layer_with_an_adapter_may_bring_what_is_its_own(llama: Path, tmp_path
     shared = module.get_parameter("lm_head.weight")
     assert shared is module.get_parameter("model.embed_tokens.weight")
     assert not shared.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is pissa_niter_4.* merge it"),
+        ({"alora_invocation_tokens": [3]}, "alora_invocation_tokens is set, .* merge it"),
+        ({"use_dora": True}, "use_dora is set, .* merge it"),
+    ],
+)
+def test_what_computes_something_else_is_refused(
+    llama: Path, tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Missing, match=said):
+        adapted(llama, tmp_path / "a", lora(), **settings)

@@ -29,6 +29,20 @@ ADAPTER = "lora"
 _PREFIX = "base_model.model."
 _PAIR = re.compile(r"(.+)\.lora_([AB])(\.\w+)?\.weight")
 _BASE = ".base_layer."  # in the names of what a layer with an adapter has itself
+_OTHERS = (  # settings of PEFT with which a layer computes something else
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+)
+_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the layer's weight
 _MERGE = "merge it with PEFT, merge_and_unload(), and export the model that gives"
 
 
@@ -71,6 +85,13 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
     if settings.get("peft_type") != "LORA":
         kind = show(settings.get("peft_type"), 40)
         raise Missing(f"{where}: an adapter of the type {kind}, and only LORA is read: {_MERGE}")
+    if other := next((name for name in _OTHERS if settings.get(name)), None):
+        raise Missing(f"{where}: {other} is set, and only plain LoRA is read: {_MERGE}")
+    if (start := settings.get("init_lora_weights")) not in _STARTS:
+        raise Missing(
+            f"{where}: init_lora_weights is {show(start, 40)}, with which PEFT changes the layers'"
+            f" own weights, too: {_MERGE}"
+        )
     pairs: dict[str, dict[str, Tensor]] = {}
     saved: dict[str, Tensor] = {}
     for name, tensor in adapter.tensors.items():
