@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fuseport.exporter import checkpoint, models
-from fuseport.exporter.errors import Missing
-from fuseport.exporter.models import Model
+from fuseport.exporter.errors import CorruptInput, Missing
+from fuseport.exporter.models import Model, weights
 
 Q = "model.layers.0.self_attn.q_proj"
 
@@ -73,3 +73,67 @@ def test_what_computes_something_else_is_refused(
 ) -> None:
     with pytest.raises(Missing, match=said):
         adapted(llama, tmp_path / "a", lora(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lora_alpha": "12"}, "lora_alpha is '?12'?, and the rank 2"),
+        ({"lora_alpha": True}, "lora_alpha is True"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is .*q_proj.*, and no object"),
+        ({"alpha_pattern": {"q_proj(": 3}}, r"alpha_pattern: q_proj\(: missing"),
+        ({"alpha_pattern": {"((._?)+)+x": 3}}, "for ever to match: write the layers' names"),
+        ({"alpha_pattern": {".*.*.*.*.*.*x": 3}}, "for ever to match"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    llama: Path, tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((CorruptInput, Missing), match=said):
+        adapted(llama, tmp_path / "a", lora(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({f"{Q}.lora_A.weight": torch.tensor(1.0)}, "its adapter is"),
+        ({name: t.to(torch.int8) for name, t in lora().items()}, r"lora_A.weight is of int8"),
+        ({**lora(), **lora(a="lora_A.two", b="lora_B.two")}, "q_proj has several adapters"),
+    ],
+)
+def test_tensors_that_are_no_adapter_are_refused(
+    llama: Path, tmp_path: Path, tensors: dict[str, Tensor], said: str
+) -> None:
+    with pytest.raises((CorruptInput, Missing), match=said):
+        adapted(llama, tmp_path / "a", tensors)
+
+
+def test_patterns_are_names_or_expressions(llama: Path, tmp_path: Path) -> None:
+    said = {"k_proj": 1, r".*\.0\.self_attn\.(q|v)_proj": 6, "q_proj": 8}
+    model = adapted(llama, tmp_path / "a", lora(), alpha_pattern=said)
+    assert model.config["lora"]["layers"] == {Q: [2, 3.0]}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"saved": [], "layers": {Q: [10**15, 1.0]}},
+        {"saved": [], "layers": {Q: [10**30, 1.0]}},
+        {"saved": [], "layers": {Q: [-1, 1.0]}},
+        {"saved": [], "layers": {Q: [2, 10**400]}},
+        {"saved": [], "layers": {"model": [2, 1.0]}},
+        {"saved": ["model"], "layers": {}},
+        {"saved": 3, "layers": {}},
+        [],
+    ],
+)
+def test_what_a_manifest_says_of_adapters_is_looked_at(
+    llama: Path, tmp_path: Path, said: Any
+) -> None:
+    model = adapted(llama, tmp_path / "a", lora())
+    save_file(weights.once(model.module), tmp_path / "w.safetensors")
+    architecture = {"name": "huggingface", "config": {**model.config, "lora": said}}
+    with pytest.raises((CorruptInput, Missing)):
+        models.rebuild(architecture, tmp_path / "w.safetensors")

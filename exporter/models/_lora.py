@@ -8,7 +8,7 @@ scale alpha/√r, Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-T
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,10 @@ _OTHERS = (  # settings of PEFT with which a layer computes something else
     "velora_config",
 )
 _STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the layer's weight
+_MISFITS = (ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
+_LARGE = 1e30
+_NAMES = re.compile(r"[\w.]+")
+_LONG = 1000
 _MERGE = "merge it with PEFT, merge_and_unload(), and export the model that gives"
 
 
@@ -96,8 +100,11 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
     saved: dict[str, Tensor] = {}
     for name, tensor in adapter.tensors.items():
         own = name.removeprefix(_PREFIX)
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise CorruptInput(f"{where}: {show(name)} is of {str(tensor.dtype)[6:]}")
         if pair := _PAIR.fullmatch(own):
-            pairs.setdefault(pair[1], {})[f"lora_{pair[2]}"] = tensor
+            if pairs.setdefault(pair[1], {}).setdefault(f"lora_{pair[2]}", tensor) is not tensor:
+                raise Missing(f"{where}: {show(pair[1])} has several adapters: save one alone")
         else:
             saved[own.replace(_BASE, ".")] = tensor
     parameters = dict(model.module.named_parameters(remove_duplicate=False))
@@ -108,7 +115,10 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
     for name, tensor in saved.items():
         if name not in parameters or parameters[name].shape != tensor.shape:
             raise Missing(f"{where}: {show(name)} is in no layer that is here: {_MERGE}")
-    layers = {path: _layer(model.module, path, pair, adapter) for path, pair in pairs.items()}
+    alphas = _alphas(adapter)
+    layers = {
+        path: _layer(model.module, path, pair, adapter, alphas) for path, pair in pairs.items()
+    }
     if not layers:
         raise CorruptInput(f"{where}: there is no adapter in it")
     config = {**model.config, ADAPTER: {"layers": layers, "saved": sorted(saved)}}
@@ -117,7 +127,7 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
     place(model.module, config)
     values = {f"{path}.{leaf}": t for path, pair in pairs.items() for leaf, t in pair.items()}
     for name, tensor in {**values, **saved}.items():
-        model.module.get_parameter(name).data = tensor.clone()
+        _set(model.module, name, tensor.clone())
     count = sum(tensor.numel() for tensor in (*values.values(), *saved.values()))
     said = f"{len(layers)} layers have LoRA adapters, which alone have gradients: {count:,} numbers"
     return replace(model, config=config), (said,)
@@ -138,24 +148,34 @@ def place(module: nn.Module, config: Mapping[str, Any]) -> None:
         return
     try:
         for name in config[ADAPTER]["saved"]:
-            owner, _, leaf = name.rpartition(".")
-            value = module.get_parameter(name).detach().clone()  # tied to nothing any more
-            setattr(module.get_submodule(owner), leaf, nn.Parameter(value))
+            _set(module, name, module.get_parameter(name).detach().clone())
         for path, (rank, scaling) in config[ADAPTER]["layers"].items():
             layer: Any = module.get_submodule(path)
             inner, outer = _features(layer)
-            like: Tensor = next(t for t in layer.state_dict().values() if t.is_floating_point())
-            layer.lora_A = nn.Parameter(like.new_zeros(rank, inner))
-            layer.lora_B = nn.Parameter(like.new_zeros(outer, rank))
+            if hasattr(layer, "lora_A"):
+                raise ValueError(f"{path} has an adapter already")
+            # Whatever the rank is said to be, no memory is taken for it.
+            layer.lora_A = nn.Parameter(torch.empty(rank, inner, device="meta"))
+            layer.lora_B = nn.Parameter(torch.empty(outer, rank, device="meta"))
             layer.register_forward_hook(_Added(float(scaling)))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _MISFITS as error:
         raise CorruptInput(
             f"what is said of adapters fits no {type(module).__name__}: {show(error)}"
         ) from error
 
 
+def _set(module: nn.Module, name: str, value: Tensor) -> None:
+    """Give a module a parameter, which is tied to nothing, in the place of another."""
+    owner, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(owner), leaf, nn.Parameter(value))
+
+
 def _layer(
-    module: nn.Module, path: str, pair: Mapping[str, Tensor], adapter: Checkpoint
+    module: nn.Module,
+    path: str,
+    pair: Mapping[str, Tensor],
+    adapter: Checkpoint,
+    alphas: Sequence[tuple[re.Pattern[str] | str, Any]],
 ) -> list[float]:
     """The rank and the scaling of one layer's adapter."""
     where = f"{show(adapter.path)}: {show(path)}"
@@ -166,16 +186,16 @@ def _layer(
             f"{where} has an adapter, and is no linear layer of a {type(module).__name__}: give "
             f"the adapter's own model, which it calls {show(_base(adapter))}, or {_MERGE}"
         ) from None
-    rank = len(pair.get("lora_A", ()))
     shapes = {name: tuple(tensor.shape) for name, tensor in pair.items()}
+    rank, *_ = shapes.get("lora_A") or (0,)
     if shapes != {"lora_A": (rank, inner), "lora_B": (outer, rank)}:
         raise Missing(
             f"{where}: its adapter is {shapes}, and the layer takes {inner} and gives {outer}:"
             f" give the adapter's own model, which it calls {show(_base(adapter))}"
         )
-    alpha = _of(adapter.config.get("alpha_pattern"), path, adapter.config.get("lora_alpha"))
-    if not isinstance(alpha, int | float) or rank == 0:
-        raise CorruptInput(f"{where}: lora_alpha is {show(alpha)}, and the rank {rank}")
+    alpha = next((v for key, v in alphas if _says(key, path)), adapter.config.get("lora_alpha"))
+    if type(alpha) not in (int, float) or not abs(alpha) < _LARGE or rank == 0:
+        raise CorruptInput(f"{where}: lora_alpha is {show(alpha, 40)}, and the rank {rank}")
     scaling = alpha / (math.sqrt(rank) if adapter.config.get("use_rslora") else rank)
     return [rank, scaling]
 
@@ -184,12 +204,44 @@ def _base(adapter: Checkpoint) -> Any:
     return adapter.config.get("base_model_name_or_path") or "MODEL"
 
 
-def _of(pattern: Any, path: str, default: Any) -> Any:
-    """What a pattern of PEFT says of a layer: the first key that its name ends with, or matches."""
-    for key, value in (pattern or {}).items():
-        if re.match(rf"(.*\.)?({key})$", path):
-            return value
-    return default
+def _alphas(adapter: Checkpoint) -> list[tuple[re.Pattern[str] | str, Any]]:
+    """What PEFT's alpha_pattern says: keys, plain names or regular expressions, and values.
+
+    Raises:
+        CorruptInput: it is no such pattern.
+        Missing: it has expressions that might take for ever to match.
+    """
+    said, where = adapter.config.get("alpha_pattern") or {}, show(adapter.path)
+    if not isinstance(said, Mapping):
+        raise CorruptInput(f"{where}: alpha_pattern is {show(said, 60)}, and no object")
+    found: list[tuple[re.Pattern[str] | str, Any]] = []
+    compiled = 0
+    for key, value in said.items():
+        if _NAMES.fullmatch(key):
+            found.append((key, value))
+            continue
+        compiled += 1
+        if len(key) > _LONG or compiled > _LONG or _slow(key):
+            raise Missing(
+                f"{where}: alpha_pattern has {show(key, 60)}, which might take for ever to match:"
+                " write the layers' names there"
+            )
+        try:
+            found.append((re.compile(rf"(.*\.)?({key})$"), value))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise CorruptInput(f"{where}: alpha_pattern: {show(key, 60)}: {error}") from error
+    return found
+
+
+def _slow(key: str) -> bool:
+    """Whether a regular expression may take more than a moment, on a name of 200 characters."""
+    many, few = (sum(map(key.count, signs)) for signs in ("*+{", "?|"))
+    return many > 3 or few > 16 or re.search(r"\)[*+{]", key) is not None
+
+
+def _says(key: re.Pattern[str] | str, path: str) -> bool:
+    """Whether a key of a pattern is of a layer: its name ends so, or matches."""
+    return f".{path}".endswith(f".{key}") if isinstance(key, str) else bool(key.match(path))
 
 
 def _features(layer: Any) -> tuple[int, int]:
