@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
@@ -105,6 +105,26 @@ def test_any_model_of_transformers_may_have_such_layers(llama: Llama) -> None:
         torch.testing.assert_close(found, expected(tokens).logits, rtol=0, atol=1e-5)
     layer = model.module.get_submodule("model.layers.0.self_attn.q_proj")
     assert torch.equal(layer.weight, expected.model.layers[0].self_attn.q_proj.weight)
+
+
+def test_the_layers_of_a_gpt2_may_be_such_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    expected = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+    expected.save_pretrained(tmp_path)
+    tensors: dict[str, Tensor] = {**load_file(tmp_path / "model.safetensors")}
+    for name, part in expected.named_modules():
+        if hasattr(part, "nx"):  # (in, out); bitsandbytes has it the other way around
+            weight = tensors.pop(f"{name}.weight").T.contiguous()
+            tensors |= stored(weight, f"{name}.weight")
+            part.weight.data = dequantize_nf4(*quantize_nf4(weight), tuple(weight.shape)).T
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    edit(tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    model, _ = models.from_checkpoint(checkpoint.load(tmp_path))
+    tokens = torch.arange(10)[None]
+    with torch.no_grad():
+        found = model.module(tokens)[0]
+        torch.testing.assert_close(found, expected(tokens).logits, rtol=0, atol=1e-5)
 
 
 def test_half_precision_keeps_the_scales_and_verifies(llama: Llama, tmp_path: Path) -> None:

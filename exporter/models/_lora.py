@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
+from fuseport.exporter.models._nf4 import features
 from fuseport.exporter.models.model import Model
 
 __all__ = ["ADAPTER", "adapted", "command", "place"]
@@ -151,7 +152,7 @@ def place(module: nn.Module, config: Mapping[str, Any]) -> None:
             _set(module, name, module.get_parameter(name).detach().clone())
         for path, (rank, scaling) in config[ADAPTER]["layers"].items():
             layer: Any = module.get_submodule(path)
-            inner, outer = _features(layer)
+            inner, outer = features(layer)
             if hasattr(layer, "lora_A"):
                 raise ValueError(f"{path} has an adapter already")
             # Whatever the rank is said to be, no memory is taken for it.
@@ -180,7 +181,7 @@ def _layer(
     """The rank and the scaling of one layer's adapter."""
     where = f"{show(adapter.path)}: {show(path)}"
     try:
-        inner, outer = _features(module.get_submodule(path))
+        inner, outer = features(module.get_submodule(path))
     except AttributeError:
         raise Missing(
             f"{where} has an adapter, and is no linear layer of a {type(module).__name__}: give "
@@ -242,14 +243,3 @@ def _slow(key: str) -> bool:
 def _says(key: re.Pattern[str] | str, path: str) -> bool:
     """Whether a key of a pattern is of a layer: its name ends so, or matches."""
     return f".{path}".endswith(f".{key}") if isinstance(key, str) else bool(key.match(path))
-
-
-def _features(layer: Any) -> tuple[int, int]:
-    """What a linear layer takes and gives; transformers' Conv1D is one, too.
-
-    Raises:
-        AttributeError: it is no such layer.
-    """
-    if hasattr(layer, "nx"):
-        return layer.nx, layer.nf
-    return layer.in_features, layer.out_features

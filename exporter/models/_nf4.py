@@ -15,7 +15,7 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.ops.nf4_linear import dequantize_nf4, from_bitsandbytes, nf4_linear
 
-__all__ = ["LAYERS", "Nf4Linear", "place", "stored", "taken", "without"]
+__all__ = ["LAYERS", "Nf4Linear", "features", "place", "stored", "taken", "without"]
 
 LAYERS = "nf4"
 """Under which name a configuration has what `stored` returns."""
@@ -28,16 +28,17 @@ class Nf4Linear(nn.Module):
     """`nn.Linear` with its weight in NF4.
 
     Args:
-        like: the layer whose place it takes.
+        like: the layer whose place it takes, transformers' Conv1D perhaps: its weight is stored as
+            that of a linear layer, too.
         block_size: values of the weight that share an absmax.
     """
 
     packed: Tensor
     absmax: Tensor
 
-    def __init__(self, like: nn.Linear, block_size: int) -> None:
+    def __init__(self, like: Any, block_size: int) -> None:
         super().__init__()
-        self.in_features, self.out_features = like.in_features, like.out_features
+        self.in_features, self.out_features = features(like)
         self.block_size = block_size
         count = self.in_features * self.out_features
         self.register_buffer("packed", torch.zeros((count + 1) // 2, dtype=torch.uint8))
@@ -107,10 +108,12 @@ def place(module: nn.Module, config: Mapping[str, Any]) -> None:
             like: Any = module.get_submodule(name)
         except AttributeError:
             like = None
-        if not isinstance(like, nn.Linear):
+        if not isinstance(like, nn.Linear) and not hasattr(like, "nx"):
             raise Missing(
                 f"{show(name)} is stored in NF4, and is no linear layer of a"
-                f" {type(module).__name__}: give the config.json that belongs to the weights"
+                f" {type(module).__name__}: give the config.json that belongs to the weights; if it"
+                " does, and the layer has another name in transformers today, load the model with"
+                " transformers, call its dequantize(), and save it again"
             )
         setattr(module.get_submodule(owner), leaf, Nf4Linear(like, block_size))
     settings: Any = getattr(module, "config", None)
@@ -128,6 +131,17 @@ def taken(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Mapping[s
             left.pop(weight + part, None)
         left |= {f"{name}.packed": found.packed, f"{name}.absmax": found.absmax}
     return left
+
+
+def features(layer: Any) -> tuple[int, int]:
+    """What a linear layer takes and gives; transformers' Conv1D is one, too.
+
+    Raises:
+        AttributeError: it is no such layer.
+    """
+    if hasattr(layer, "nx"):
+        return layer.nx, layer.nf
+    return layer.in_features, layer.out_features
 
 
 def _layers(config: Mapping[str, Any]) -> Mapping[str, int]:
