@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fuseport.exporter import checkpoint, models
+from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing
-from fuseport.exporter.models import Model, weights
+from fuseport.exporter.models import Model, _lora, weights
 
 Q = "model.layers.0.self_attn.q_proj"
 
@@ -34,13 +35,17 @@ def lora(path: str = Q, inner: int = 16, outer: int = 16, **named: str) -> dict[
     return {f"{path}.{a}.weight": torch.randn(2, inner), f"{path}.{b}.weight": torch.ones(outer, 2)}
 
 
-def adapted(base: Path, folder: Path, tensors: dict[str, Tensor], **settings: Any) -> Model:
+def written(folder: Path, tensors: dict[str, Tensor], **settings: Any) -> Checkpoint:
     folder.mkdir(exist_ok=True)
     named = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
     save_file(named, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, **settings}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    adapter = checkpoint.load(folder)
+    return checkpoint.load(folder)
+
+
+def adapted(base: Path, folder: Path, tensors: dict[str, Tensor], **settings: Any) -> Model:
+    adapter = written(folder, tensors, **settings)
     return models.from_checkpoint(checkpoint.load(base), adapter=adapter)[0]
 
 
@@ -137,3 +142,30 @@ def test_what_a_manifest_says_of_adapters_is_looked_at(
     architecture = {"name": "huggingface", "config": {**model.config, "lora": said}}
     with pytest.raises((CorruptInput, Missing)):
         models.rebuild(architecture, tmp_path / "w.safetensors")
+
+
+class Shared(nn.Module):
+    """A layer, and a block, under two names each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.two = nn.Linear(4, 4)
+        self.block = self.again = nn.Sequential(nn.Linear(4, 4))
+
+
+def test_a_block_used_twice_has_one_adapter(tmp_path: Path) -> None:
+    pair = lora("block.0", 4, 4)
+    twice = {**pair, **{name.replace("block", "again"): t.clone() for name, t in pair.items()}}
+    model = Model(Shared(), "user", {}, (), {})
+    model, _ = _lora.adapted(model, written(tmp_path / "a", twice))
+    x = torch.randn(3, 4)
+    layer = model.module.get_submodule("again.0")
+    a, b = pair.values()
+    torch.testing.assert_close(layer(x), x @ layer.weight.T + layer.bias + x @ a.T @ b.T * 2)
+
+
+def test_a_layer_of_two_names_is_not_adapted_under_both(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="one has other names in the model"):
+        _lora.adapted(
+            Model(Shared(), "user", {}, (), {}), written(tmp_path / "a", lora("one", 4, 4))
+        )

@@ -8,6 +8,7 @@ scale alpha/√r, Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-T
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -117,6 +118,8 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
         if name not in parameters or parameters[name].shape != tensor.shape:
             raise Missing(f"{where}: {show(name)} is in no layer that is here: {_MERGE}")
     alphas = _alphas(adapter)
+    for path in _again(model.module, pairs, where):
+        del pairs[path]
     layers = {
         path: _layer(model.module, path, pair, adapter, alphas) for path, pair in pairs.items()
     }
@@ -169,6 +172,33 @@ def _set(module: nn.Module, name: str, value: Tensor) -> None:
     """Give a module a parameter, which is tied to nothing, in the place of another."""
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, nn.Parameter(value))
+
+
+def _again(module: nn.Module, pairs: Mapping[str, Mapping[str, Tensor]], where: str) -> list[str]:
+    """The names of layers that others of the names are of, too, as in a block that is used twice.
+
+    Raises:
+        Missing: PEFT adapts such a layer under one of its names alone.
+    """
+    places = Counter(id(part) for owner in module.modules() for part in owner._modules.values())
+    first: dict[int, Mapping[str, Tensor]] = {}
+    again = []
+    for path, pair in pairs.items():
+        try:
+            layer = id(module.get_submodule(path))
+        except AttributeError:
+            continue  # what it is, `_layer` says
+        if places[layer] > 1:
+            raise Missing(
+                f"{where}: {show(path)} has other names in the model, and PEFT adapts one alone:"
+                f" {_MERGE}"
+            )
+        other = first.setdefault(layer, pair)
+        if other is not pair:
+            again.append(path)
+            if any(not torch.equal(pair[k], other[k]) for k in pair.keys() & other.keys()):
+                raise Missing(f"{where}: {show(path)} has another adapter under another name")
+    return again
 
 
 def _layer(
