@@ -163,9 +163,14 @@ UP = "model.layers.0.mlp.up_proj.weight"
             {f"{UP}.quant_state.bitsandbytes__fp4": torch.zeros(9).byte()},
             "",
             Missing,
-            rf"{UP} is in FP4 .* dequantize\(\)",
+            rf"{UP} is in FP4 .* dequantize\(\), and save_pretrained\(",
         ),
-        ({}, "r_proj", Missing, r"self_attn\.r_proj is stored in NF4, and is no linear layer of"),
+        (
+            {},
+            "r_proj",
+            Missing,
+            r"self_attn\.r_proj is stored in NF4, and is no linear layer of .* dequantize",
+        ),
     ],
 )
 def test_what_is_no_such_folder_is_refused(

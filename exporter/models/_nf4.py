@@ -21,6 +21,10 @@ LAYERS = "nf4"
 """Under which name a configuration has what `stored` returns."""
 
 _STATE = ".quant_state.bitsandbytes__"
+_DEQUANTIZE = (  # without that, transformers 5 fails to save what it has dequantized
+    "load the model with transformers, call its dequantize(), and"
+    " save_pretrained(FOLDER, save_original_format=False)"
+)
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
@@ -73,8 +77,7 @@ def stored(checkpoint: Checkpoint) -> dict[str, int]:
         if code != "nf4":
             raise Missing(
                 f"{checkpoint.path}: {show(weight)} is in {show(code.upper(), 20)} of bitsandbytes:"
-                " only NF4 is read; load the model with transformers, call its dequantize(), and"
-                " save it again"
+                f" only NF4 is read; {_DEQUANTIZE}"
             )
         try:
             found[weight.removesuffix(".weight")] = from_bitsandbytes(
@@ -112,8 +115,7 @@ def place(module: nn.Module, config: Mapping[str, Any]) -> None:
             raise Missing(
                 f"{show(name)} is stored in NF4, and is no linear layer of a"
                 f" {type(module).__name__}: give the config.json that belongs to the weights; if it"
-                " does, and the layer has another name in transformers today, load the model with"
-                " transformers, call its dequantize(), and save it again"
+                f" does, and the layer has another name in transformers today, {_DEQUANTIZE}"
             )
         setattr(module.get_submodule(owner), leaf, Nf4Linear(like, block_size))
     settings: Any = getattr(module, "config", None)
