@@ -142,6 +142,19 @@ def test_a_folder_says_what_it_is(llama: Llama) -> None:
     assert f"next          fuseport export {llama[0]}" in done.output
 
 
+def test_the_bytes_may_be_of_another_dtype(llama: Llama) -> None:
+    expected = models.from_checkpoint(checkpoint.load(llama[0]))[0].module.state_dict()
+    tensors = load_file(llama[0] / "model.safetensors")
+    changed(llama[0], {UP: tensors[UP].reshape(-1).view(torch.bfloat16)[:, None]})  # as of FSDP
+    found = models.from_checkpoint(checkpoint.load(llama[0]))[0].module.state_dict()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def said(**settings: Any) -> Tensor:
+    state = {"blocksize": 64, "shape": [40, 24], "nested_blocksize": 256, "nested_offset": 0.0}
+    return torch.tensor([*json.dumps({**state, **settings}).encode()]).byte()
+
+
 def changed(folder: Path, change: Mapping[str, Tensor | None], rename: str = "") -> None:
     tensors = {**load_file(folder / "model.safetensors"), **change}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -151,13 +164,27 @@ def changed(folder: Path, change: Mapping[str, Tensor | None], rename: str = "")
 
 
 UP = "model.layers.0.mlp.up_proj.weight"
+STATE = f"{UP}.quant_state.bitsandbytes__nf4"
+NESTED = {
+    f"{UP}.absmax": torch.zeros(15).byte(),
+    f"{UP}.nested_absmax": torch.ones(1),
+    f"{UP}.nested_quant_map": torch.ones(256),
+}
 
 
 @pytest.mark.parametrize(
-    ("change", "rename", "kind", "said"),
+    ("change", "rename", "kind", "told"),
     [
         ({f"{UP}.absmax": None}, "", CorruptInput, rf"{UP} is no weight in NF4: .*absmax"),
         ({UP: torch.zeros(7).byte()}, "", CorruptInput, rf"{UP} is no weight .* bytes"),
+        ({STATE: said(blocksize=48)}, "", CorruptInput, rf"{UP} is no weight .* power of two"),
+        ({STATE: torch.full((99999,), 91).byte()}, "", CorruptInput, rf"{UP} is no weight"),
+        (
+            {STATE: said(nested_blocksize=0), **NESTED},
+            "",
+            CorruptInput,
+            rf"{UP} is no weight .* zero",
+        ),
         ({f"{UP}.quant_state.bitsandbytes__nf4": torch.zeros(9).byte()}, "", CorruptInput, UP),
         (
             {f"{UP}.quant_state.bitsandbytes__fp4": torch.zeros(9).byte()},
@@ -174,10 +201,10 @@ UP = "model.layers.0.mlp.up_proj.weight"
     ],
 )
 def test_what_is_no_such_folder_is_refused(
-    llama: Llama, change: dict[str, Tensor | None], rename: str, kind: type[Exception], said: str
+    llama: Llama, change: dict[str, Tensor | None], rename: str, kind: type[Exception], told: str
 ) -> None:
     changed(llama[0], change, rename)
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=told):
         models.from_checkpoint(checkpoint.load(llama[0]))
 
 

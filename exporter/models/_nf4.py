@@ -83,7 +83,7 @@ def stored(checkpoint: Checkpoint) -> dict[str, int]:
             found[weight.removesuffix(".weight")] = from_bitsandbytes(
                 checkpoint.tensors, weight
             ).block_size
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise CorruptInput(
                 f"{checkpoint.path}: {show(weight)} is no weight in NF4: {show(error)}"
             ) from error
@@ -149,7 +149,7 @@ def features(layer: Any) -> tuple[int, int]:
 def _layers(config: Mapping[str, Any]) -> Mapping[str, int]:
     layers = config.get(LAYERS, {})
     if not isinstance(layers, Mapping) or not all(
-        isinstance(size, int) and size > 0 for size in layers.values()
+        isinstance(size, int) and size >= 16 and size & (size - 1) == 0 for size in layers.values()
     ):
         raise CorruptInput(f"what is said of layers in NF4 is no block size each: {show(layers)}")
     return layers

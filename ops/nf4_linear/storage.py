@@ -148,7 +148,7 @@ def dequantize_absmax(
     absmax, nested = absmax.reshape(-1), nested_absmax.reshape(-1).float()
     blocks = (len(absmax) + block_size - 1) // block_size
     require(len(nested) == blocks, _OP, "nested_absmax", f"of {blocks} blocks", len(nested))
-    scale = nested.repeat_interleave(block_size)[: len(absmax)]
+    scale = nested.repeat_interleave(min(block_size, len(absmax)))[: len(absmax)]
     return code.reshape(-1).float()[absmax.int()] * scale + offset
 
 
@@ -179,8 +179,9 @@ def from_bitsandbytes(tensors: Mapping[str, Tensor], name: str) -> Nf4Weight:
             state["nested_blocksize"],
         )
     out_features, in_features = state["shape"]
-    packed = tensors[name].reshape(-1)
+    packed = tensors[name].reshape(-1).view(torch.uint8)  # of any dtype, quant_storage
     block_size = state["blocksize"]
+    _require_block_size(block_size)
     pairs = (out_features * in_features + 1) // 2
     require(packed.numel() == pairs, _OP, name, f"of {pairs} bytes", packed.numel())
     return Nf4Weight(packed, absmax.float(), (out_features, in_features), block_size)
