@@ -169,3 +169,13 @@ def test_a_layer_of_two_names_is_not_adapted_under_both(tmp_path: Path) -> None:
         _lora.adapted(
             Model(Shared(), "user", {}, (), {}), written(tmp_path / "a", lora("one", 4, 4))
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("org/base", "own model, which it calls org/base, or"), (None, "model, or")]
+)
+def test_an_adapter_of_another_model_says_whose(
+    llama: Path, tmp_path: Path, name: str | None, told: str
+) -> None:
+    with pytest.raises(Missing, match=told):
+        adapted(llama, tmp_path / "a", lora("h.0.attn"), base_model_name_or_path=name)

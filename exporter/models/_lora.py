@@ -54,7 +54,8 @@ _MERGE = "merge it with PEFT, merge_and_unload(), and export the model that give
 
 def command(adapter: Checkpoint) -> str:
     """What exports an adapter: with the model that it says it is of."""
-    base, path = (shlex.quote(show(part)) for part in (_base(adapter), adapter.path))
+    base = adapter.config.get("base_model_name_or_path") or "MODEL"
+    base, path = (shlex.quote(show(part)) for part in (base, adapter.path))
     return f"fuseport export {base} --adapter {path} -o bundle/"
 
 
@@ -215,14 +216,14 @@ def _layer(
     except AttributeError:
         raise Missing(
             f"{where} has an adapter, and is no linear layer of a {type(module).__name__}: give "
-            f"the adapter's own model, which it calls {show(_base(adapter))}, or {_MERGE}"
+            f"the adapter's own model{_base(adapter)}, or {_MERGE}"
         ) from None
     shapes = {name: tuple(tensor.shape) for name, tensor in pair.items()}
     rank, *_ = shapes.get("lora_A") or (0,)
     if shapes != {"lora_A": (rank, inner), "lora_B": (outer, rank)}:
         raise Missing(
             f"{where}: its adapter is {shapes}, and the layer takes {inner} and gives {outer}:"
-            f" give the adapter's own model, which it calls {show(_base(adapter))}"
+            f" give the adapter's own model{_base(adapter)}"
         )
     alpha = next((v for key, v in alphas if _says(key, path)), adapter.config.get("lora_alpha"))
     if type(alpha) not in (int, float) or not abs(alpha) < _LARGE or rank == 0:
@@ -231,8 +232,9 @@ def _layer(
     return [rank, scaling]
 
 
-def _base(adapter: Checkpoint) -> Any:
-    return adapter.config.get("base_model_name_or_path") or "MODEL"
+def _base(adapter: Checkpoint) -> str:
+    name = adapter.config.get("base_model_name_or_path")
+    return f", which it calls {show(name)}" if name else ""
 
 
 def _alphas(adapter: Checkpoint) -> list[tuple[re.Pattern[str] | str, Any]]:
