@@ -159,7 +159,7 @@ def test_a_block_used_twice_has_one_adapter(tmp_path: Path) -> None:
     model = Model(Shared(), "user", {}, (), {})
     model, _ = _lora.adapted(model, written(tmp_path / "a", twice))
     x = torch.randn(3, 4)
-    layer = model.module.get_submodule("again.0")
+    layer: Any = model.module.get_submodule("again.0")
     a, b = pair.values()
     torch.testing.assert_close(layer(x), x @ layer.weight.T + layer.bias + x @ a.T @ b.T * 2)
 

@@ -112,8 +112,8 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
             saved[own.replace(_BASE, ".")] = tensor
     parameters = dict(model.module.named_parameters(remove_duplicate=False))
     for path in pairs:  # PEFT adds a layer's own weight where the layer is a model's last one
-        own, weight = parameters.get(f"{path}.weight"), saved.get(f"{path}.weight")
-        if own is not None and weight is not None and torch.equal(own, weight.to(own.dtype)):
+        has, weight = parameters.get(f"{path}.weight"), saved.get(f"{path}.weight")
+        if has is not None and weight is not None and torch.equal(has, weight.to(has.dtype)):
             del saved[f"{path}.weight"]
     for name, tensor in saved.items():
         if name not in parameters or parameters[name].shape != tensor.shape:
@@ -225,8 +225,11 @@ def _layer(
             f"{where}: its adapter is {shapes}, and the layer takes {inner} and gives {outer}:"
             f" give the adapter's own model{_base(adapter)}"
         )
-    alpha = next((v for key, v in alphas if _says(key, path)), adapter.config.get("lora_alpha"))
-    if type(alpha) not in (int, float) or not abs(alpha) < _LARGE or rank == 0:
+    alpha: Any = next(
+        (v for key, v in alphas if _says(key, path)), adapter.config.get("lora_alpha")
+    )
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if not number or not abs(alpha) < _LARGE or rank == 0:
         raise CorruptInput(f"{where}: lora_alpha is {show(alpha, 40)}, and the rank {rank}")
     scaling = alpha / (math.sqrt(rank) if adapter.config.get("use_rslora") else rank)
     return [rank, scaling]
