@@ -124,9 +124,8 @@ def export(
 ) -> None:
     """Export CHECKPOINT, a file or folder, into a bundle."""
     there(checkpoint)
-    for file in (adapter, samples):
-        if file is not None:
-            there(file)
+    if adapter is not None:
+        there(adapter)
     with progress() as tell:
         with loading(tell):
             from fuseport.exporter import api, formats

@@ -245,9 +245,9 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
     weights.fit(model.module, load_file(path), str(path))
     for name in config.get("frozen", ()):
         model.module.get_parameter(name).requires_grad_(False)
-    for name, dtype in config.get("tables", {}).items():
-        table = model.module.get_buffer(name)
-        table.data = table.data.to(getattr(torch, dtype))
+    dtypes = config.get("tables", {})
+    for name, table in tables(model.module).items():  # others are made at the first call
+        table.data = table.data.to(getattr(torch, dtypes.get(name, ""), table.dtype))
     remember(model.module.eval())
     return replace(model, sizes={**model.sizes, **architecture.get("sizes", {})})
 
