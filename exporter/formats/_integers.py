@@ -41,7 +41,7 @@ def _shifted(shift: Callable[..., Tensor], x: Any, by: Any) -> Any:
     if any(isinstance(value, Tensor) and value.dtype != torch.uint8 for value in (x, by)):
         return NotImplemented
     x, by = (value.int() if isinstance(value, Tensor) else value for value in (x, by))
-    return shift(x, by) & 255  # what calls this gives it the type that it has in torch
+    return shift(x, by) & 255  # to be cast to a byte, of which ONNX says nothing for more
 
 
 OF_FEW_BITS: dict[Any, Callable[..., Any]] = {

@@ -31,7 +31,6 @@ def _erfinv(y: Tensor) -> Tensor:
     if y.dtype in (torch.float16, torch.bfloat16):
         return _erfinv(y.float()).to(y.dtype)
     w = -torch.log((1 - y) * (1 + y))
-    w = torch.where(y.abs() == 1, 0, w)
     central = _polynomial(_CENTRAL, w - 2.5)
     tail = _polynomial(_TAIL, torch.sqrt(torch.where(w < 5, 5, w)) - 3)
     x = torch.where(w < 5, central, tail) * y
