@@ -66,3 +66,26 @@ def test_every_update_counts(name: str, tmp_path: Path) -> None:
     for _ in range(3):
         found = session.run({"ids": ids, "cotangent_y": cotangent})["grad/table"]
         assert torch.equal(found, right)
+
+
+def test_nothing_of_a_padding_row_is_taken(tmp_path: Path) -> None:
+    """Its row is zero, and what divides by its length has no number for a gradient."""
+
+    def pick(table: Tensor, ids: Tensor) -> Tensor:
+        rows = nn.functional.embedding(ids, table, padding_idx=2)
+        return rows / rows.square().sum(-1, keepdim=True).sqrt()
+
+    module = Picks(pick)
+    with torch.no_grad():
+        module.table[2] = 0
+    ids = torch.tensor([0, 2, 1, 2, 0])
+    spec = TensorSpec("ids", "int64", ("length",), high=5)
+    program = capture_gradient(capture_forward(module, {"ids": ids}, [spec], ("y",)))
+    file = tmp_path / "gradient.onnx"
+    get("onnx").write(program, file, Options(tmp_path / "weights.safetensors"))
+    y = module(ids)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
+    (expected,) = torch.autograd.grad(y, module.table, dy)
+    assert expected.isfinite().all()
+    found = load(file, {}).run({"ids": ids, "cotangent_y": dy})["grad/table"]
+    torch.testing.assert_close(found, expected)

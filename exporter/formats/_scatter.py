@@ -63,7 +63,8 @@ def embedding_dense_backward(
     if by_frequency:
         raise ValueError("embedding with scale_grad_by_freq has no ONNX form of its gradient")
     if padding_row >= 0:
-        cotangent = cotangent * (indices != padding_row).unsqueeze(-1).to(cotangent.dtype)
+        # Not by a product: nothing of that row is taken, NaN as little as numbers.
+        cotangent = torch.where((indices == padding_row).unsqueeze(-1), 0, cotangent)
     width = cotangent.shape[-1]
     zeros = cotangent.new_zeros((rows, width))
     return _add(zeros, indices.reshape(-1), cotangent.reshape(indices.numel(), width))
