@@ -86,39 +86,10 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
         Missing: it is no LoRA adapter, or one of a kind that is not here, or of another model.
         CorruptInput: it is no adapter that PEFT saves.
     """
-    settings, where = adapter.config, show(adapter.path)
-    if adapter.layout != "peft":
-        raise Missing(f"{where}: no adapter that PEFT saved, but a checkpoint ({adapter.layout})")
-    if settings.get("peft_type") != "LORA":
-        kind = show(settings.get("peft_type"), 40)
-        raise Missing(f"{where}: an adapter of the type {kind}, and only LORA is read: {_MERGE}")
-    if other := next((name for name in _OTHERS if settings.get(name)), None):
-        raise Missing(f"{where}: {other} is set, and only plain LoRA is read: {_MERGE}")
-    if (start := settings.get("init_lora_weights")) not in _STARTS:
-        raise Missing(
-            f"{where}: init_lora_weights is {show(start, 40)}, with which PEFT changes the layers'"
-            f" own weights, too: {_MERGE}"
-        )
-    pairs: dict[str, dict[str, Tensor]] = {}
-    saved: dict[str, Tensor] = {}
-    for name, tensor in adapter.tensors.items():
-        own = name.removeprefix(_PREFIX)
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            raise CorruptInput(f"{where}: {show(name)} is of {str(tensor.dtype)[6:]}")
-        if pair := _PAIR.fullmatch(own):
-            if pairs.setdefault(pair[1], {}).setdefault(f"lora_{pair[2]}", tensor) is not tensor:
-                raise Missing(f"{where}: {show(pair[1])} has several adapters: save one alone")
-        else:
-            saved[own.replace(_BASE, ".")] = tensor
-    parameters = dict(model.module.named_parameters(remove_duplicate=False))
-    for path in pairs:  # PEFT adds a layer's own weight where the layer is a model's last one
-        has, weight = parameters.get(f"{path}.weight"), saved.get(f"{path}.weight")
-        if has is not None and weight is not None and torch.equal(has, weight.to(has.dtype)):
-            del saved[f"{path}.weight"]
-    for name, tensor in saved.items():
-        if name not in parameters or parameters[name].shape != tensor.shape:
-            raise Missing(f"{where}: {show(name)} is in no layer that is here: {_MERGE}")
+    _refuse_others(adapter)
+    pairs, saved = _parts(adapter, model.module)
     alphas = _alphas(adapter)
+    where = show(adapter.path)
     for path in _again(model.module, pairs, where):
         del pairs[path]
     layers = {
@@ -136,6 +107,59 @@ def adapted(model: Model, adapter: Checkpoint) -> tuple[Model, tuple[str, ...]]:
     count = sum(tensor.numel() for tensor in (*values.values(), *saved.values()))
     said = f"{len(layers)} layers have LoRA adapters, which alone have gradients: {count:,} numbers"
     return replace(model, config=config), (said,)
+
+
+def _refuse_others(adapter: Checkpoint) -> None:
+    """Refuse what is no plain LoRA.
+
+    Raises:
+        Missing: it is none.
+    """
+    settings, where = adapter.config, show(adapter.path)
+    if adapter.layout != "peft":
+        raise Missing(f"{where}: no adapter that PEFT saved, but a checkpoint ({adapter.layout})")
+    if settings.get("peft_type") != "LORA":
+        kind = show(settings.get("peft_type"), 40)
+        raise Missing(f"{where}: an adapter of the type {kind}, and only LORA is read: {_MERGE}")
+    if other := next((name for name in _OTHERS if settings.get(name)), None):
+        raise Missing(f"{where}: {other} is set, and only plain LoRA is read: {_MERGE}")
+    if (start := settings.get("init_lora_weights")) not in _STARTS:
+        raise Missing(
+            f"{where}: init_lora_weights is {show(start, 40)}, with which PEFT changes the layers'"
+            f" own weights, too: {_MERGE}"
+        )
+
+
+def _parts(
+    adapter: Checkpoint, module: nn.Module
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    """The two matrices of each layer by its name, and parameters of the model that are its own.
+
+    Raises:
+        Missing: they are of no such parameters, or there are several adapters.
+        CorruptInput: they are of no dtype that weights have.
+    """
+    where = show(adapter.path)
+    pairs: dict[str, dict[str, Tensor]] = {}
+    saved: dict[str, Tensor] = {}
+    for name, tensor in adapter.tensors.items():
+        own = name.removeprefix(_PREFIX)
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise CorruptInput(f"{where}: {show(name)} is of {str(tensor.dtype)[6:]}")
+        if pair := _PAIR.fullmatch(own):
+            if pairs.setdefault(pair[1], {}).setdefault(f"lora_{pair[2]}", tensor) is not tensor:
+                raise Missing(f"{where}: {show(pair[1])} has several adapters: save one alone")
+        else:
+            saved[own.replace(_BASE, ".")] = tensor
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for path in pairs:  # PEFT adds a layer's own weight where the layer is a model's last one
+        has, weight = parameters.get(f"{path}.weight"), saved.get(f"{path}.weight")
+        if has is not None and weight is not None and torch.equal(has, weight.to(has.dtype)):
+            del saved[f"{path}.weight"]
+    for name, tensor in saved.items():
+        if name not in parameters or parameters[name].shape != tensor.shape:
+            raise Missing(f"{where}: {show(name)} is in no layer that is here: {_MERGE}")
+    return pairs, saved
 
 
 def place(module: nn.Module, config: Mapping[str, Any]) -> None:

@@ -56,8 +56,9 @@ SIGNS = ("config:model_type",)
 # Those whose layers have states of one size, all of them.
 _RECURRENT = ("mamba", "falcon_mamba", "mamba2")
 
-# The first not where weights are quantized: its layer adds it to an input, and takes it off again.
-_IN_FLOAT32 = ("dt_proj.bias", "A_log", ".D", "dt_bias", ".absmax", ".inv_freq")
+_IN_FLOAT32 = ("A_log", ".D", "dt_proj.bias", "dt_bias", ".inv_freq")
+# Not the bias of a step's layer: that adds it to its product, and the model takes it off again.
+_QUANTIZED_IN_FLOAT32 = ("A_log", ".D", "dt_bias", ".inv_freq", ".absmax")
 
 _SIZES = {"batch": 2, "length": 16, "height": 64, "width": 96, "samples": 2000}
 _TOKENS, _PIXELS, _WAVES = "input_ids", "pixel_values", "input_values"
@@ -148,7 +149,7 @@ def model(config: Mapping[str, Any]) -> Model:
         inputs=_inputs(module, settings),
         sizes={name: _SIZES[name] for name in ("batch", "length")},
         scans=scans,
-        keeps_float32=_IN_FLOAT32[nf4.LAYERS in config :],
+        keeps_float32=_QUANTIZED_IN_FLOAT32 if nf4.LAYERS in config else _IN_FLOAT32,
         fused=lambda: fused(files),
         renamed=lambda tensors: renamed(module, nf4.taken(tensors, config)),
         step=step,

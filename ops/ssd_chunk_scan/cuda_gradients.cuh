@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
 #pragma unroll
             for (int part = 0; part < 3; ++part)
               load_tiles<true, Four::down>(cuts[part], tiles.state[part] + k * STATE_ROW + of_states,
-                                          STATE_ROW);
+                                           STATE_ROW);
             add_products(product, mine, cuts);
           }
 #pragma unroll

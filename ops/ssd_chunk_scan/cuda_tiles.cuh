@@ -6,8 +6,9 @@
 
 namespace fuseport::ssd_chunk_scan::cuda {
 
-constexpr int TILES = T / TILE, COLUMNS = 64;  // columns of x
-constexpr int BELOW = TILES * (TILES + 1) / 2;            // tiles on and below the diagonal
+constexpr int TILES = T / TILE, COLUMNS = 64;   // columns of x
+constexpr int BELOW = TILES * (TILES + 1) / 2;  // tiles on and below the diagonal
+
 // M or Q, in tiles on and below the diagonal, of which only these are read. Two parts of bfloat16
 // suffice for gradients and outputs of 16 bits.
 template <class Stored>
