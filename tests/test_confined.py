@@ -3,14 +3,16 @@
 What README's security section says of the children that runtimes are in.
 """
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from fuseport.exporter.child.confined import available
+from fuseport.exporter import runtimes
+from fuseport.exporter.child.confined import Bounds, available
+
+CONFINED = [sys.executable, "-m", "fuseport.exporter.child.confined"]
 
 TRY = """
 import ctypes, os, socket, sys
@@ -51,21 +53,30 @@ attempt("local socket", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM
 attempt("ring", ring)
 attempt("signal", lambda: os.kill(os.getppid(), 0))
 attempt("device", lambda: write("/dev/null"))
+attempt("name of a thread", lambda: write("/proc/self/comm"))
 code = f"open({outside + '/by child'!r}, 'w')"
 print("child", os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) != 0)
 """
 
 
-@pytest.mark.skipif(not all(available().values()), reason="this kernel confines nothing")
-def test_what_a_confined_process_can_do(tmp_path: Path) -> None:
+ALLOWED = {"write inside", "move inside", "read outside", "device"}
+NEEDS_BOTH = pytest.mark.skipif(
+    not all(available().values()), reason="this kernel confines nothing"
+)
+
+
+@NEEDS_BOTH
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_a_confined_process_can_do(gpu: bool, tmp_path: Path) -> None:
+    """On a GPU also what CUDA's driver does not start without."""
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for folder in (inside, outside):
         folder.mkdir()
     (outside / "file").write_text("kept")
     (tmp_path / "attempts.py").write_text(TRY)
-    command = [sys.executable, "-m", "fuseport.exporter.child.confined", json.dumps([str(inside)])]
+    bounds = Bounds((inside,), gpu).to_json()
     done = subprocess.run(
-        [*command, "attempts", str(inside), str(outside)],
+        [*CONFINED, bounds, "attempts", str(inside), str(outside)],
         capture_output=True,
         text=True,
         check=True,
@@ -73,13 +84,21 @@ def test_what_a_confined_process_can_do(tmp_path: Path) -> None:
     )
     found = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
     allowed = {name for name, result in found.items() if result == "done"}
-    assert allowed == {"write inside", "move inside", "read outside", "device"}
+    assert allowed == ALLOWED | ({"local socket", "name of a thread"} if gpu else set())
     assert found["child"] == "True"
     assert (outside / "file").read_text() == "kept"
     assert [path.name for path in outside.iterdir()] == ["file"]
 
 
+def test_a_child_of_a_gpus_runtime_may_have_its_driver(tmp_path: Path) -> None:
+    for device, gpu in (({}, False), ({"device": "cpu"}, False), ({"device": "cuda"}, True)):
+        bounds = runtimes.confine("exported_program", [device], tmp_path)
+        assert bounds is not None
+        assert bounds.gpu == gpu
+        assert tmp_path in bounds.writable
+
+
 def test_a_module_that_fails_fails(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("import sys; sys.exit(7)")
-    command = [sys.executable, "-m", "fuseport.exporter.child.confined", "[]", "fails"]
+    command = [*CONFINED, Bounds().to_json(), "fails"]
     assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 7

@@ -331,9 +331,9 @@ class _Clock:
         self._loaded = False
         self._stopped: _Stopped | None = None
         arguments = ["fuseport.exporter.runtimes._stopwatch", str(file)]
-        writable = runtimes.confine(job.runtime, [request["program"]], folder)
+        bounds = runtimes.confine(job.runtime, [request["program"]], folder)
         # Its memory is measured: it has what it needs, and no more.
-        self._child = Child(arguments, folder / "stderr", limits, writable, forked=False)
+        self._child = Child(arguments, folder / "stderr", limits, bounds, forked=False)
 
     def __enter__(self) -> "_Clock":
         self._child.__enter__()

@@ -1,7 +1,6 @@
 """A child process that is watched: its time, its memory, and its end with all that it started."""
 
 import ctypes
-import json
 import os
 import secrets
 import signal
@@ -18,6 +17,7 @@ from types import TracebackType
 import psutil
 
 from fuseport.exporter.child import fork_server
+from fuseport.exporter.child.confined import Bounds
 from fuseport.exporter.child.fork_server import MARK, PARENT, Forked
 
 __all__ = ["Child", "Limits", "die_with_parent", "ending", "pauses"]
@@ -49,8 +49,8 @@ class Child:
         errors: the file that its standard error goes to, the last part of a flood; its standard
             output goes nowhere.
         limits: beyond which it is killed. Its time runs while `expect` says so.
-        writable: all that it may write to, as far as `confined` can do that, and it has no network
-            then; None where it may do what this process may.
+        bounds: what it may do, as far as `confined` can do that; None where it may do what this
+            process may.
         forked: whether it may be, see `fork_server`; else it is started anew in any case.
     """
 
@@ -59,7 +59,7 @@ class Child:
         arguments: Sequence[str],
         errors: Path,
         limits: Limits,
-        writable: Sequence[Path] | None = None,
+        bounds: Bounds | None = None,
         *,
         forked: bool = True,
     ) -> None:
@@ -68,9 +68,8 @@ class Child:
         self._verdict: str | None = None
         self._done = threading.Event()
         self._descendants: set[psutil.Process] = set()
-        if writable is not None:
-            places = json.dumps([str(path) for path in writable])
-            arguments = ["fuseport.exporter.child.confined", places, *arguments]
+        if bounds is not None:
+            arguments = ["fuseport.exporter.child.confined", bounds.to_json(), *arguments]
         # What it starts inherits this, and so is known as its own after it has left its group and,
         # its parent being dead, its family. A child may have children of this class itself.
         self._mark = secrets.token_hex(16)

@@ -1,10 +1,10 @@
 """Runs a Python module in this process, without network and without writing outside some folders.
 
-`python -m fuseport.exporter.child.confined WRITABLE MODULE ARGUMENT...`, WRITABLE being a JSON
-list of paths. What confines is the Linux kernel: Landlock for files, abstract sockets and signals,
-a seccomp filter for sockets. It lasts for this process and all that it starts, and cannot be taken
-back. Where the kernel lacks a part, that part is not confined: `available` says so. It contains
-faults and careless code; it is no promise that hostile native code finds no way out.
+`python -m fuseport.exporter.child.confined BOUNDS MODULE ARGUMENT...`, BOUNDS being `Bounds` in
+JSON. What confines is the Linux kernel: Landlock for files, abstract sockets and signals, a seccomp
+filter for sockets. It lasts for this process and all that it starts, and cannot be taken back.
+Where the kernel lacks a part, that part is not confined: `available` says so. It contains faults
+and careless code; it is no promise that hostile native code finds no way out.
 
 Sources: landlock(7), seccomp(2), linux/landlock.h and linux/seccomp.h of Linux 6.12.
 """
@@ -19,10 +19,11 @@ import struct
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
-__all__ = ["available", "confine", "main", "work_in"]
+__all__ = ["Bounds", "available", "confine", "main", "work_in"]
 
 # System calls have these numbers on every architecture of Linux.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -48,11 +49,39 @@ _X32 = 0x40000000  # marks the system calls of x86-64's other ABI
 # Devices that numerical libraries open for writing.
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/shm", "/dev/nvidia*", "/dev/kfd", "/dev/dri")
 
+# CUDA's driver does not start (error 304) without a local socket, nor where it cannot write the
+# names of its threads to /proc/self/task, which is another folder in each process that is started.
+_OF_A_DRIVER = ("/proc",)
+_LOCAL_SOCKET = 1  # AF_UNIX
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a confined process may do.
+
+    Attributes:
+        writable: folders and files that exist, in which it may change what it likes.
+        gpu: whether it may have what CUDA's driver needs besides: local sockets, but for abstract
+            ones of processes that are not confined as it is, and to write to files of /proc, which
+            lets nobody write to the memory of a process that is not confined as it is.
+    """
+
+    writable: tuple[Path, ...] = ()
+    gpu: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps({"writable": [str(path) for path in self.writable], "gpu": self.gpu})
+
+    @staticmethod
+    def of_json(text: str) -> "Bounds":
+        told = json.loads(text)
+        return Bounds(tuple(map(Path, told["writable"])), told["gpu"])
+
 
 def main(arguments: Sequence[str]) -> None:
     """Confine this process, and be the module."""
-    writable, module, *rest = arguments
-    confine(json.loads(writable))
+    bounds, module, *rest = arguments
+    confine(Bounds.of_json(bounds))
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -65,13 +94,10 @@ def available() -> dict[str, bool]:
     }
 
 
-def confine(writable: Sequence[str]) -> None:
-    """Let this process change no file outside `writable`, and open no socket, from now on.
+def confine(bounds: Bounds) -> None:
+    """Let this process change no file, and open no socket, outside its bounds, from now on.
 
     To be called while the process has one thread: the others would stay free.
-
-    Args:
-        writable: folders and files that exist.
 
     Raises:
         OSError: the kernel has it, and refuses.
@@ -81,11 +107,11 @@ def confine(writable: Sequence[str]) -> None:
     _prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     version = _landlock_version()
     if version:
-        _confine_files(
-            [*writable, *(path for pattern in _DEVICES for path in glob(pattern))], version
-        )
+        devices = (path for pattern in _DEVICES for path in glob(pattern))
+        drivers = _OF_A_DRIVER if bounds.gpu else ()
+        _confine_files([*map(str, bounds.writable), *devices, *drivers], version)
     if platform.machine() in _SOCKET:
-        _confine_sockets(*_SOCKET[platform.machine()])
+        _confine_sockets(*_SOCKET[platform.machine()], local=bounds.gpu)
 
 
 def work_in(folder: Path) -> None:
@@ -122,16 +148,22 @@ def _confine_files(writable: Sequence[str], version: int) -> None:
         os.close(ruleset)
 
 
-def _confine_sockets(architecture: int, socket: int) -> None:
-    """Refuse socket(2) and io_uring, and every system call of another ABI, with EACCES."""
+def _confine_sockets(architecture: int, socket: int, *, local: bool) -> None:
+    """Refuse socket(2) and io_uring, and every system call of another ABI, with EACCES.
+
+    Local sockets are not refused where they may be.
+    """
     load, equal, above, answer = 0x20, 0x15, 0x35, 0x06  # BPF_LD|ABS, JEQ, JGE, RET
+    family = _LOCAL_SOCKET if local else 0xFFFF  # of which there is no socket
     program = [
         (load, 0, 0, 4),  # seccomp_data.arch
-        (equal, 0, 4, architecture),
+        (equal, 0, 6, architecture),
         (load, 0, 0, 0),  # seccomp_data.nr
-        (above, 2, 0, _X32),
-        (equal, 1, 0, socket),
-        (equal, 0, 1, _IO_URING_SETUP),
+        (above, 4, 0, _X32),
+        (equal, 3, 0, _IO_URING_SETUP),
+        (equal, 0, 3, socket),
+        (load, 0, 0, 16),  # the lower half of seccomp_data.args[0]
+        (equal, 1, 0, family),
         (answer, 0, 0, _DENY),
         (answer, 0, 0, _ALLOW),
     ]

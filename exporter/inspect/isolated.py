@@ -7,6 +7,7 @@ from typing import Any
 
 from fuseport.exporter import errors
 from fuseport.exporter.child import Child, Limits, pauses
+from fuseport.exporter.child.confined import Bounds
 from fuseport.exporter.errors import RuntimeCrash
 
 __all__ = ["ask"]
@@ -23,7 +24,7 @@ def ask(question: str, **arguments: Any) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="fuseport-") as folder:
         answer = Path(folder) / "answer.json"
-        with Child([_WORKER], Path(folder) / "errors", _LIMITS, [Path(folder)]) as child:
+        with Child([_WORKER], Path(folder) / "errors", _LIMITS, Bounds((Path(folder),))) as child:
             child.expect(True)
             asked = {"question": question, "answer": str(answer), **arguments}
             child.tell(json.dumps(asked) + "\n")

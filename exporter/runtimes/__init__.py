@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
+from fuseport.exporter.child.confined import Bounds
 from fuseport.exporter.errors import UsageError
 
 __all__ = [
@@ -124,8 +125,8 @@ def devices(name: str) -> Mapping[str, str | None]:
     return found
 
 
-def confine(name: str, programs: Sequence[Mapping[str, Any]], folder: Path) -> list[Path] | None:
-    """What a child of a runtime, with a folder of its own, may write to; None: it is not confined.
+def confine(name: str, programs: Sequence[Mapping[str, Any]], folder: Path) -> Bounds | None:
+    """What a child of a runtime, with a folder of its own, may do; None: it is not confined.
 
     A child that runs the user's own code may do what the user may. All others are confined, also
     where the model came from such code: artifacts are not it. What they need compiled is compiled
@@ -142,4 +143,5 @@ def confine(name: str, programs: Sequence[Mapping[str, Any]], folder: Path) -> l
     if (prepare := getattr(runtime, "prepare", None)) is not None:
         for program in programs:
             prepare(program)
-    return [folder, *getattr(runtime, "WRITABLE", ())]
+    gpu = any(program.get("device", "cpu") != "cpu" for program in programs)
+    return Bounds((folder, *getattr(runtime, "WRITABLE", ())), gpu)

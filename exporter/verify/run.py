@@ -123,8 +123,8 @@ def execute(
         file.write_text(json.dumps(content), encoding="utf-8")
         arguments = [worker, str(file)]
         first = waiting[0][1]
-        writable = runtimes.confine(first.runtime, [*programs(first).values()], folder)
-        with Child(arguments, folder / "stderr", limits, writable) as child:
+        bounds = runtimes.confine(first.runtime, [*programs(first).values()], folder)
+        with Child(arguments, folder / "stderr", limits, bounds) as child:
             child.tell("\n" * _AHEAD)
             sound, answered = True, 0
             while waiting and sound:

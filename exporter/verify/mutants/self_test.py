@@ -18,6 +18,7 @@ import torch
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.child import Limits
+from fuseport.exporter.child.confined import Bounds
 from fuseport.exporter.program import Entry, entry_of
 from fuseport.exporter.verify.mutants import files
 from fuseport.exporter.verify.mutants.ops import mutants
@@ -150,7 +151,8 @@ class SelfTest:
             "ops": ops,
         }
         self.progress(f"{runtime}: making wrong copies of {artifact.name}")
-        writable = None if ops else [self.work]  # the user's own code may do what the user may
+        # The user's own code may do what the user may.
+        bounds = None if ops else Bounds((self.work,))
         jobs: list[_Planted] = []
 
         def do() -> None:
@@ -159,7 +161,7 @@ class SelfTest:
                 job.artifact.unlink()
             jobs.clear()
 
-        for event in told(_MAKER, job, self.work, self.limits, writable):
+        for event in told(_MAKER, job, self.work, self.limits, bounds):
             if "lost" in event:
                 self.lost.append(artifact.name)
                 self.notes.append(f"{artifact.name}: wrong copies: {event['lost']}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.child import Child, Limits, pauses
+from fuseport.exporter.child.confined import Bounds
 from fuseport.exporter.describe import environment
 from fuseport.exporter.verify.op_check import wanted_checks
 from fuseport.exporter.verify.op_check.report import OpReport, OpRow
@@ -76,7 +77,7 @@ def told(
     job: dict[str, Any],
     folder: Path,
     limits: Limits,
-    writable: Sequence[Path] | None = None,
+    bounds: Bounds | None = None,
 ) -> Generator[dict[str, Any], None, None]:
     """What a child tells, up to its end; its clock starts again with each event.
 
@@ -85,7 +86,7 @@ def told(
         job: what the child is asked. Its last event is the first with `over` set.
         folder: for the files between them.
         limits: of the child; of its time, from one event to the next.
-        writable: see `child.Child`.
+        bounds: see `child.Child`.
 
     Yields:
         The events. Where the child ends before it is over, the last is `lost`, its last words.
@@ -94,7 +95,7 @@ def told(
     heard.write_bytes(b"")
     asked.write_text(json.dumps(job), encoding="utf-8")
     arguments = [worker, str(asked), str(heard)]
-    with Child(arguments, folder / "errors", limits, writable) as child:
+    with Child(arguments, folder / "errors", limits, bounds) as child:
         at, rest = 0, b""
         child.expect(True)
         pause = pauses()
