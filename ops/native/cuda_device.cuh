@@ -59,6 +59,9 @@ inline int64_t most_shared() {
   return bytes;
 }
 
+// Lanes of a warp see what the others wrote to shared memory before.
+__device__ __forceinline__ void sync_warp() { __syncwarp(); }
+
 __device__ __forceinline__ float bits_to_float(uint32_t x) { return __uint_as_float(x); }
 
 __device__ __forceinline__ float half_to_float(uint16_t x) {

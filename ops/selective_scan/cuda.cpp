@@ -28,7 +28,7 @@ Outputs forward_cuda(const char* op, const Tensor& u, const Tensor& delta, const
   Tensor chunk_states = at::empty({p.batches, p.saved(), p.states, p.channels}, A.options());
   const Forward forward{mutable_sequence(out), last_state.mutable_data_ptr(),
                         chunk_states.mutable_data_ptr()};
-  const cuda::Plan plan = cuda::plan(p);
+  const cuda::Plan plan = cuda::forward_plan(p);
   const Tensor scratch = device_scratch(cuda::forward_scratch(p, plan), u);
   check_cuda(op, cuda::forward(p, plan, forward, scratch.mutable_data_ptr(), device.stream()));
   return {out, last_state, chunk_states};
@@ -66,7 +66,7 @@ std::array<Tensor, 8> backward_cuda(const char* op, const Tensor& dout, const Te
   k.dC = dC.mutable_data_ptr();
   k.dD = dD.mutable_data_ptr();
   k.ddelta_bias = dbias.mutable_data_ptr();
-  const cuda::Plan plan = cuda::plan(p);
+  const cuda::Plan plan = cuda::backward_plan(p);
   const Tensor scratch = device_scratch(cuda::backward_scratch(p, plan), u);
   check_cuda(op, cuda::backward(p, plan, k, scratch.mutable_data_ptr(), device.stream()));
   return {du, ddelta, dA, dB, dC, dD, dz, dbias};

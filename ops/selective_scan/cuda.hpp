@@ -20,9 +20,9 @@ struct Plan {
   int64_t segments = 1, chunks_per_segment = 0;
 };
 
-// The plan for the current device, or for one of so many multiprocessors.
-Plan plan(const Problem&);
-Plan plan_for(const Problem&, int multiprocessors);
+// The plans of the passes for the current device.
+Plan forward_plan(const Problem&);
+Plan backward_plan(const Problem&);
 
 struct Gradients {
   Sequence dout;

@@ -1,28 +1,25 @@
-// The forward pass on CUDA. A thread goes through time with its states in registers; B, C and the
-// sequences of a chunk are in shared memory, read once for all states and channels of the block.
+// The forward pass on CUDA. A thread goes through time with its states in registers; B and C of a
+// chunk are in shared memory, read once for all channels of the block.
 #pragma once
 
-#include "selective_scan/cuda_tiles.cuh"
+#include "selective_scan/cuda_sequences.cuh"
 
 namespace fuseport::selective_scan::cuda {
 
 template <class C>
 struct ForwardShared {
   using Real = typename C::Real;
-  Real *u, *delta, *y, *gate, *B, *C_, *D, *bias, *zeros;
+  Real *u, *delta, *y, *B, *C_, *zeros;  // rows of sequences; tiles; a row
   int64_t bytes;
 
-  __host__ __device__ ForwardShared(char* base, bool gated) {
+  __host__ __device__ explicit ForwardShared(char* base) {
     Shared s{base};
-    u = s.template take<Real>(C::TILE);
-    delta = s.template take<Real>(C::TILE);
-    y = s.template take<Real>(C::TILE);
-    gate = gated ? s.template take<Real>(C::TILE) : nullptr;
+    u = s.template take<Real>(SequenceRows<C>::SIZE);
+    delta = s.template take<Real>(SequenceRows<C>::SIZE);
+    y = s.template take<Real>(SequenceRows<C>::SIZE);
     B = s.template take<Real>(C::COEFFICIENTS);
     C_ = s.template take<Real>(C::COEFFICIENTS);
-    D = s.template take<Real>(C::CHANNELS);
-    bias = s.template take<Real>(C::CHANNELS);
-    zeros = s.template take<Real>(C::WIDTH);
+    zeros = s.template take<Real>(STEPS);
     bytes = s.used;
   }
 };
@@ -45,56 +42,62 @@ FUSEPORT_DEVICE void store_states(const Number<C>* h, const Problem& p, const Pl
   for (int i = 0; i < C::S; ++i) to[at + i * p.channels] = h[i];
 }
 
-// K steps of a thread's states from `t` on; what C reads of them is summed over lanes into y.
+// K steps of a thread's states from `t` on; what C reads of them is summed over lanes into y, which
+// the first group of states begins.
 template <class C>
-FUSEPORT_DEVICE void scan_steps(const ForwardShared<C>& s, const Seat<C>& seat,
+FUSEPORT_DEVICE void scan_steps(const typename C::Real* delta_row, const typename C::Real* u_row,
+                                typename C::Real* y_row, bool first,
                                 const Rate<typename C::Real, C::COMPLEX>* rate,
                                 const Coefficients<C>& B, const Coefficients<C>& C_, int t,
                                 Number<C>* h) {
   using Real = typename C::Real;
-  Real y[K];
+  Real y[K], delta[K], u[K];
+  get<K>(delta_row + t, delta);
+  get<K>(u_row + t, u);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const int at = (t + k) * C::ROW + seat.column();
-    const Real delta = s.delta[at], drive = delta * s.u[at];
+    const Real drive = delta[k] * u[k];
     Number<C> b[C::S], c[C::S];
     B.at(t + k, b);
     C_.at(t + k, c);
     y[k] = 0;
 #pragma unroll
     for (int i = 0; i < C::S; ++i) {
-      h[i] = rate[i].decay(delta) * h[i] + b[i] * drive;
+      h[i] = rate[i].decay(delta[k]) * h[i] + b[i] * drive;
       y[k] += real_product(c[i], h[i]);
     }
   }
   sum_over_lanes<C::L, 1, K>(y);
   constexpr int SUMS = K / C::L;
   static_assert(SUMS > 0);
-  if (seat.channel < C::CHANNELS)
+  Real* const to = y_row + t + (int)threadIdx.x % C::L * SUMS;
+  Real sums[SUMS];
 #pragma unroll
-    for (int j = 0; j < SUMS; ++j)
-      s.y[(t + seat.lane * SUMS + j) * C::ROW + seat.channel] += READ_TWICE<C> * y[j];
+  for (int j = 0; j < SUMS; ++j) sums[j] = READ_TWICE<C> * y[j] + (first ? (Real)0 : to[j]);
+  put<SUMS>(sums, to);
 }
 
 // What a segment starts from is in `starts`, (b, segments, N, d), where there are several.
 template <class C>
-__global__ void __launch_bounds__(C::THREADS)
+__global__ void __launch_bounds__(C::THREADS, C::FORWARD)
     forward_kernel(Problem p, Plan plan, Forward f, const void* starts) {
   using Real = typename C::Real;
   FUSEPORT_SHARED(memory);
   const bool gated = p.z.data != nullptr;
-  const ForwardShared<C> s(memory, gated);
+  const ForwardShared<C> s(memory);
   const int64_t groups = (p.states + C::GROUP - 1) / C::GROUP;
   const int64_t saved = (p.length + CHUNK - 1) / CHUNK + 1;
   auto* const chunk_states = (Number<C>*)f.chunk_states;
+  for (int i = (int)threadIdx.x; i < STEPS; i += C::THREADS) s.zeros[i] = 0;
 
   for (int64_t unit = blockIdx.x; unit < units_of(p, plan); unit += gridDim.x) {
     const Place place(p, plan, unit);
-    __syncthreads();
-    for (Real* tile : {s.u, s.delta, s.y}) clear_rows<C>(tile, 0);
-    load_channels<C>(p.D, place, s.D);
-    load_channels<C>(p.delta_bias, place, s.bias);
-    if (threadIdx.x < C::WIDTH) s.zeros[threadIdx.x] = 0;
+    const Owner<C> own(p, place);
+    const Real D = own.number(p.D), bias = own.number(p.delta_bias);
+    const int64_t B_at = first_of(p.B, place), C_at = first_of(p.C, place);
+    Real* const u_row = s.u + own.channel * SequenceRows<C>::ROW;
+    Real* const delta_row = s.delta + own.channel * SequenceRows<C>::ROW;
+    Real* const y_row = s.y + own.channel * SequenceRows<C>::ROW;
 
     // A thread's own, from chunk to chunk; with several groups, in chunk_states in between.
     Number<C> h[C::S], A[C::S];
@@ -121,38 +124,68 @@ __global__ void __launch_bounds__(C::THREADS)
 
     for (int64_t chunk = place.first_chunk; chunk < place.end_chunk; ++chunk) {
       const Steps steps(p, chunk);
-      __syncthreads();
-      load_tile<C>(p, p.u, place, steps, s.u);
-      load_tile<C>(p, p.delta, place, steps, s.delta);
-      if (gated) load_tile<C>(p, p.z, place, steps, s.gate);
-      clear_rows<C>(s.y, 0);
-      __syncthreads();
-      step_sizes<C>(p, place, steps, s.bias, s.delta);
+      {
+        Raw<Real> u[TURNS<C>], delta[TURNS<C>];  // all are read before any is waited for
+#pragma unroll
+        for (int i = 0; i < TURNS<C>; ++i) {
+          own.read(p.u, steps, i, u[i]);
+          own.read(p.delta, steps, i, delta[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < TURNS<C>; ++i) {
+          Real v[OWN];
+          own.numbers(u[i], v);
+          put<OWN>(v, u_row + own.step(i));
+          own.numbers(delta[i], v);
+          own.step_sizes(p, steps, i, bias, v);
+          put<OWN>(v, delta_row + own.step(i));
+        }
+      }
       for (int64_t group = 0; group < groups; ++group) {
         const Seat<C> seat(p, place, group);
-        if (group > 0) __syncthreads();
-        load_coefficients<C>(p, p.B, place, steps, group, s.B);
-        load_coefficients<C>(p, p.C, place, steps, group, s.C_);
+        __syncthreads();  // nobody reads the B and C before
+        load_coefficients<C>(p, p.B, B_at, place, steps, group, s.B);
+        load_coefficients<C>(p, p.C, C_at, place, steps, group, s.C_);
         if (groups > 1 || chunk == place.first_chunk) {
           load_rates<C>(p, place, seat, A, rate);
           load_states<C>(chunk_states, p, place, seat, place.batch * saved + chunk, h);
         }
         __syncthreads();
         const Coefficients<C> B(p.B, s.B, s.zeros, seat), C_(p.C, s.C_, s.zeros, seat);
-        for (int t = 0; t < steps.rounded; t += K) scan_steps<C>(s, seat, rate, B, C_, t, h);
+        const Real* const of_delta = seat.taken ? delta_row : s.zeros;
+        const Real* const of_u = seat.taken ? u_row : s.zeros;
+        for (int t = 0; t < steps.rounded; t += K)
+          scan_steps<C>(of_delta, of_u, y_row, group == 0, rate, B, C_, t, h);
         // The border to the next segment is that one's, from which it starts.
         if (chunk + 1 < place.end_chunk)
           store_states<C>(h, p, place, seat, place.batch * saved + chunk + 1, chunk_states);
         else if (chunk + 2 == saved)
           finish(seat);
       }
-      __syncthreads();
-      for_each_place<C>(place, steps, [&](int at, int c) {
-        const Real y = s.y[at] + s.D[c] * s.u[at];
-        s.y[at] = gated ? y * (s.gate[at] * logistic(s.gate[at])) : y;
-      });
-      __syncthreads();
-      store_tile<C>(p, s.y, place, steps, f.out);
+      sync_warp();  // all of the channel is done with its rows
+      Raw<Real> z[TURNS<C>];
+      if (gated)
+#pragma unroll
+        for (int i = 0; i < TURNS<C>; ++i) own.read(p.z, steps, i, z[i]);
+#pragma unroll
+      for (int i = 0; i < TURNS<C>; ++i) {
+        Real y[OWN], u[OWN];
+        if (groups > 0) {
+          get<OWN>(y_row + own.step(i), y);
+        } else {
+#pragma unroll
+          for (int j = 0; j < OWN; ++j) y[j] = 0;
+        }
+        get<OWN>(u_row + own.step(i), u);
+#pragma unroll
+        for (int j = 0; j < OWN; ++j) y[j] += D * u[j];
+        if (gated) {
+          own.numbers(z[i], u);
+#pragma unroll
+          for (int j = 0; j < OWN; ++j) y[j] *= u[j] * logistic(u[j]);
+        }
+        own.write(y, steps, i, f.out);
+      }
     }
   }
 }

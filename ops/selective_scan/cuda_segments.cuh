@@ -16,52 +16,51 @@ struct Ends {
 template <class C>
 struct SegmentShared {
   using Real = typename C::Real;
-  Real *x, *delta, *gate, *coefficients, *bias, *zeros;
+  Real *x, *delta, *coefficients, *zeros;
   int64_t bytes;
 
-  __host__ __device__ SegmentShared(char* base, bool gated) {
+  __host__ __device__ explicit SegmentShared(char* base) {
     Shared s{base};
-    x = s.template take<Real>(C::TILE);
-    delta = s.template take<Real>(C::TILE);
-    gate = gated ? s.template take<Real>(C::TILE) : nullptr;
+    x = s.template take<Real>(SequenceRows<C>::SIZE);
+    delta = s.template take<Real>(SequenceRows<C>::SIZE);
     coefficients = s.template take<Real>(C::COEFFICIENTS);
-    bias = s.template take<Real>(C::CHANNELS);
-    zeros = s.template take<Real>(C::WIDTH);
+    zeros = s.template take<Real>(STEPS);
     bytes = s.used;
   }
 };
 
-// The cotangent of y in a tile that holds that of out, and of the gate in one that holds z.
-template <class C>
-FUSEPORT_DEVICE void ungate(const Place& place, const Steps& steps, typename C::Real* dy,
-                            typename C::Real* gate) {
-  for_each_place<C>(place, steps, [&](int at, int) {
-    const typename C::Real z = gate[at], dout = dy[at], sigma = logistic(z);
-    dy[at] = dout * (z * sigma);
-    gate[at] = dout * (sigma * (1 + z * (1 - sigma)));
-  });
+// The cotangent of y in the place of that of out, and of the gate in the place of z.
+template <class Real>
+FUSEPORT_DEVICE void ungate(Real (&dy)[OWN], Real (&z)[OWN]) {
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) {
+    const Real dout = dy[i], sigma = logistic(z[i]);
+    dy[i] = dout * (z[i] * sigma);
+    z[i] = dout * (sigma * (1 + z[i] * (1 - sigma)));
+  }
 }
 
 // From a state of zero, or backwards from an adjoint of zero, through a segment.
 template <class C, bool BACKWARDS>
-__global__ void __launch_bounds__(C::THREADS)
+__global__ void __launch_bounds__(C::THREADS, C::FORWARD)
     segment_kernel(Problem p, Plan plan, Sequence dout, Ends ends) {
   using Real = typename C::Real;
   FUSEPORT_SHARED(memory);
   const bool gated = BACKWARDS && p.z.data != nullptr;
-  const SegmentShared<C> s(memory, gated);
+  const SegmentShared<C> s(memory);
   const int64_t groups = (p.states + C::GROUP - 1) / C::GROUP;
   auto* const states = (Number<C>*)ends.states;
+  for (int i = (int)threadIdx.x; i < STEPS; i += C::THREADS) s.zeros[i] = 0;
 
   for (int64_t unit = blockIdx.x; unit < units_of(p, plan); unit += gridDim.x) {
     const Place place(p, plan, unit);
+    const Owner<C> own(p, place);
+    const Coefficient& k = BACKWARDS ? p.C : p.B;
+    const int64_t first = first_of(k, place);
     const int64_t part = place.batch * plan.segments + place.segment;
-    __syncthreads();
-    clear_rows<C>(s.x, 0);
-    clear_rows<C>(s.delta, 0);
-    if (gated) clear_rows<C>(s.gate, 0);
-    load_channels<C>(p.delta_bias, place, s.bias);
-    if (threadIdx.x < C::WIDTH) s.zeros[threadIdx.x] = 0;
+    const Real bias = own.number(p.delta_bias);
+    Real* const x_row = s.x + own.channel * SequenceRows<C>::ROW;
+    Real* const delta_row = s.delta + own.channel * SequenceRows<C>::ROW;
     Number<C> h[C::S], A[C::S];
     Rate<Real, C::COMPLEX> rate[C::S];
     Real sum = 0;
@@ -69,18 +68,34 @@ __global__ void __launch_bounds__(C::THREADS)
     for (int64_t i = 0; i < chunks; ++i) {
       const int64_t chunk = BACKWARDS ? place.end_chunk - 1 - i : place.first_chunk + i;
       const Steps steps(p, chunk);
-      __syncthreads();
-      load_tile<C>(p, BACKWARDS ? dout : p.u, place, steps, s.x);
-      load_tile<C>(p, p.delta, place, steps, s.delta);
-      if (gated) load_tile<C>(p, p.z, place, steps, s.gate);
-      __syncthreads();
-      step_sizes<C>(p, place, steps, s.bias, s.delta);
-      if (gated) ungate<C>(place, steps, s.x, s.gate);
+      {
+        Raw<Real> x[TURNS<C>], delta[TURNS<C>], z[TURNS<C>];
+#pragma unroll
+        for (int j = 0; j < TURNS<C>; ++j) {
+          own.read(BACKWARDS ? dout : p.u, steps, j, x[j]);
+          own.read(p.delta, steps, j, delta[j]);
+          if (gated) own.read(p.z, steps, j, z[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < TURNS<C>; ++j) {
+          Real of_x[OWN], sizes[OWN], gate[OWN];
+          own.numbers(x[j], of_x);
+          own.numbers(delta[j], sizes);
+          own.step_sizes(p, steps, j, bias, sizes);
+          if (gated) {
+            own.numbers(z[j], gate);
+            ungate(of_x, gate);
+          }
+#pragma unroll
+          for (int m = 0; m < OWN; ++m) sum += sizes[m];
+          put<OWN>(of_x, x_row + own.step(j));
+          put<OWN>(sizes, delta_row + own.step(j));
+        }
+      }
       for (int64_t group = 0; group < groups; ++group) {
         const Seat<C> seat(p, place, group);
-        const Coefficient& k = BACKWARDS ? p.C : p.B;
-        if (group > 0) __syncthreads();
-        load_coefficients<C>(p, k, place, steps, group, s.coefficients);
+        __syncthreads();
+        load_coefficients<C>(p, k, first, place, steps, group, s.coefficients);
         if (groups > 1 || i == 0) {
           load_rates<C>(p, place, seat, A, rate);
           if (i == 0) {
@@ -92,26 +107,34 @@ __global__ void __launch_bounds__(C::THREADS)
         }
         __syncthreads();
         const Coefficients<C> coefficients(k, s.coefficients, s.zeros, seat);
-#pragma unroll 4
-        for (int j = 0; j < steps.count; ++j) {
-          const int t = BACKWARDS ? steps.count - 1 - j : j, at = t * C::ROW + seat.column();
-          const Real delta = s.delta[at];
-          const Real x = BACKWARDS ? READ_TWICE<C> * s.x[at] : delta * s.x[at];
-          if (group == 0) sum += delta;
-          Number<C> row[C::S];
-          coefficients.at(t, row);
+        const Real* const of_delta = seat.taken ? delta_row : s.zeros;
+        const Real* const of_x = seat.taken ? x_row : s.zeros;
+        for (int j = 0; j < steps.rounded; j += K) {
+          const int t = BACKWARDS ? steps.rounded - K - j : j;
+          Real delta[K], x[K];
+          get<K>(of_delta + t, delta);
+          get<K>(of_x + t, x);
 #pragma unroll
-          for (int n = 0; n < C::S; ++n) {
-            const Number<C> a = rate[n].decay(delta);
-            h[n] = BACKWARDS ? a * (h[n] + row[n] * x) : a * h[n] + row[n] * x;
+          for (int m = 0; m < K; ++m) {
+            const int step = BACKWARDS ? K - 1 - m : m;
+            const Real drive = BACKWARDS ? READ_TWICE<C> * x[step] : delta[step] * x[step];
+            Number<C> row[C::S];
+            coefficients.at(t + step, row);
+#pragma unroll
+            for (int n = 0; n < C::S; ++n) {
+              const Number<C> a = rate[n].decay(delta[step]);
+              h[n] = BACKWARDS ? a * (h[n] + row[n] * drive) : a * h[n] + row[n] * drive;
+            }
           }
         }
         if (groups > 1 || i == chunks - 1) store_states<C>(h, p, place, seat, part, states);
       }
+      sync_warp();  // all of the channel is done with its rows
     }
-    const Seat<C> seat(p, place, 0);
-    if (seat.taken && seat.lane == 0)
-      ((Real*)ends.steps)[part * p.channels + place.channel + seat.channel] = sum;
+    Real all[1] = {sum};
+    sum_over_lanes<C::L, 1, 1>(all);
+    if (own.there && own.lane == 0)
+      ((Real*)ends.steps)[part * p.channels + place.channel + own.channel] = all[0];
   }
 }
 

@@ -1,6 +1,8 @@
 // What the passes of the scan share on CUDA: numbers of a state, where a block and a thread work, and
-// tiles of a chunk in shared memory.
+// a thread's B and C of a chunk.
 #pragma once
+
+#include <type_traits>
 
 #include "native/cuda.cuh"
 #include "selective_scan/cuda.hpp"
@@ -13,21 +15,37 @@ constexpr int STEPS = (int)CHUNK;
 constexpr int K = 8;  // steps that a thread has in registers at once
 static_assert(STEPS % K == 0);
 
-// S states of a thread, in L lanes: a channel's states are done S·L at a time, in groups.
-template <class Real_, bool COMPLEX_, int S_, int L_>
+// S states of a thread, in L lanes: a channel's states are done S·L at a time, in groups. Registers
+// are so few that a multiprocessor has room for FORWARD and BACKWARD blocks. Stored is what sequences
+// and coefficients are stored in, or void for any that Real is for: most of a kernel is what reads
+// and writes them, and what is not there is not fetched either.
+template <class Real_, bool COMPLEX_, int S_, int L_, class Stored_ = void>
 struct Config {
   using Real = Real_;
+  using Stored = Stored_;
   static constexpr bool COMPLEX = COMPLEX_;
   static constexpr int S = S_, L = L_, PARTS = COMPLEX ? 2 : 1, GROUP = S * L;
-  static constexpr int CHANNELS = 128 / sizeof(Real), THREADS = CHANNELS * L;
+  static constexpr int CHANNELS = (L > 4 ? 64 : 128) / sizeof(Real), THREADS = CHANNELS * L;
   static_assert(THREADS % 32 == 0);
   static constexpr int WARPS = THREADS / 32, WARP_CHANNELS = 32 / L;
-  static constexpr int ROW = CHANNELS + 1, TILE = STEPS * ROW;  // a last column of zeros
-  static constexpr int WIDTH = S * PARTS;                       // reals of a thread's states
-  static constexpr int COEFFICIENT_ROW = GROUP * PARTS + (L > 1 ? WIDTH : 0);
-  static constexpr int COEFFICIENTS = STEPS * COEFFICIENT_ROW;
-  static_assert(CHANNELS <= STEPS);
+  static constexpr bool SMALL = sizeof(Real) == 4 && !COMPLEX;
+  static constexpr int FORWARD = !SMALL ? 1 : L > 4 ? 6 : 4, BACKWARD = SMALL ? 3 : 1;
+  static constexpr int WIDTH = S * PARTS;  // reals of a thread's states
+  // Rows of B and C that vary are steps, of others channels, which are apart by another bank.
+  static constexpr int STEP_ROW = GROUP * PARTS, CHANNEL_ROW = STEP_ROW + (L > 1 ? WIDTH : 0);
+  static constexpr int COEFFICIENTS = STEPS * STEP_ROW;
+  static_assert(CHANNELS * CHANNEL_ROW <= COEFFICIENTS);
 };
+
+// Calls call(Stored{}) with what numbers are stored in.
+template <class C, class Call>
+FUSEPORT_DEVICE void with_stored_of(Dtype dtype, const Call& call) {
+  if constexpr (std::is_void_v<typename C::Stored>) {
+    with_stored<typename C::Real>(dtype, call);
+  } else {
+    call(typename C::Stored{});
+  }
+}
 
 // A number of the state, real or complex.
 template <class Real, bool COMPLEX>
@@ -164,8 +182,7 @@ struct Steps {
 };
 
 // Where a thread works: a channel of the block and some of its states. Threads beyond the block's
-// channels, or beyond the states, find zeros in a tile's last column and in the row of zeros, so
-// that no Inf or NaN of others comes in.
+// channels, or beyond the states, read a row of zeros, so that no Inf or NaN of others comes in.
 template <class C>
 struct Seat {
   int channel = (int)threadIdx.x / C::L, lane = (int)threadIdx.x % C::L;
@@ -176,7 +193,6 @@ struct Seat {
     state = group * C::GROUP + lane * C::S;  // S divides the number of states
     taken = channel < place.channels && state < p.states;
   }
-  FUSEPORT_DEVICE int column() const { return taken ? channel : C::CHANNELS; }
   // Of the first state, among (parts, N, d) and among (parts, d, N).
   FUSEPORT_DEVICE int64_t in_rows(const Problem& p, const Place& place, int64_t part) const {
     return (part * p.states + state) * p.channels + place.channel + channel;
@@ -209,104 +225,6 @@ struct Shared {
   }
 };
 
-// Zeros in a tile: all of it, or the rows from `first` on.
-template <class C>
-FUSEPORT_DEVICE void clear_rows(typename C::Real* tile, int first) {
-  for (int i = first * C::ROW + (int)threadIdx.x; i < C::TILE; i += C::THREADS) tile[i] = 0;
-}
-
-// A chunk of a sequence and its tile, whichever of its dimensions lies in a row.
-template <class C, class Any>
-FUSEPORT_DEVICE Rows rows_of(const Any& s, const Place& place, const Steps& steps) {
-  if (s.time == 1 || s.channel != 1)
-    return {s.channel, s.time, place.channels, steps.count, 1, C::ROW, false};
-  return {s.time, s.channel, steps.count, place.channels, C::ROW, 1, false};
-}
-
-template <class Any>
-FUSEPORT_DEVICE int64_t offset_of(const Any& s, const Place& place, const Steps& steps) {
-  return place.batch * s.batch + place.channel * s.channel + steps.start * s.time;
-}
-
-// Reads a chunk of a sequence, as [step][channel].
-template <class C>
-FUSEPORT_DEVICE void load_tile(const Problem& p, const Sequence& s, const Place& place,
-                               const Steps& steps, typename C::Real* tile) {
-  if (steps.count < STEPS) clear_rows<C>(tile, steps.count);
-  load_rows<typename C::Real, 1>(p.dtype, s.data, offset_of(s, place, steps),
-                                 rows_of<C>(s, place, steps), tile);
-}
-
-template <class C>
-FUSEPORT_DEVICE void store_tile(const Problem& p, const typename C::Real* tile, const Place& place,
-                                const Steps& steps, const MutableSequence& s) {
-  store_rows<typename C::Real>(p.dtype, s.data, offset_of(s, place, steps),
-                               rows_of<C>(s, place, steps), tile);
-}
-
-// Calls change(at, c) for each place of a tile that has a step and a channel c, once.
-template <class C, class Change>
-FUSEPORT_DEVICE void for_each_place(const Place& place, const Steps& steps, const Change& change) {
-  const int c = (int)threadIdx.x % C::CHANNELS;
-  if (c >= place.channels) return;
-  for (int t = (int)threadIdx.x / C::CHANNELS; t < steps.count; t += C::L)
-    change(t * C::ROW + c, c);
-}
-
-// δ̂, in a tile that holds δ.
-template <class C>
-FUSEPORT_DEVICE void step_sizes(const Problem& p, const Place& place, const Steps& steps,
-                                const typename C::Real* bias, typename C::Real* tile) {
-  for_each_place<C>(place, steps, [&](int at, int c) {
-    const typename C::Real raw = tile[at] + bias[c];
-    tile[at] = p.softplus ? softplus(raw) : raw;
-  });
-}
-
-// (d,) of a block; zeros past its channels.
-template <class C>
-FUSEPORT_DEVICE void load_channels(const void* from, const Place& place, typename C::Real* to) {
-  for (int c = (int)threadIdx.x; c < C::CHANNELS; c += C::THREADS)
-    to[c] = c < place.channels ? ((const typename C::Real*)from)[place.channel + c] : 0;
-}
-
-// B or C of a group of states over a chunk: [step][state] if it varies, else [channel][state].
-template <class C>
-FUSEPORT_DEVICE void load_coefficients(const Problem& p, const Coefficient& k, const Place& place,
-                                       const Steps& steps, int64_t group,
-                                       typename C::Real* tile) {
-  using Real = typename C::Real;
-  const int64_t first = group * C::GROUP, left = p.states - first;
-  const int states = (int)(left < C::GROUP ? left : C::GROUP);
-  if (!k.varies) {
-    const auto fill = [&](auto stored) {
-      using Stored = decltype(stored);
-      const Stored* from = (const Stored*)k.data;
-      for (int i = (int)threadIdx.x; i < place.channels * states * C::PARTS; i += C::THREADS) {
-        const int part = i % C::PARTS, n = i / C::PARTS % states, c = i / C::PARTS / states;
-        const int64_t at = (place.channel + c) * k.group + (first + n) * k.state;
-        tile[c * C::COEFFICIENT_ROW + n * C::PARTS + part] = to_real(from[C::PARTS * at + part]);
-      }
-    };
-    // Those of a complex state are complex themselves.
-    if constexpr (C::COMPLEX) {
-      fill(Real{});
-    } else {
-      with_stored<Real>(p.dtype, fill);
-    }
-    return;
-  }
-  if (steps.count < STEPS)
-    for (int i = steps.count * C::COEFFICIENT_ROW + (int)threadIdx.x; i < C::COEFFICIENTS;
-         i += C::THREADS)
-      tile[i] = 0;
-  const int64_t offset = place.batch * k.batch + place.channel / k.channels * k.group +
-                         first * k.state + C::PARTS * steps.start * k.time;
-  const Rows rows{k.state, k.time, states, C::PARTS * steps.count, C::PARTS, C::COEFFICIENT_ROW,
-                  true};
-  load_rows<Real, C::PARTS>(p.dtype, k.data, offset, rows, tile);
-}
-
 // A thread's numbers of B or C at each step.
 template <class C>
 struct Coefficients {
@@ -317,8 +235,8 @@ struct Coefficients {
   FUSEPORT_DEVICE Coefficients(const Coefficient& k, const typename C::Real* tile,
                                const typename C::Real* zeros, const Seat<C>& seat) {
     const int row = k.varies ? 0 : seat.channel;
-    first = seat.taken ? tile + row * C::COEFFICIENT_ROW + seat.lane * C::WIDTH : zeros;
-    step = seat.taken && k.varies ? C::COEFFICIENT_ROW : 0;
+    first = seat.taken ? tile + row * C::CHANNEL_ROW + seat.lane * C::WIDTH : zeros;
+    step = seat.taken && k.varies ? C::STEP_ROW : 0;
   }
 
   FUSEPORT_DEVICE void at(int t, Number<C>* numbers) const {

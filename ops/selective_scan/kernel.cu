@@ -3,9 +3,9 @@
 
 namespace fuseport::selective_scan::cuda {
 
-Plan plan(const Problem& p) { return plan_of(p, multiprocessors()); }
+Plan forward_plan(const Problem& p) { return plan_of<false>(p, multiprocessors()); }
 
-Plan plan_for(const Problem& p, int multiprocessors) { return plan_of(p, multiprocessors); }
+Plan backward_plan(const Problem& p) { return plan_of<true>(p, multiprocessors()); }
 
 int64_t forward_scratch(const Problem& p, const Plan& plan) {
   return ForwardParts(p, plan, nullptr).bytes;

@@ -12,20 +12,26 @@ namespace fuseport::selective_scan::cuda {
 constexpr int SUM_THREADS = 256;
 
 // Calls call(Config{}) with what suits the problem: as many states of a thread as divide their
-// number, so that none of a thread's are missing.
-template <class Real, class Call>
+// number, so that none of a thread's are missing. The forward pass has few, for more threads; the
+// backward pass, which adds up over states and channels, more.
+template <class Real, bool BACKWARDS, class Call>
 const char* with_config(const Problem& p, const Call& call) {
-  constexpr int MOST = 16 / sizeof(Real);  // reals of a thread: more, and doubles fill shared memory
-  constexpr int PAIRS = MOST / 2;
-  if (p.complex)
-    return p.states % PAIRS ? call(Config<Real, true, 1, 4>{})
-                            : call(Config<Real, true, PAIRS, 4>{});
-  if constexpr (sizeof(Real) == 4) {
+  if constexpr (sizeof(Real) == 8) {
+    if (p.complex) return call(Config<Real, true, 1, 4>{});
+    return p.states % 2 ? call(Config<Real, false, 1, 4>{}) : call(Config<Real, false, 2, 4>{});
+  } else {
+    if (p.complex)
+      return p.states % 2 ? call(Config<Real, true, 1, 4>{}) : call(Config<Real, true, 2, 4>{});
     if (p.states == 1) return call(Config<Real, false, 1, 1>{});
-    if (p.states % 2 == 0 && p.states % MOST) return call(Config<Real, false, 2, 4>{});
+    if (p.states % 2) return call(Config<Real, false, 1, 4>{});
+    if (BACKWARDS && p.states % 4) return call(Config<Real, false, 2, 4>{});
+    constexpr int S = BACKWARDS ? 4 : 2, L = BACKWARDS ? 4 : 8;
+    switch (p.dtype) {
+      case Dtype::float16: return call(Config<Real, false, S, L, Half>{});
+      case Dtype::bfloat16: return call(Config<Real, false, S, L, BFloat16>{});
+      default: return call(Config<Real, false, S, L, float>{});
+    }
   }
-  return p.states % MOST ? call(Config<Real, false, 1, 4>{})
-                         : call(Config<Real, false, MOST, 4>{});
 }
 
 // Hands out parts of a pass's scratch.
@@ -87,19 +93,27 @@ struct BackwardParts {
   }
 };
 
-inline Plan plan_of(const Problem& p, int multiprocessors) {
-  // A multiprocessor has work enough with so many blocks; a segment's first pass takes the
-  // exponentials once more, so that two of them gain nothing.
-  constexpr int64_t WANTED = 4, FEWEST = 4, MOST = 64;
+template <bool BACKWARDS>
+Plan plan_of(const Problem& p, int multiprocessors) {
+  // Time is cut where blocks are FEW for a multiprocessor, since a segment's first pass takes the
+  // exponentials once more; then into so many that all have as much to do, WANTED.
+  constexpr int64_t WANTED = 8, FEW = 2, MOST = 64;
   Plan plan;
-  plan.channels = p.dtype == Dtype::float64 ? 16 : 32;
+  const auto channels = [&](auto config) -> const char* {
+    plan.channels = decltype(config)::CHANNELS;
+    return nullptr;
+  };
+  if (p.dtype == Dtype::float64) with_config<double, BACKWARDS>(p, channels);
+  else with_config<float, BACKWARDS>(p, channels);
   plan.blocks_per_span = (p.span + plan.channels - 1) / plan.channels;
   plan.blocks = p.channels / p.span * plan.blocks_per_span;
   const int64_t blocks = p.batches * plan.blocks, chunks = p.chunks();
-  int64_t segments = blocks > 0 ? WANTED * multiprocessors / blocks : 1;
+  int64_t segments = 1;
+  if (blocks > 0 && blocks < FEW * multiprocessors)
+    segments = (WANTED * multiprocessors + blocks - 1) / blocks;
   segments = segments < MOST ? segments : MOST;
   segments = segments < chunks ? segments : chunks;
-  if (segments < FEWEST) segments = 1;
+  if (segments < 1) segments = 1;
   plan.chunks_per_segment = (chunks + segments - 1) / segments;
   if (segments > 1)
     plan.segments = (chunks + plan.chunks_per_segment - 1) / plan.chunks_per_segment;
@@ -111,10 +125,8 @@ template <class C, bool BACKWARDS>
 const char* find_ends(const Problem& p, const Plan& plan, const Sequence& dout, const Ends& ends,
                       const void* initial, void* stream) {
   if (plan.segments > 1) {
-    const bool gated = BACKWARDS && p.z.data;
     if (const char* error = launch(segment_kernel<C, BACKWARDS>, units_of(p, plan), C::THREADS,
-                                   SegmentShared<C>(nullptr, gated).bytes, stream, p, plan, dout,
-                                   ends))
+                                   SegmentShared<C>(nullptr).bytes, stream, p, plan, dout, ends))
       return error;
   }
   const int64_t all = p.batches * p.channels * p.states;
@@ -128,14 +140,14 @@ const char* run_forward(const Problem& p, const Plan& plan, const Forward& f, vo
                         void* stream) {
   if (units_of(p, plan) == 0) return nullptr;
   const ForwardParts parts(p, plan, scratch);
-  return with_config<Real>(p, [&](auto config) -> const char* {
+  return with_config<Real, false>(p, [&](auto config) -> const char* {
     using C = decltype(config);
     const char* error = nullptr;
     if (plan.segments > 1)
       error = find_ends<C, false>(p, plan, Sequence{}, parts.ends, nullptr, stream);
     if (error) return error;
     return launch(forward_kernel<C>, units_of(p, plan), C::THREADS,
-                  ForwardShared<C>(nullptr, p.z.data != nullptr).bytes, stream, p, plan, f,
+                  ForwardShared<C>(nullptr).bytes, stream, p, plan, f,
                   (const void*)parts.ends.states);
   });
 }
@@ -175,14 +187,15 @@ const char* run_backward(const Problem& p, const Plan& plan, const Gradients& k,
   // Without steps there are no parts of blocks, and of segments those of none.
   const bool any = units_of(p, plan) > 0 && p.length > 0;
   if (any)
-    error = with_config<Real>(p, [&](auto config) -> const char* {
+    error = with_config<Real, true>(p, [&](auto config) -> const char* {
       using C = decltype(config);
       if (const char* failed =
               find_ends<C, true>(p, plan, k.dout, at.ends, k.dlast_state, stream))
         return failed;
-      return launch(backward_kernel<C>, units_of(p, plan), C::THREADS,
-                    BackwardShared<C>(nullptr, p.z.data != nullptr).bytes, stream, p, plan, k,
-                    at.parts, at.ends.states);
+      const bool gated = p.z.data != nullptr;
+      return launch(gated ? backward_kernel<C, true> : backward_kernel<C, false>,
+                    units_of(p, plan), C::THREADS, BackwardShared<C>(nullptr, gated).bytes, stream,
+                    p, plan, k, at.parts, at.ends.states);
     });
   const int64_t parts = any ? segments : 0;
   if (!error)

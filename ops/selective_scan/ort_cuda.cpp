@@ -10,7 +10,7 @@ struct Passes {
   using Context = ort::CudaContext;
 
   static void forward(const Context& context, const Problem& p, const Forward& forward) {
-    const cuda::Plan plan = cuda::plan(p);
+    const cuda::Plan plan = cuda::forward_plan(p);
     const auto scratch = context.scratch(cuda::forward_scratch(p, plan));
     context.started(cuda::forward(p, plan, forward, scratch.data(), context.stream()));
   }
@@ -36,7 +36,7 @@ struct Passes {
     k.dC = g.dC;
     k.dD = g.dD;
     k.ddelta_bias = g.ddelta_bias;
-    const cuda::Plan plan = cuda::plan(p);
+    const cuda::Plan plan = cuda::backward_plan(p);
     const auto scratch = context.scratch(cuda::backward_scratch(p, plan));
     context.started(cuda::backward(p, plan, k, scratch.data(), context.stream()));
   }

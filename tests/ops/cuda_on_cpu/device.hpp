@@ -70,6 +70,8 @@ inline const char* sort_pairs(int32_t* (&keys)[2], int32_t* (&values)[2], int64_
   return on_cpu::sort(keys, values, count, bits, scratch, bytes);
 }
 
+inline void sync_warp() { on_cpu::exchange(0, 1); }
+
 inline float bits_to_float(uint32_t x) {
   float y;
   std::memcpy(&y, &x, sizeof y);
