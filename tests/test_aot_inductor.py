@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, fx, nn
 from torch._inductor import config
 
 from fuseport.exporter import api, formats
 from fuseport.exporter.bundle import MANIFEST, hash_file, machine, open_bundle, trust
 from fuseport.exporter.errors import ExportFailed, Missing, UnsafeInput, UsageError
+from fuseport.exporter.formats import aot_inductor as format_aot_inductor
 from fuseport.exporter.program import Program, TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.runtimes import Unsupported, aot_inductor, aot_inductor_cpp
@@ -160,6 +161,59 @@ def test_the_same_program_gives_the_same_bytes_and_nothing_is_left(
     assert len(hashes) == 1
     assert not [path for path in temporary.rglob("*") if path.is_file()]
     assert not (build.cache_folder() / "inductor").exists()
+
+
+class Branching(nn.Module):
+    """A parameter, a buffer, a constant, a device in the graph, and graphs within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("shift", torch.randn(4))
+        self.constant = torch.randn(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x) + self.shift + torch.ones(4, device="cpu")
+        return torch.cond(
+            y.sum() > 0, lambda y: y + torch.ones(4, device="cpu"), lambda y: y * 2, (y,)
+        ) + self.constant  # fmt: skip
+
+
+def test_a_program_for_another_device_is_apart_from_the_one_it_is_made_of() -> None:
+    """Formats that are written after this one are made of the same program."""
+    exported = torch.export.export(Branching().eval(), (torch.randn(2, 4),))
+    tensors = {**exported.state_dict, **exported.constants}
+    bits = {name: t.clone() for name, t in tensors.items()}
+
+    def said() -> list[str]:
+        graphs = [m for m in exported.graph_module.modules() if isinstance(m, fx.GraphModule)]
+        assert len(graphs) == 3
+        return [
+            f"{node.format_node()} {node.kwargs} {node.meta.get('val')}"
+            for graph in graphs
+            for node in graph.graph.nodes
+        ]
+
+    before = said()
+    there = format_aot_inductor._on_device(exported, "meta")
+    assert said() == before
+    now = {**exported.state_dict, **exported.constants}
+    assert now.keys() == tensors.keys()
+    assert all(now[name] is t and torch.equal(t, bits[name]) for name, t in tensors.items())
+    assert {t.device.type for t in (*there.state_dict.values(), *there.constants.values())} == {
+        "meta"
+    }
+    values = [n.meta["val"] for n in there.graph.nodes if isinstance(n.meta.get("val"), Tensor)]
+    assert values
+    assert {value.device.type for value in values} == {"meta"}
+    x = torch.randn(2, 4)
+    assert exported.module()(x).device.type == "cpu"
+
+
+def test_on_the_same_device_no_tensor_is_copied() -> None:
+    exported = torch.export.export(Branching().eval(), (torch.randn(2, 4),))
+    same = format_aot_inductor._on_device(exported, "cpu")
+    assert all(same.state_dict[name] is t for name, t in exported.state_dict.items())
 
 
 def test_it_is_written_only_when_asked_for() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 from torch import fx
+from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from fuseport.exporter.bundle import machine
@@ -54,9 +55,7 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         Missing: there is no compiler that Inductor can use.
     """
     config, bound = _config(_compiler(), options.device)
-    exported = copy.copy(checked(program))
-    if options.device != "cpu":
-        exported = move_to_device_pass(exported, options.device)
+    exported = _on_device(checked(program), options.device)
     exported.example_inputs = (_examples(program, options.device), {})
     with _work_folder() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its own code
@@ -85,6 +84,23 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         with sink(path) as archive:
             package_aoti(archive, files)
     return {"compiled_for": bound}
+
+
+def _on_device(exported: ExportedProgram, device: str) -> ExportedProgram:
+    """The program there; `exported` stays as it is, and tensors that are there already are shared.
+
+    Torch's pass changes a program in place: its graphs, what nodes say of their values, and the
+    dictionaries that hold its tensors. These are the copy's own.
+    """
+    own = copy.copy(exported)
+    if device == "cpu":
+        return own
+    tensors = [*own.state_dict.values(), *own.constants.values()]
+    tensors += [*own.graph_module.parameters(), *own.graph_module.buffers()]
+    shared: dict[int, Any] = {id(t): t for t in tensors}
+    own._graph_module = copy.deepcopy(own.graph_module, shared)
+    own._state_dict, own._constants = dict(own.state_dict), dict(own.constants)
+    return move_to_device_pass(own, device)
 
 
 def _compiler() -> str:
