@@ -9,26 +9,27 @@ Medians by CUDA events, over inputs that rotate through more than twice the L2. 
 is the larger of two times: the bytes of its inputs and outputs, each moved once, over the bandwidth
 of a copy, and its exponentials, one for each state and step, over their rate; both rates are
 measured in the same run. Without a GPU, or nvcc, it says so and ends with exit code 5. The peer is
-`selective_scan_cuda`, built from mamba_ssm's source distribution; without it `peer_us` is null.
-`gpu_memory.py` has ops that memory bounds, `gpu_ops.py` others.
+`selective_scan_cuda`, built from mamba_ssm's source distribution; without it `peer_us` is null, as
+where a peer raises, and `peer` says what. `gpu_memory.py` has ops that memory bounds, `gpu_ops.py`
+others. Rows are printed as soon as they are measured, and written as soon as all of an op's are.
 
 It is not called cuda.py: a script's folder comes first among those that torch imports `cuda` from.
 """
 
 import argparse
 import ctypes
-import importlib
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from gpu_memory import BENCHES, measure_bench
 from gpu_ops import OPERATIONS, measure_op, products_per_second
+from gpu_peers import peer_module, peer_time
 from torch import Tensor
 
 from fuseport.exporter.describe import environment
@@ -122,16 +123,29 @@ class Inputs:
         )
 
 
-def peer() -> Any | None:
-    """mamba_ssm's extension; None where it is not, or is a stand-in."""
-    try:
-        found = importlib.import_module("selective_scan_cuda")
-    except ImportError:
+def theirs(sets: list[Inputs], direction: str, rounds: int) -> float | None:
+    """Of mamba_ssm's extension, where it is."""
+    found = peer_module("selective_scan_cuda")
+    if found is None:
         return None
-    return found if str(getattr(found, "__file__", "")).endswith(".so") else None
+
+    def forward(x: Inputs) -> Any:
+        return found.fwd(*x.core, None, x.bias, True)
+
+    if direction == "forward":
+        return microseconds(lambda i: forward(sets[i % len(sets)]), rounds)
+    kept = [forward(x) for x in sets]
+
+    def backward(i: int) -> Any:
+        x, (out, states, *_) = sets[i % len(sets)], kept[i % len(sets)]
+        return found.bwd(*x.core, None, x.bias, x.dout, states, out, None, True, False)
+
+    return microseconds(backward, rounds)
 
 
-def measure(text: str, name: str, rates: tuple[float, float], rounds: int) -> list[dict[str, Any]]:
+def measure(
+    text: str, name: str, rates: tuple[float, float], rounds: int
+) -> Iterator[dict[str, Any]]:
     shape = tuple(map(int, text.split(",")))
     first = Inputs(shape, DTYPES[name], 0)
     cache = torch.cuda.get_device_properties(0).L2_cache_size
@@ -150,39 +164,48 @@ def measure(text: str, name: str, rates: tuple[float, float], rounds: int) -> li
         x, states = sets[i % count], saved[i % count]
         return backward(x.dout, x.dlast, *x.core, x.bias, states, True)
 
-    runs: dict[str, tuple[Run, Run | None]] = {
-        "forward": (ours, None),
-        "backward": (ours_back, None),
-    }
-    if other := peer():
-        kept = [other.fwd(*x.core, None, x.bias, True) for x in sets]
-
-        def theirs(i: int) -> Any:
-            x = sets[i % count]
-            return other.fwd(*x.core, None, x.bias, True)
-
-        def theirs_back(i: int) -> Any:
-            x, (out, states, *_) = sets[i % count], kept[i % count]
-            return other.bwd(*x.core, None, x.bias, x.dout, states, out, None, True, False)
-
-        runs = {"forward": (ours, theirs), "backward": (ours_back, theirs_back)}
     b, d, l, states = shape  # noqa: E741
-    rows = []
-    for direction, (our, their) in runs.items():
+    for direction, run in {"forward": ours, "backward": ours_back}.items():
         moved, exponentials = first.bytes(direction) / rates[0], b * d * l * states / rates[1]
-        rows.append(
-            {
-                "op": "selective_scan",
-                "shape": list(shape),
-                "dtype": name,
-                "direction": direction,
-                "ours_us": microseconds(our, rounds),
-                "peer_us": None if their is None else microseconds(their, rounds),
-                "floor_us": 1e6 * max(moved, exponentials),
-                "floor_is": "bytes" if moved > exponentials else "exponentials",
-            }
-        )
-    return rows
+        yield {
+            "op": "selective_scan",
+            "shape": list(shape),
+            "dtype": name,
+            "direction": direction,
+            "ours_us": microseconds(run, rounds),
+            **peer_time(theirs, sets, direction, rounds),
+            "floor_us": 1e6 * max(moved, exponentials),
+            "floor_is": "bytes" if moved > exponentials else "exponentials",
+        }
+
+
+def measured(
+    ops: Sequence[str], shapes: Sequence[str], name: str, rates: tuple[float, float], rounds: int
+) -> Iterator[Iterator[dict[str, Any]]]:
+    """The rows of one op at one size after the other, in a dtype."""
+    if SPEC.name in ops:
+        for text in shapes:
+            yield measure(text, name, rates, rounds)
+    for bench in BENCHES:
+        if bench.op in ops:
+            yield measure_bench(bench, DTYPES[name], microseconds, rates[0], rounds)
+    products = products_per_second(DTYPES[name], microseconds)
+    for operation in OPERATIONS:
+        if operation.op in ops:
+            of_gpu = rates[0], products
+            yield measure_op(operation, name, DTYPES[name], of_gpu, microseconds, rounds)
+
+
+def line(row: dict[str, Any]) -> str:
+    if row["peer_us"] is not None:
+        theirs = f"peer {row['peer_us']:.1f} µs"
+    else:
+        theirs = f"peer raises {row['peer']}" if "peer" in row else "no peer"
+    share = row["floor_us"] / row["ours_us"]
+    return (
+        f"{row['op']} {row['shape']} {row['dtype']} {row['direction']}: "
+        f"{row['ours_us']:.1f} µs, {theirs}, {share:.0%} of the floor by {row['floor_is']}"
+    )
 
 
 def markdown(content: dict[str, Any]) -> str:
@@ -197,7 +220,9 @@ def markdown(content: dict[str, Any]) -> str:
     faster: dict[tuple[str, str], list[float]] = {}
     for row in content["results"]:
         shape = row["shape"] if isinstance(row["shape"], str) else ",".join(map(str, row["shape"]))
-        peer = "" if row["peer_us"] is None else f"{row['peer_us'] / row['ours_us']:.2f} ×"
+        peer = "raises" if "peer" in row else ""
+        if row["peer_us"] is not None:
+            peer = f"{row['peer_us'] / row['ours_us']:.2f} ×"
         share = f"{row['floor_us'] / row['ours_us']:.0%} by {row['floor_is']}"
         cells = row["op"], shape, row["dtype"], row["direction"], f"{row['ours_us']:.1f} µs"
         lines.append("| " + " | ".join((*cells, share, peer)) + " |")
@@ -231,51 +256,32 @@ def main() -> None:
     if not torch.cuda.is_available():
         refuse("there is no GPU here")
     registration.ensure(SPEC)
-    rows = []
+    rows: list[dict[str, Any]] = []
     ops = arguments.op or ([SPEC.name] if arguments.shape else known)
     try:
         cuda.load(SPEC)
         rates = bytes_per_second(), exponentials_per_second()
+        content = {
+            "command": "python tests/benchmarks/gpu.py " + " ".join(sys.argv[1:]),
+            "date": time.strftime("%Y-%m-%d"),
+            "gpu": torch.cuda.get_device_name(),
+            "cuda": torch.version.cuda,
+            "bytes_per_second": rates[0],
+            "exponentials_per_second": rates[1],
+            **environment(),
+            "results": rows,
+        }
         for name in arguments.dtype or DTYPES:
-            if SPEC.name in ops:
-                for text in arguments.shape or SHAPES:
-                    rows += measure(text, name, rates, arguments.rounds)
-            for bench in BENCHES:
-                if bench.op in ops:
-                    rows += measure_bench(
-                        bench, DTYPES[name], microseconds, rates[0], arguments.rounds
-                    )
-            products = products_per_second(DTYPES[name], microseconds)
-            for operation in OPERATIONS:
-                if operation.op in ops:
-                    rows += measure_op(
-                        operation,
-                        name,
-                        DTYPES[name],
-                        (rates[0], products),
-                        microseconds,
-                        arguments.rounds,
-                    )
+            shapes = arguments.shape or SHAPES
+            for of_op in measured(ops, shapes, name, rates, arguments.rounds):
+                for row in of_op:
+                    rows.append(row)
+                    print(line(row), flush=True)
+                arguments.json.write_text(json.dumps(content, indent=1) + "\n")
     except BuildError as error:
+        if rows:
+            raise
         refuse(str(error))
-    for row in rows:
-        theirs = "no peer" if row["peer_us"] is None else f"peer {row['peer_us']:.1f} µs"
-        share = row["floor_us"] / row["ours_us"]
-        print(
-            f"{row['op']} {row['shape']} {row['dtype']} {row['direction']}: "
-            f"{row['ours_us']:.1f} µs, {theirs}, {share:.0%} of the floor by {row['floor_is']}"
-        )
-    content = {
-        "command": "python tests/benchmarks/gpu.py " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "gpu": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "bytes_per_second": rates[0],
-        "exponentials_per_second": rates[1],
-        **environment(),
-        "results": rows,
-    }
-    arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

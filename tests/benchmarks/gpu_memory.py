@@ -3,17 +3,17 @@
 The floor is the bytes of inputs and outputs, each moved once, over the bandwidth of a copy. Calls,
 those of peers too, are captured in a CUDA graph: what is timed is the GPU's work alone. Peers are
 the `causal-conv1d` extension (from 1.5 on) and mamba_ssm's Triton kernels where they are installed,
-and for the plain norm torch's own; where there is none, `peer_us` is null.
+and for the plain norm torch's own; where there is none, or it raises, `peer_us` is null.
 """
 
 import functools
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from gpu_peers import peer_module, peer_time
 from torch import Tensor
 
 from fuseport.ops import OPS, cuda, registration
@@ -85,8 +85,6 @@ def measure_bench(
     for direction, (called, peer) in directions.items():
         given = [[known[name] for name in called.inputs] for known in sets]
         ours = [functools.partial(called, *values) for values in given]
-        theirs = [call for call in map(peer, sets) if call is not None]
-        peer_us = in_a_graph(theirs, timer, rounds) if theirs else None
         total = moved([*given[0], *called(*given[0])])
         yield {
             "op": bench.op,
@@ -95,10 +93,17 @@ def measure_bench(
             "dtype": str(dtype).removeprefix("torch."),
             "direction": direction,
             "ours_us": in_a_graph(ours, timer, rounds),
-            "peer_us": peer_us,
+            **peer_time(theirs, peer, sets, timer, rounds),
             "floor_us": 1e6 * total / bytes_per_second,
             "floor_is": "bytes",
         }
+
+
+def theirs(
+    peer: Callable[[Known], Call | None], sets: list[Known], timer: Timer, rounds: int
+) -> float | None:
+    calls = [call for call in map(peer, sets) if call is not None]
+    return in_a_graph(calls, timer, rounds) if calls else None
 
 
 def moved(values: Any) -> int:
@@ -123,15 +128,6 @@ def in_a_graph(calls: list[Call], timer: Timer, rounds: int) -> float:
     return timer(lambda _: graph.replay(), rounds) / len(calls)
 
 
-def extension(name: str) -> Any | None:
-    """A module of a peer; None where it is not, or is a stand-in of fuseport's."""
-    try:
-        found = importlib.import_module(name)
-    except ImportError:
-        return None
-    return None if "fuseport" in str(getattr(found, "__file__", "")) else found
-
-
 def conv_inputs(draw: Draw, b: int, d: int, l: int, channels_last: bool) -> Inputs:  # noqa: E741
     x = draw(b, l, d).mT if channels_last else draw(b, d, l)
     return {
@@ -144,14 +140,14 @@ def conv_inputs(draw: Draw, b: int, d: int, l: int, channels_last: bool) -> Inpu
 
 
 def conv_peer(known: Known) -> Call | None:
-    if not (found := extension("causal_conv1d.cpp_functions")):
+    if not (found := peer_module("causal_conv1d.cpp_functions")):
         return None
     x, weight, bias = (known[name] for name in ("x", "weight", "bias"))
     return lambda: found.causal_conv1d_fwd_function(x, weight, bias, None, None, None, True)
 
 
 def conv_peer_back(known: Known) -> Call | None:
-    if not (found := extension("causal_conv1d.cpp_functions")):
+    if not (found := peer_module("causal_conv1d.cpp_functions")):
         return None
     given = [known[name] for name in ("x", "weight", "bias", "dout")]
     return lambda: found.causal_conv1d_bwd_function(*given, None, None, None, None, False, True)
@@ -168,7 +164,7 @@ def step_inputs(draw: Draw, b: int, d: int) -> Inputs:
 
 
 def step_peer(known: Known) -> Call | None:
-    if not (found := extension("causal_conv1d.cpp_functions")):
+    if not (found := peer_module("causal_conv1d.cpp_functions")):
         return None
     given = [known[name] for name in ("x", "conv_state", "weight", "bias")]
     return lambda: found.causal_conv1d_update_function(*given, True, None, None)
@@ -197,7 +193,7 @@ def state_inputs(draw: Draw, b: int, h: int, d: int, N: int, one_A: bool) -> Inp
 
 
 def state_peer(known: Known) -> Call | None:
-    if not (found := extension("mamba_ssm.ops.triton.selective_state_update")):
+    if not (found := peer_module("mamba_ssm.ops.triton.selective_state_update")):
         return None
     names = ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias")
     given = [known[name] for name in names]
@@ -224,7 +220,7 @@ def norm_peer_back(known: Known) -> Call:
 
 
 def gated_call(known: Known) -> Callable[[], tuple[Any, ...]] | None:
-    if not (found := extension("mamba_ssm.ops.triton.layernorm_gated")):
+    if not (found := peer_module("mamba_ssm.ops.triton.layernorm_gated")):
         return None
     x, z, weight, size = (known[name] for name in ("x", "z", "weight", "group_size"))
     return lambda: found._layer_norm_fwd(
@@ -235,7 +231,7 @@ def gated_call(known: Known) -> Callable[[], tuple[Any, ...]] | None:
 def gated_back(known: Known) -> Call | None:
     if not (forward := gated_call(known)):
         return None
-    found = extension("mamba_ssm.ops.triton.layernorm_gated")
+    found = peer_module("mamba_ssm.ops.triton.layernorm_gated")
     assert found is not None
     _, mean, rstd = forward()
     x, z, weight, dout, size = (known[k] for k in ("x", "z", "weight", "dout", "group_size"))

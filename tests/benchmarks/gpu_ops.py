@@ -3,15 +3,16 @@
 The floor is the larger of two times: the bytes of inputs and outputs, each moved once, over the
 bandwidth of a copy, and, where the op is a product of matrices, its sums over the rate of torch's
 own product in that dtype. Peers are measured where they are installed: mamba_ssm's Triton kernels,
-the extension `MultiScaleDeformableAttention`, bitsandbytes.
+flash-linear-attention's, the extension `MultiScaleDeformableAttention`, bitsandbytes.
 """
 
-import importlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from gpu_peers import peer_module, peer_time
 from torch import Tensor
 
 from fuseport.ops import OPS, cuda, registration
@@ -21,7 +22,7 @@ from fuseport.ops.ms_deform_attn.cases import _MAPS
 from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
 from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
 from fuseport.ops.rotary_embedding.cases import _Shape as RotaryShape
-from fuseport.ops.spec import Inputs
+from fuseport.ops.spec import Inputs, Operator
 from fuseport.ops.ssd_chunk_scan.cases import _Shape as ChunkShape
 from fuseport.ops.swiglu.cases import _Shape as GatedShape
 
@@ -29,17 +30,26 @@ __all__ = ["OPERATIONS", "measure_op", "products_per_second"]
 
 Run = Callable[[int], Any]
 Timer = Callable[[Run, int], float]
-Peer = Callable[[Inputs, Inputs], tuple[Callable[[], Any], Callable[[], Any]]]
+Peer = Callable[[Inputs, Inputs], Mapping[str, Callable[[], Any]]]
+"""Inputs and cotangents → a call of each direction, which runs nothing before it is called."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Inputs of an operator at a size, and twice how many products a pass of it sums up."""
+    """Inputs of an operator at a size, and twice how many products a pass of it sums up.
+
+    The operator is called as the op, unless `gated`, `<op>_gated`.
+    """
 
     op: str
     shape: str
     make: Callable[[torch.dtype, int], Inputs]
     flops: float = 0
+    gated: bool = False
+
+    @property
+    def operator(self) -> Operator:
+        return OPS[self.op].operator(f"{self.op}_gated" if self.gated else self.op)
 
 
 def _linear(rows: int, out: int, inner: int) -> Operation:
@@ -56,7 +66,7 @@ OPERATIONS = (
         Operation(
             "ms_deform_attn",
             f"{b},8500,8,32; {q} queries, 4 levels, 4 points",
-            DeformShape(b, 8, 32, q, 4, _MAPS, reach=1.1).make,
+            DeformShape(b, 8, 32, q, 4, _MAPS, s=8500, reach=1.1).make,
         )
         for b, q in ((4, 300), (4, 8500))
     ),
@@ -68,6 +78,7 @@ OPERATIONS = (
             "ssd_chunk_scan",
             f"{b},{n},24,64,{states}{', z' if gated else ''}",
             ChunkShape(b, n, 24, 64, states, gated=gated).make,
+            gated=gated,
         )
         for b, n, states, gated in (
             (1, 4096, 128, False),
@@ -84,22 +95,16 @@ OPERATIONS = (
 )
 
 
-def _module(name: str) -> Any | None:
-    """A peer's; None where it is not, or is a stand-in of fuseport's."""
-    try:
-        found = importlib.import_module(name)
-    except ImportError:
-        return None
-    return None if "fuseport" in str(getattr(found, "__file__", "")) else found
-
-
-def _differentiated(forward: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Any:
-    out = forward()
-    return lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
+def _both(forward: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Any:
+    out = functools.cache(forward)
+    return {
+        "forward": forward,
+        "backward": lambda: torch.autograd.grad(out(), leaves, dout, retain_graph=True),
+    }
 
 
 def _chunk_peer() -> Peer | None:
-    module = _module("mamba_ssm.ops.triton.ssd_combined")
+    module = peer_module("mamba_ssm.ops.triton.ssd_combined")
     if module is None:
         return None
 
@@ -114,13 +119,13 @@ def _chunk_peer() -> Peer | None:
             )
             return out
 
-        return forward, _differentiated(forward, leaves, cotangents["dout"])
+        return _both(forward, leaves, cotangents["dout"])
 
     return peer
 
 
 def _delta_peer() -> Peer | None:
-    module = _module("fla.ops.gated_delta_rule")
+    module = peer_module("fla.ops.gated_delta_rule")
     if module is None:
         return None
 
@@ -133,28 +138,29 @@ def _delta_peer() -> Peer | None:
             out: Tensor = rule(q, k, v, g.squeeze(3), beta, inputs["scale"])[0]
             return out
 
-        return forward, _differentiated(forward, leaves, cotangents["dout"])
+        return _both(forward, leaves, cotangents["dout"])
 
     return peer
 
 
 def _deform_peer() -> Peer | None:
-    module = _module("MultiScaleDeformableAttention")
+    module = peer_module("MultiScaleDeformableAttention")
     if module is None:
         return None
 
     def peer(inputs: Inputs, cotangents: Inputs) -> Any:
         given = tuple(inputs.values())
-        return (
-            lambda: module.ms_deform_attn_forward(*given, 64),
-            lambda: module.ms_deform_attn_backward(*given, cotangents["dout"], 64),
-        )
+        dout = cotangents["dout"]
+        return {
+            "forward": lambda: module.ms_deform_attn_forward(*given, 64),
+            "backward": lambda: module.ms_deform_attn_backward(*given, dout, 64),
+        }
 
     return peer
 
 
 def _linear_peer() -> Peer | None:
-    module, functional = _module("bitsandbytes"), _module("bitsandbytes.functional")
+    module, functional = peer_module("bitsandbytes"), peer_module("bitsandbytes.functional")
     if module is None or functional is None:
         return None
 
@@ -174,7 +180,7 @@ def _linear_peer() -> Peer | None:
             out: Tensor = module.matmul_4bit(x, packed.t(), state, bias=bias)
             return out
 
-        return forward, _differentiated(forward, [x, bias], cotangents["dout"])
+        return _both(forward, [x, bias], cotangents["dout"])
 
     return peer
 
@@ -198,6 +204,23 @@ def _bytes(tensors: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
 
+def _theirs(
+    op: str,
+    direction: str,
+    sets: list[Inputs],
+    cotangents: list[Inputs],
+    timer: Timer,
+    rounds: int,
+) -> float | None:
+    make = _PEERS.get(op, lambda: None)()
+    if make is None:
+        return None
+    calls = [make(*pair)[direction] for pair in zip(sets, cotangents, strict=True)]
+    for call in calls:  # a backward has its forward run now, and not while it is timed
+        call()
+    return timer(lambda i: calls[i % len(calls)](), rounds)
+
+
 def measure_op(
     operation: Operation,
     name: str,
@@ -210,7 +233,7 @@ def measure_op(
     spec = OPS[operation.op]
     registration.ensure(spec)
     cuda.load(spec)
-    forward = spec.operators[0]
+    forward = operation.operator
     backward = spec.operator(forward.backward or "")
 
     def on_gpu(seed: int) -> Inputs:
@@ -236,14 +259,6 @@ def measure_op(
         "forward": lambda i: forward(*sets[i % len(sets)].values()),
         "backward": lambda i: backward(*(known[i % len(sets)][n] for n in backward.inputs)),
     }
-    theirs: dict[str, Run] = {}
-    make_peer = _PEERS.get(operation.op, lambda: None)()
-    if make_peer is not None:
-        pairs = [make_peer(*pair) for pair in zip(sets, cotangents, strict=True)]
-        theirs = {
-            "forward": lambda i: pairs[i % len(pairs)][0](),
-            "backward": lambda i: pairs[i % len(pairs)][1](),
-        }
     for direction, run in ours.items():
         bytes_us, flops_us = 1e6 * moved[direction] / rates[0], 1e6 * operation.flops / rates[1]
         yield {
@@ -252,7 +267,7 @@ def measure_op(
             "dtype": name,
             "direction": direction,
             "ours_us": timer(run, rounds),
-            "peer_us": timer(theirs[direction], rounds) if theirs else None,
+            **peer_time(_theirs, operation.op, direction, sets, cotangents, timer, rounds),
             "floor_us": max(bytes_us, flops_us),
             "floor_is": "bytes" if bytes_us > flops_us else "products",
         }
