@@ -283,7 +283,7 @@ def made(spec: OpSpec, case: Case, dtype: torch.dtype) -> tuple[Operator, Inputs
 @needs_gpu
 @pytest.mark.parametrize(("spec", "case", "dtype"), PAIRS)
 def test_a_gpu_is_as_good_as_the_reference(spec: OpSpec, case: Case, dtype: torch.dtype) -> None:
-    operator, inputs, cotangents = made(spec, case, dtype)
+    operator, inputs, cotangents = made(spec, case, stand_in.compared_in(case, dtype))
     reference = partial(stand_in.forward_and_backward, spec, stand_in.by_reference, operator)
     truth = reference(stand_in.widened(inputs), stand_in.widened(cotangents))
     baseline = reference(inputs, cotangents)

@@ -29,6 +29,7 @@ __all__ = [
     "assert_as_good",
     "by_reference",
     "check",
+    "compared_in",
     "cotangents_of",
     "device",
     "forward_and_backward",
@@ -186,6 +187,15 @@ def forward_and_backward(
     known = {**inputs, **outputs, **cotangents}
     gradients = run(gradient, *(known[name] for name in gradient.inputs))
     return outputs | dict(zip(gradient.outputs, gradients, strict=True))
+
+
+def compared_in(case: Case, dtype: torch.dtype) -> torch.dtype:
+    """The dtype, or float32 where float64 is no truth of itself.
+
+    The gradient of a norm of one number is a difference of what is all but equal.
+    """
+    alone = case.make(dtype, 1).get("group_size") == 1
+    return torch.float32 if alone and dtype == torch.float64 else dtype
 
 
 def assert_as_good(
