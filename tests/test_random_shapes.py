@@ -42,6 +42,25 @@ def test_draws_are_right_and_repeat(op: str, device: str, script: ModuleType) ->
     assert str(script.drawn(op, 1)) == str(script.drawn(op, 1)) != str(script.drawn(op, 2))
 
 
+@pytest.mark.parametrize(
+    ("op", "number"),
+    [
+        ("gated_delta_rule", 195),
+        ("gated_delta_rule", 251),
+        ("gated_delta_rule", 267),
+        ("ssd_chunk_scan", 10),
+        ("ssd_chunk_scan", 129),
+    ],
+)
+def test_long_sums_on_tensor_cores_are_as_exact_as_those_of_float32(
+    op: str, number: int, script: ModuleType
+) -> None:
+    """Draws that were wrong on a GPU: tensor cores cut off, and all errors went one way."""
+    point = script.drawn(op, number, "cuda")
+    assert point.dtype == torch.float32
+    assert script.judged(op, point, "stand-in") == (None, True)
+
+
 def test_a_bug_is_seen(script: ModuleType) -> None:
     spec = OPS["selective_scan"]
     script.tried(spec.name, 0, "cpu")  # registered

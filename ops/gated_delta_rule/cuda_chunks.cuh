@@ -12,7 +12,7 @@
 #pragma once
 
 #include "gated_delta_rule/kernel.cuh"
-#include "native/cuda_parts.cuh"
+#include "native/cuda_apart.cuh"
 
 namespace fuseport::gated_delta_rule::cuda {
 
@@ -68,7 +68,7 @@ FUSEPORT_DEVICE void find_products(float scale, ChunkTiles<Stored, N>& tiles) {
       uint32_t a[COUNT][4], b[COUNT][4];
       load_parts<false, Four::down>(a, left + k, ROW);
       load_parts<false, Four::across>(b, tiles.K + j * TILE * ROW + k, ROW);
-      add_products(sums, a, b);
+      add_apart<Stored>(sums, a, b);
     }
     float* const to = of_keys ? tiles.prepared.N[tile] : tiles.prepared.P[tile];
 #pragma unroll

@@ -4,7 +4,8 @@
 // state: it is transposed, a first operand as it was added up; so are errors, whose columns are
 // steps. Tensor cores multiply bfloat16, as which k and q are exact, of float16 as two parts and of
 // float32 as three; what is computed is cut into three, and into two for an out of 16 bits. Their
-// sums are not rounded but cut off; so those of a chunk are made apart, and then added to the state.
+// sums are not rounded but cut off; so those of a chunk are made apart, and then added to the state,
+// and of float32 those of all other products in pieces (cuda_apart.cuh).
 #pragma once
 
 #include "gated_delta_rule/cuda_chunks.cuh"
@@ -46,7 +47,7 @@ FUSEPORT_DEVICE void each_step(Sums& sums, const Visit& visit) {
 }
 
 // sums += from·mᵀ, where m is lower triangular; MOST: as of add_products.
-template <int MOST>
+template <class Stored, int MOST>
 FUSEPORT_DEVICE void add_steps(Sums& sums, const Sums& from, const float (*m)[TILE_SIZE]) {
 #pragma unroll
   for (int j = 0; j < TILES; ++j) {
@@ -56,7 +57,7 @@ FUSEPORT_DEVICE void add_steps(Sums& sums, const Sums& from, const float (*m)[TI
     for (int i = j; i < TILES; ++i) {
       uint32_t of_m[3][4];
       load_parts<false, Four::across>(of_m, m[tile_of(i, j)], TILE_ROW);
-      add_products<MOST>(sums[i], of_steps, of_m);
+      add_apart<Stored, MOST>(sums[i], of_steps, of_m);
     }
   }
 }
@@ -152,10 +153,10 @@ __global__ void __launch_bounds__(MOST_WALK)
         for (int i = 0; i < TILES; ++i) {
           uint32_t keys[COUNT][4], queries[COUNT][4];
           load_parts<false, Four::across>(keys, tiles.K + (i * ROW + k) * TILE, ROW);
-          add_products(rest[i], of_state, keys);
+          add_apart<Stored>(rest[i], of_state, keys);
           if (kept.states) continue;
           load_parts<false, Four::across>(queries, tiles.Q + (i * ROW + k) * TILE, ROW);
-          add_products<OF_OUT>(out[i], of_state, queries);
+          add_apart<Stored, OF_OUT>(out[i], of_state, queries);
         }
       }
       each_step(rest, [&](float& sum, int t) { sum *= -of.outer[t]; });
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(MOST_WALK)
         for (int n = 0; n < 8; ++n) rest[i][n / 4][n % 4] += values[n / 2][n % 2];
       }
       Sums updates = {};
-      add_steps<3>(updates, rest, of.N);
+      add_steps<Stored, 3>(updates, rest, of.N);
       int n = 0;
       if (kept.states) {
         each_step(updates, [&](float& sum, int t) {
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(MOST_WALK)
       if (!kept.states) {
         const float scale = (float)p.scale;
         each_step(out, [&](float& sum, int t) { sum *= scale * of.outer[t]; });
-        add_steps<OF_OUT>(out, updates, of.P);
+        add_steps<Stored, OF_OUT>(out, updates, of.P);
         each_step(out, [&](float& sum, int t) {  // of v, a warp has read its columns
           from_real(sum, tiles.V + t * V_ROW + beside + g + n++ / 2 % 2 * 8);
         });

@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
 #pragma unroll
           for (int next = 0; next < 2; ++next) {
             load_parts<false, Four::down>(of_a, a + i * TILE * of_row + k + next * TILE, of_row);
-            add_half(sum, of_a, of_b, 2 * next);
+            add_half_apart<Stored>(sum, of_a, of_b, 2 * next);
           }
         };
 #pragma unroll

@@ -1,7 +1,7 @@
 // Chunks of numbers in shared memory, and the factors of their steps.
 #pragma once
 
-#include "native/cuda_parts.cuh"
+#include "native/cuda_apart.cuh"
 #include "ssd_chunk_scan/cuda_steps.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {

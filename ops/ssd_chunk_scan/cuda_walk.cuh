@@ -8,7 +8,7 @@
 // exact, of float16 as two parts and of float32 as three; what is not is cut: M and the state into two,
 // which suffices for an out of 16 bits, and w·x into three, which makes states as exact as float32
 // does. Their sums are not rounded but cut off; so those of a chunk are made apart, and then added to
-// the state.
+// the state; and of float32 the long ones, C·B and C·h, in pieces (cuda_apart.cuh).
 #pragma once
 
 #include "ssd_chunk_scan/cuda_tiles.cuh"
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
             uint32_t of_C[COUNT][4], of_B[COUNT][4];
             load_parts<false, Four::down>(of_C, tiles.C + i * TILE * Tiles::ROW + k, Tiles::ROW);
             load_parts<false, Four::across>(of_B, B + j * TILE * Tiles::ROW + k, Tiles::ROW);
-            add_products(CB, of_C, of_B);
+            add_apart<Stored>(CB, of_C, of_B);
           }
 #pragma unroll
           for (int half = 0; half < 4; ++half) {
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
             uint32_t of_C[COUNT][4];
             load_parts<false, Four::down>(of_C, tiles.C + mine + (i * Tiles::ROW + k) * TILE,
                                           Tiles::ROW);
-            add_products(y[i], of_C, of_state);
+            add_apart<Stored>(y[i], of_C, of_state);
           }
         }
 #pragma unroll

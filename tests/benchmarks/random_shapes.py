@@ -57,7 +57,7 @@ from fuseport.ops.ssd_chunk_scan.cases import _Shape as ChunkShape
 from fuseport.ops.swiglu.cases import _Shape as GatedShape
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 
-__all__ = ["DRAWS", "drawn", "main", "tried"]
+__all__ = ["DRAWS", "drawn", "judged", "main", "tried"]
 
 RESULTS = Path(__file__).parent / "results" / "random_shapes.json"
 MISSING = 5
@@ -347,8 +347,13 @@ def _ready(op: str, device: str) -> None:
 
 def tried(op: str, number: int, device: str) -> tuple[str | None, bool]:
     """What is wrong at a draw, None for nothing; and whether the op took it at all."""
+    return judged(op, drawn(op, number, device), device)
+
+
+def judged(op: str, point: Point, device: str) -> tuple[str | None, bool]:
+    """The same at a point, whichever device it was drawn for."""
     _ready(op, device)
-    spec, point = OPS[op], drawn(op, number, device)
+    spec, number = OPS[op], point.seed
     subject = Subject(spec, (point.case,), number)
     operator, given = subject.forward(point.case), point.inputs()
     try:

@@ -2,6 +2,7 @@
 // of CUDA's language. device.cpp runs blocks one after the other, and a block's threads as fibers.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -136,6 +137,27 @@ void sine_and_cosine_of_pi(Real x, Real* sine, Real* cosine) {
 
 inline float of_bfloat16(uint16_t x) { return bits_to_float((uint32_t)x << 16); }
 
+// The sum as tensor cores of compute capability 9.0 make it: of each number what is there beside the
+// largest, to two bits more than a float has; and of their sum a float, not rounded but cut off, too.
+template <size_t COUNT>
+float cut_off_sum(const double (&numbers)[COUNT]) {
+  constexpr int BITS = 23 + 2;
+  double largest = 0, plain = 0;
+  for (const double number : numbers) {
+    largest = std::max(largest, std::abs(number));
+    plain += number;
+  }
+  if (largest == 0 || !std::isfinite(plain)) return (float)plain;
+  const int exponent = std::ilogb(largest);
+  const double before = std::ldexp(1.0, BITS - exponent), after = std::ldexp(1.0, exponent - BITS);
+  int64_t sum = 0;
+  for (const double number : numbers) sum += (int64_t)(number * before);
+  const double exact = (double)sum * after;
+  const auto rounded = (float)exact;
+  const bool up = std::abs((double)rounded) > std::abs(exact) && std::isfinite(rounded);
+  return up ? std::nextafter(rounded, 0.0f) : rounded;
+}
+
 // `number` makes a float of sixteen bits.
 inline void add_product_of(float (*number)(uint16_t), float (&sum)[4], const uint32_t (&a)[4],
                            uint32_t b, uint32_t b_next) {
@@ -149,13 +171,14 @@ inline void add_product_of(float (*number)(uint16_t), float (&sum)[4], const uin
   const int lane = (int)(threadIdx.x % 32);
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    double total = sum[i];
+    double terms[17];
+    terms[16] = sum[i];
     for (int k = 0; k < 16; ++k) {
       const int holder = k % 8 / 2, upper = k / 8;
-      total += (double)number(all[row % 8 * 4 + holder].a[row / 8 + 2 * upper][k % 2]) *
-               (double)number(all[column * 4 + holder].b[upper][k % 2]);
+      terms[k] = (double)number(all[row % 8 * 4 + holder].a[row / 8 + 2 * upper][k % 2]) *
+                 (double)number(all[column * 4 + holder].b[upper][k % 2]);
     }
-    sum[i] = (float)total;
+    sum[i] = cut_off_sum(terms);
   }
 }
 
