@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -27,15 +27,21 @@ from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 __all__ = ["fused", "modelings"]
 
 _TRANSFORMERS = "transformers.models."
+_KERNELS = "transformers.integrations.hub_kernels"
 
 
 def modelings(module: nn.Module) -> list[str]:
     """The modeling files of transformers that a module's layers are of, where an op has a place.
 
-    Functions of these files that layers keep are looked up at each call from then on.
+    Functions of these files that layers keep are looked up at each call from then on; and those for
+    which transformers calls a package for GPUs, where it is installed, are its own on the CPU.
     """
     found = {base.__module__ for part in module.modules() for base in type(part).__mro__}
-    theirs = (file for file in found if file.startswith(_TRANSFORMERS))
+    theirs = [file for file in found if file.startswith(_TRANSFORMERS)]
+    for names in (vars(part) for part in module.modules()):
+        names.update({n: _chosen(f) for n, f in names.items() if _of_package(f)})
+    for names in (vars(importlib.import_module(file)) for file in theirs):
+        names.update({n: _chosen(f) for n, f in names.items() if _of_package(f)})
     places = {file: _places(importlib.import_module(file)) for file in theirs}
     known = {
         id(own): partial(_called, file, name)
@@ -45,6 +51,33 @@ def modelings(module: nn.Module) -> list[str]:
     for part in module.modules():
         vars(part).update({n: known[id(f)] for n, f in vars(part).items() if id(f) in known})
     return sorted(file for file, functions in places.items() if functions)
+
+
+def _of_package(value: Any) -> bool:
+    """Whether it is a function of transformers' that may call a package's in the place of its own.
+
+    It does wherever the package is installed, as mamba_ssm and causal_conv1d are where models are
+    trained: their kernels refuse the CPU.
+    """
+    return (
+        inspect.isfunction(value)
+        and hasattr(value, "__wrapped__")
+        and value.__globals__.get("__name__") == _KERNELS
+    )
+
+
+@cache
+def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on a GPU, and what transformers has in plain torch elsewhere."""
+    own: Callable[..., Any] = function.__wrapped__  # type: ignore[attr-defined]
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        there = any(isinstance(value, Tensor) and value.is_cuda for value in given)
+        return (function if there else own)(*args, **kwargs)
+
+    return called
 
 
 def _called(file: str, name: str, *args: Any, **kwargs: Any) -> Any:
