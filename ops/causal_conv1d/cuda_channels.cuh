@@ -26,15 +26,39 @@ struct Lane {
     end = start + plan.steps < p.length ? start + plan.steps : p.length;
   }
 
-  FUSEPORT_DEVICE Pack<Stored, V> load(const Sequence& s, int64_t t) const {
-    return *(const Pack<Stored, V>*)at<Stored>(s, batch, channel, t);
+  // Its numbers at the chunk's first step.
+  FUSEPORT_DEVICE const Stored* first(const Sequence& s) const {
+    return at<Stored>(s, batch, channel, start);
   }
-
-  FUSEPORT_DEVICE void store(const Real<Stored>* from, const MutableSequence& s, int64_t t) const {
+  FUSEPORT_DEVICE Stored* first(const MutableSequence& s) const {
+    return at<Stored>(s, batch, channel, start);
+  }
+  FUSEPORT_DEVICE static Pack<Stored, V> load(const Stored* from) {
+    return *(const Pack<Stored, V>*)from;
+  }
+  FUSEPORT_DEVICE static void store(const Real<Stored>* from, Stored* to) {
     Pack<Stored, V> pack;
 #pragma unroll
     for (int i = 0; i < V; ++i) from_real(from[i], &pack.at[i]);
-    *(Pack<Stored, V>*)at<Stored>(s, batch, channel, t) = pack;
+    *(Pack<Stored, V>*)to = pack;
+  }
+
+  // Adds the cotangents of the final states that inputs at step t are in.
+  FUSEPORT_DEVICE void add_final(const Problem& p, const Gradients& k, int64_t t,
+                                 Real<Stored> (&dx)[V]) const {
+    if (t >= p.length || (p.packed && !in_last(p, batch, t))) return;
+    const int64_t state = t - (p.length - (p.width - 1));
+#pragma unroll
+    for (int i = 0; i < V; ++i) dx[i] += to_real(*at<Stored>(k.dfinal, batch, channel + i, state));
+  }
+
+  // The gradients of the initial states at step t < 0.
+  FUSEPORT_DEVICE void store_initial(const Problem& p, const Real<Stored> (&dx)[V],
+                                     const Gradients& k, int64_t t) const {
+    const int64_t halo = p.width - 1;
+    Stored* const to = (Stored*)k.dinitial + (batch * p.channels + channel) * halo + t + halo;
+#pragma unroll
+    for (int i = 0; i < V; ++i) from_real(dx[i], to + i * halo);
   }
 
   // Inputs before the chunk, to where the first step of it shifts them from.
@@ -43,7 +67,7 @@ struct Lane {
     for (int j = 1; j < T; ++j) {
       Pack<Stored, V> pack;
       if (const int64_t t = start - T + j; t >= 0) {
-        pack = load(p.x, t);
+        pack = load(at<Stored>(p.x, batch, channel, t));
       } else {
 #pragma unroll
         for (int i = 0; i < V; ++i) pack.at[i] = input_before<Stored>(p, batch, channel + i, t);
@@ -54,24 +78,25 @@ struct Lane {
 };
 
 // The sequences of the last T steps; where none are packed, all are one.
+template <bool PACKED>
 struct Sequences {
   int32_t of[T] = {};
 
   FUSEPORT_DEVICE Sequences(const Problem& p, int64_t batch, int64_t start) {
-    if (!p.packed) return;
+    if (!PACKED) return;
 #pragma unroll
     for (int j = 1; j < T; ++j) of[j] = sequence_at(p, batch, start - T + j);
   }
 
   FUSEPORT_DEVICE void go_to(const Problem& p, int64_t batch, int64_t t) {
-    if (!p.packed) return;
+    if (!PACKED) return;
 #pragma unroll
     for (int j = 0; j < BEFORE; ++j) of[j] = of[j + 1];
     of[BEFORE] = sequence_at(p, batch, t);
   }
 
-  FUSEPORT_DEVICE bool padding(int j) const { return of[j] < 0; }
-  FUSEPORT_DEVICE bool differ(int j, int k) const { return of[j] != of[k]; }
+  FUSEPORT_DEVICE bool padding(int j) const { return PACKED && of[j] < 0; }
+  FUSEPORT_DEVICE bool differ(int j, int k) const { return PACKED && of[j] != of[k]; }
 };
 
 // Numbers of the last T steps: the newest comes last.
@@ -84,23 +109,23 @@ FUSEPORT_DEVICE void shift(Number (&x)[T][V]) {
 }
 
 // What goes into the activation.
-template <class Stored, int V>
-FUSEPORT_DEVICE void filtered(const Filter<Stored, V>& filter, const Real<Stored> (&x)[T][V],
+template <class Stored, int V, bool FULL, class Sequences>
+FUSEPORT_DEVICE void filtered(const Filter<Stored, V, FULL>& filter, const Real<Stored> (&x)[T][V],
                               const Sequences& sequences, Real<Stored> (&y)[V]) {
 #pragma unroll
   for (int i = 0; i < V; ++i) y[i] = filter.bias[i];
 #pragma unroll
   for (int lag = BEFORE; lag >= 0; --lag) {
-    if (lag >= filter.width || sequences.differ(BEFORE - lag, BEFORE)) continue;
+    if (!filter.has(lag) || sequences.differ(BEFORE - lag, BEFORE)) continue;
 #pragma unroll
     for (int i = 0; i < V; ++i) y[i] += filter.tap[lag][i] * x[BEFORE - lag][i];
   }
 }
 
-template <class Stored>
-__global__ void __launch_bounds__(THREADS)
+template <class Stored, bool PACKED, bool FULL>
+__global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 6)
     forward_channels_kernel(Problem p, Plan plan, Forward f) {
-  constexpr int V = CHANNELS<Stored>;
+  constexpr int V = CHANNELS<Stored>, AHEAD = AT_ONCE;
   const int64_t rows = THREADS / plan.lanes, all = p.batches * plan.chunks;
   const int64_t units = (all + rows - 1) / rows * plan.columns;
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
@@ -109,21 +134,24 @@ __global__ void __launch_bounds__(THREADS)
     Lane<Stored> lane(p, plan, unit - group * plan.columns);
     if (!lane.there || nth >= all) continue;
     lane.go_to(p, plan, nth);
-    const Filter<Stored, V> filter(p, lane.channel);
+    const Filter<Stored, V, FULL> filter(p, lane.channel);
     Real<Stored> x[T][V];
     lane.load_before(p, x);
-    Sequences sequences(p, lane.batch, lane.start);
-    for (int64_t t = lane.start; t < lane.end; t += AT_ONCE) {
-      Pack<Stored, V> packs[AT_ONCE];
+    Sequences<PACKED> sequences(p, lane.batch, lane.start);
+    const int count = (int)(lane.end - lane.start);
+    const Stored* from = lane.first(p.x);
+    Stored* to = lane.first(f.out);
+    for (int t = 0; t < count; t += AHEAD) {
+      Pack<Stored, V> packs[AHEAD];
 #pragma unroll
-      for (int j = 0; j < AT_ONCE; ++j)
-        if (t + j < lane.end) packs[j] = lane.load(p.x, t + j);
+      for (int j = 0; j < AHEAD; ++j)
+        if (t + j < count) packs[j] = lane.load(from + j * p.x.time);
 #pragma unroll
-      for (int j = 0; j < AT_ONCE; ++j) {
-        if (t + j >= lane.end) break;
+      for (int j = 0; j < AHEAD; ++j) {
+        if (t + j >= count) break;
         shift(x);
         to_reals(packs[j], x[BEFORE]);
-        sequences.go_to(p, lane.batch, t + j);
+        sequences.go_to(p, lane.batch, lane.start + t + j);
         Real<Stored> y[V];
         filtered(filter, x, sequences, y);
 #pragma unroll
@@ -131,17 +159,23 @@ __global__ void __launch_bounds__(THREADS)
           if (p.silu) y[i] *= logistic_of<Stored>(y[i]);
           if (sequences.padding(BEFORE)) y[i] = 0;
         }
-        lane.store(y, f.out, t + j);
+        lane.store(y, to + j * f.out.time);
       }
+      from += AHEAD * p.x.time;
+      to += AHEAD * f.out.time;
     }
     if (lane.end == p.length)
-      for (int i = 0; i < V; ++i) write_final_states<Stored>(p, f, lane.batch, lane.channel + i);
+#pragma unroll
+      for (int i = 0; i < V; ++i)
+#pragma unroll
+        for (int j = 0; j < BEFORE; ++j)
+          if (j < p.width - 1) write_final_state<Stored>(p, f, lane.batch, lane.channel + i, j);
   }
 }
 
 // From the cotangents of outputs to those of what goes into the activation, and their sums.
-template <class Stored, int V>
-FUSEPORT_DEVICE void step_back(const Problem& p, const Filter<Stored, V>& filter,
+template <class Stored, int V, bool FULL, class Sequences>
+FUSEPORT_DEVICE void step_back(const Problem& p, const Filter<Stored, V, FULL>& filter,
                                const Real<Stored> (&x)[T][V], const Sequences& sequences,
                                bool summed, Real<Stored> (&dy)[V], Real<Stored> (&sums)[SUMS][V]) {
   if (p.silu) {
@@ -153,7 +187,7 @@ FUSEPORT_DEVICE void step_back(const Problem& p, const Filter<Stored, V>& filter
   if (!summed) return;
 #pragma unroll
   for (int lag = 0; lag < T; ++lag) {
-    if (lag >= filter.width || sequences.differ(BEFORE - lag, BEFORE)) continue;
+    if (!filter.has(lag) || sequences.differ(BEFORE - lag, BEFORE)) continue;
 #pragma unroll
     for (int i = 0; i < V; ++i) sums[lag][i] += dy[i] * x[BEFORE - lag][i];
   }
@@ -162,14 +196,14 @@ FUSEPORT_DEVICE void step_back(const Problem& p, const Filter<Stored, V>& filter
 }
 
 // The gradients of the inputs at the first step of those that `dy` and `sequences` are of.
-template <class Stored, int V>
-FUSEPORT_DEVICE void gathered(const Filter<Stored, V>& filter, const Real<Stored> (&dy)[T][V],
+template <class Stored, int V, bool FULL, class Sequences>
+FUSEPORT_DEVICE void gathered(const Filter<Stored, V, FULL>& filter, const Real<Stored> (&dy)[T][V],
                               const Sequences& sequences, Real<Stored> (&dx)[V]) {
 #pragma unroll
   for (int i = 0; i < V; ++i) dx[i] = 0;
 #pragma unroll
   for (int lag = 0; lag < T; ++lag) {
-    if (lag >= filter.width || sequences.padding(0) || sequences.differ(0, lag)) continue;
+    if (!filter.has(lag) || sequences.padding(0) || sequences.differ(0, lag)) continue;
 #pragma unroll
     for (int i = 0; i < V; ++i) dx[i] += filter.tap[lag][i] * dy[lag][i];
   }
@@ -177,8 +211,8 @@ FUSEPORT_DEVICE void gathered(const Filter<Stored, V>& filter, const Real<Stored
 
 // A block's threads have the same channels, `lanes` next to each other, and their sums over chunks
 // are added up in shared memory, in the order of their rows.
-template <class Stored>
-__global__ void __launch_bounds__(THREADS, 3)
+template <class Stored, bool PACKED, bool FULL>
+__global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 3)
     backward_channels_kernel(Problem p, Plan plan, Gradients k, Real<Stored>* parts) {
   using Number = Real<Stored>;
   constexpr int V = CHANNELS<Stored>, AHEAD = sizeof(Stored) == 2 ? AT_ONCE : AT_ONCE / 2;
@@ -189,44 +223,53 @@ __global__ void __launch_bounds__(THREADS, 3)
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const int64_t part = quotient_of(unit, plan.columns);
     Lane<Stored> lane(p, plan, unit - part * plan.columns);
-    const Filter<Stored, V> filter(p, lane.there ? lane.channel : 0);
+    const Filter<Stored, V, FULL> filter(p, lane.there ? lane.channel : 0);
     Number sums[SUMS][V] = {};
     const int64_t first = part * rows + (int)threadIdx.x / plan.lanes;
     for (int64_t nth = first; lane.there && nth < all; nth += plan.parts * rows) {
       lane.go_to(p, plan, nth);
       Number x[T][V], dy[T][V] = {};  // of the last T steps
       lane.load_before(p, x);
-      Sequences sequences(p, lane.batch, lane.start);
+      Sequences<PACKED> sequences(p, lane.batch, lane.start);
       // The steps after the chunk too: what they say of the inputs in it.
-      const int64_t end = lane.end + BEFORE;
-      for (int64_t t = lane.start; t < end; t += AHEAD) {
+      const int steps = (int)(lane.end - lane.start), count = steps + BEFORE;
+      const int there = p.length - lane.start < count ? (int)(p.length - lane.start) : count;
+      const Stored *of_x = lane.first(p.x), *of_dout = lane.first(k.dout);
+      Stored* of_dx = lane.first(k.dx) - BEFORE * k.dx.time;
+      for (int t = 0; t < count; t += AHEAD) {
         Pack<Stored, V> inputs[AHEAD], cotangents[AHEAD];
 #pragma unroll
         for (int j = 0; j < AHEAD; ++j)
-          if (t + j < end && t + j < p.length) {
-            inputs[j] = lane.load(p.x, t + j);
-            cotangents[j] = lane.load(k.dout, t + j);
+          if (t + j < there) {
+            inputs[j] = lane.load(of_x + j * p.x.time);
+            cotangents[j] = lane.load(of_dout + j * k.dout.time);
           }
 #pragma unroll
         for (int j = 0; j < AHEAD; ++j) {
-          if (t + j >= end) break;
+          if (t + j >= count) break;
           shift(x);
           shift(dy);
-          sequences.go_to(p, lane.batch, t + j);
-          if (t + j < p.length && !sequences.padding(BEFORE)) {
+          sequences.go_to(p, lane.batch, lane.start + t + j);
+          if (t + j < there && !sequences.padding(BEFORE)) {
             to_reals(inputs[j], x[BEFORE]);
             to_reals(cotangents[j], dy[BEFORE]);
-            step_back(p, filter, x, sequences, t + j < lane.end, dy[BEFORE], sums);
+            step_back(p, filter, x, sequences, t + j < steps, dy[BEFORE], sums);
           } else {
 #pragma unroll
             for (int i = 0; i < V; ++i) x[BEFORE][i] = dy[BEFORE][i] = 0;
           }
           // All that the input BEFORE steps ago is in has been seen.
-          if (t + j - BEFORE < lane.start) continue;
+          const int64_t of = lane.start + t + j - BEFORE;
+          if (t + j < BEFORE && (lane.start > 0 || PACKED || of <= -p.width)) continue;
           Number dx[V];
           gathered(filter, dy, sequences, dx);
-          lane.store(dx, k.dx, t + j - BEFORE);
+          if (of >= p.length - (p.width - 1)) lane.add_final(p, k, of, dx);
+          if (of >= 0) lane.store(dx, of_dx + j * k.dx.time);
+          else lane.store_initial(p, dx, k, of);
         }
+        of_x += AHEAD * p.x.time;
+        of_dout += AHEAD * k.dout.time;
+        of_dx += AHEAD * k.dx.time;
       }
     }
     __syncthreads();

@@ -127,10 +127,11 @@ __global__ void __launch_bounds__(PLAIN_THREADS) forward_plain_kernel(Problem p,
     numbers.write(y, f.out.data,
                   s.batch * f.out.batch + s.channel * f.out.channel + s.t * f.out.time);
   });
-  for_all(p.batches * p.channels, [&](int64_t row) {
-    const int64_t batch = quotient_of(row, p.channels), channel = row - batch * p.channels;
+  const int64_t halo = p.width - 1;
+  for_all(p.batches * p.channels * halo, [&](int64_t i) {
+    const int64_t row = quotient_of(i, halo), batch = quotient_of(row, p.channels);
     with_stored<Real>(p.dtype, [&](auto stored) {
-      write_final_states<decltype(stored)>(p, f, batch, channel);
+      write_final_state<decltype(stored)>(p, f, batch, row - batch * p.channels, i - row * halo);
     });
   });
 }

@@ -48,11 +48,13 @@ FUSEPORT_DEVICE Real<Stored> before_silu(Real<Stored> dy, Real<Stored> y) {
 }
 
 // Weights of V channels by lag: lag 0 is the last tap. Those that the filter has not are zero, and
-// are not used, for zero times infinity is none.
-template <class Stored, int V>
+// are not used, for zero times infinity is none. FULL says that it has all of them.
+template <class Stored, int V, bool FULL>
 struct Filter {
   Real<Stored> tap[T][V], bias[V];
   int width;
+
+  FUSEPORT_DEVICE bool has(int lag) const { return FULL || lag < width; }
 
   FUSEPORT_DEVICE Filter(const Problem& p, int64_t channel) : width((int)p.width) {
 #pragma unroll
@@ -61,9 +63,9 @@ struct Filter {
       bias[i] = real_or_stored<Stored>(p.bias, p.wide_weight, c);
 #pragma unroll
       for (int lag = 0; lag < T; ++lag)
-        tap[lag][i] = lag < width ? real_or_stored<Stored>(p.weight, p.wide_weight,
-                                                           c * width + width - 1 - lag)
-                                  : Real<Stored>(0);
+        tap[lag][i] = has(lag) ? real_or_stored<Stored>(p.weight, p.wide_weight,
+                                                        c * width + width - 1 - lag)
+                               : Real<Stored>(0);
     }
   }
 };
@@ -75,22 +77,18 @@ FUSEPORT_DEVICE Stored input_before(const Problem& p, int64_t batch, int64_t cha
   return state >= 0 && !p.packed ? *at<Stored>(p.initial, batch, channel, state) : Stored{};
 }
 
-// The last W-1 inputs of a channel; of packed sequences, those of the last step's.
+// The j-th of the last W-1 inputs of a channel; of packed sequences, those of the last step's.
 template <class Stored>
-FUSEPORT_DEVICE void write_final_states(const Problem& p, const Forward& f, int64_t batch,
-                                        int64_t channel) {
-  const int64_t halo = p.width - 1;
-  Stored* to = (Stored*)f.final_states + (batch * p.channels + channel) * halo;
-  for (int64_t j = 0; j < halo; ++j) {
-    const int64_t t = p.length - halo + j;
-    Stored x{};
-    if (t < 0) {
-      x = input_before<Stored>(p, batch, channel, t);
-    } else if (!p.packed || in_last(p, batch, t)) {
-      x = *at<Stored>(p.x, batch, channel, t);
-    }
-    to[j] = x;
+FUSEPORT_DEVICE void write_final_state(const Problem& p, const Forward& f, int64_t batch,
+                                       int64_t channel, int64_t j) {
+  const int64_t halo = p.width - 1, t = p.length - halo + j;
+  Stored x{};
+  if (t < 0) {
+    x = input_before<Stored>(p, batch, channel, t);
+  } else if (!p.packed || in_last(p, batch, t)) {
+    x = *at<Stored>(p.x, batch, channel, t);
   }
+  ((Stored*)f.final_states)[(batch * p.channels + channel) * halo + j] = x;
 }
 
 }  // namespace fuseport::causal_conv1d::cuda

@@ -75,9 +75,12 @@ const char* run_forward(const Problem& p, const Plan& plan, const Forward& f, vo
                   blocks_for(series * (p.length > 0 ? p.length : 1), PLAIN_THREADS), PLAIN_THREADS,
                   0, stream, p, f);
   if (p.time_last)
-    return launch(forward_time_kernel<Stored>, blocks_for(series * plan.chunks, rows), THREADS, 0,
-                  stream, p, plan, f);
-  return launch(forward_channels_kernel<Stored>,
+    return launch(p.width == T ? forward_time_kernel<Stored, true>
+                               : forward_time_kernel<Stored, false>,
+                  blocks_for(series * plan.chunks, rows), THREADS, 0, stream, p, plan, f);
+  return launch(p.packed       ? forward_channels_kernel<Stored, true, false>
+                : p.width == T ? forward_channels_kernel<Stored, false, true>
+                               : forward_channels_kernel<Stored, false, false>,
                 blocks_for(p.batches * plan.chunks, rows) * plan.columns, THREADS, 0, stream, p,
                 plan, f);
 }
@@ -109,17 +112,22 @@ const char* run_backward(const Problem& p, const Plan& plan, const Gradients& k,
     error = run_plain_backward(p, k, parts, stream);
   } else {
     if (series > 0 && p.time_last)
-      error = launch(backward_time_kernel<Stored>, blocks_for(series * plan.chunks, rows), THREADS,
-                     0, stream, p, plan, k, parts);
+      error = launch(p.width == T ? backward_time_kernel<Stored, true>
+                                  : backward_time_kernel<Stored, false>,
+                     blocks_for(series * plan.chunks, rows), THREADS, 0, stream, p, plan, k, parts);
     else if (series > 0)
-      error = launch(backward_channels_kernel<Stored>, plan.parts * plan.columns, THREADS,
+      error = launch(p.packed       ? backward_channels_kernel<Stored, true, false>
+                     : p.width == T ? backward_channels_kernel<Stored, false, true>
+                                    : backward_channels_kernel<Stored, false, false>,
+                     plan.parts * plan.columns, THREADS,
                      SUMS * THREADS * CHANNELS<Stored> * (int64_t)sizeof(Number), stream, p, plan,
                      k, parts);
     if (!error)
       error = launch(sum_weights_kernel<Number>, part_blocks(SUMS * p.channels), PART_THREADS,
                      PART_SHARED, stream, p, k, (const Number*)parts, plan.parts);
   }
-  const int64_t states = series * (p.width - 1) * 2;
+  // The other kernels write these themselves.
+  const int64_t states = plan.plain ? series * (p.width - 1) * 2 : 0;
   if (error || states == 0) return error;
   return launch(states_kernel<Number>, blocks_for(states, PLAIN_THREADS), PLAIN_THREADS, 0, stream,
                 p, k);

@@ -214,6 +214,11 @@ inline void __syncthreads() { fuseport::cuda::on_cpu::barrier(); }
 
 // Of all lanes of a warp.
 template <class Number>
+Number __shfl_sync(unsigned, Number x, int lane) {
+  return ((const Number*)fuseport::cuda::on_cpu::gather(&x, sizeof x))[lane];
+}
+
+template <class Number>
 Number __shfl_xor_sync(unsigned, Number x, int mask) {
   static_assert(sizeof(Number) <= 8);
   uint64_t bits = 0;
