@@ -123,7 +123,7 @@ FUSEPORT_DEVICE void filtered(const Filter<Stored, V, FULL>& filter, const Real<
 }
 
 template <class Stored, bool PACKED, bool FULL>
-__global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 6)
+__global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 5)
     forward_channels_kernel(Problem p, Plan plan, Forward f) {
   constexpr int V = CHANNELS<Stored>, AHEAD = AT_ONCE;
   const int64_t rows = THREADS / plan.lanes, all = p.batches * plan.chunks;
