@@ -48,12 +48,11 @@ faults: $(SET_UP) ## every death of every runtime, every fault of every writer; 
 	$(BIN)/python tests/benchmarks/faults.py
 	FUSEPORT_MOMENTS=40 $(BIN)/python -m pytest tests/test_interrupted.py
 
-gpu: $(SET_UP) ## on a machine with a GPU: its tests, random shapes, a bundle, sanitizers, figures
+gpu: $(SET_UP) ## on a machine with a GPU: its tests, a bundle, sanitizers, figures, random shapes
 	@$(MAKE) --no-print-directory ort-headers || \
 		echo 'so the fused kernels in ONNX Runtime will be unsupported'
 	$(BIN)/python -m pytest tests/ops/test_cuda.py tests/ops/test_ms_deform_attn_gather.py \
 		tests/ops/test_onnxruntime_cuda.py tests/test_device.py
-	$(BIN)/python tests/benchmarks/random_shapes.py --device cuda
 	$(BIN)/fuseport export $(CHECKPOINT) -o .demo/gpu --force --format all --device cuda
 	$(BIN)/fuseport verify .demo/gpu --device cuda --reference cpu
 	$(BIN)/fuseport verify .demo/gpu --device cuda --self-test
@@ -63,6 +62,7 @@ gpu: $(SET_UP) ## on a machine with a GPU: its tests, random shapes, a bundle, s
 			|| exit 1; done
 	$(BIN)/fuseport bench .demo/gpu --device cuda
 	$(BIN)/python tests/benchmarks/gpu.py
+	$(BIN)/python tests/benchmarks/random_shapes.py --device cuda
 
 # Another number: make fuzz COUNT=1000000
 COUNT ?= 100000
