@@ -208,33 +208,46 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def markdown(content: dict[str, Any]) -> str:
-    """A table of results, and how much faster than its peer each pass of an op is, as a mean."""
-    lines = [
-        f"{content['gpu']}, CUDA {content['cuda']}, torch {content['versions']['torch']}, "
-        f"{content['date']}: `{content['command'].strip()}`",
-        "",
-        "| op | shape | dtype | pass | time | floor | peer |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def markdown(content: dict[str, Any], ops: Sequence[str] | None = None) -> str:
+    """Tables: of the results of `ops`, and of how each pass of every op compares with its peer."""
+    table: dict[tuple[str, str, str], dict[str, str]] = {}
     faster: dict[tuple[str, str], list[float]] = {}
     for row in content["results"]:
         shape = row["shape"] if isinstance(row["shape"], str) else ",".join(map(str, row["shape"]))
-        peer = "raises" if "peer" in row else ""
+        cell = f"{row['ours_us']:.1f} µs, {row['floor_us'] / row['ours_us']:.0%}"
         if row["peer_us"] is not None:
-            peer = f"{row['peer_us'] / row['ours_us']:.2f} ×"
-        share = f"{row['floor_us'] / row['ours_us']:.0%} by {row['floor_is']}"
-        cells = row["op"], shape, row["dtype"], row["direction"], f"{row['ours_us']:.1f} µs"
-        lines.append("| " + " | ".join((*cells, share, peer)) + " |")
-        if row["peer_us"] is not None:
-            of_pass = faster.setdefault((row["op"], row["direction"]), [])
-            of_pass.append(row["peer_us"] / row["ours_us"])
-    lines += ["", "The floor is the share of it that is reached; the peer, the time that it takes."]
-    for (op, direction), ratios in faster.items():
-        mean, least = statistics.geometric_mean(ratios), min(ratios)
-        lines.append(
-            f"- {op}, {direction}: {mean:.2f} × as fast as its peer, {least:.2f} × at the least"
-        )
+            ratio = row["peer_us"] / row["ours_us"]
+            faster.setdefault((row["op"], row["direction"]), []).append(ratio)
+            cell += f", {ratio:.2f} ×"
+        if ops is None or row["op"] in ops:
+            place = row["op"], f"{shape} {row.get('case', '')}".strip(), row["dtype"]
+            table.setdefault(place, {})[row["direction"]] = cell
+    lines = [
+        f"{content['gpu']}, CUDA {content['cuda']}, torch {content['versions']['torch']}, "
+        f"{content['date']}: `{content['command'].strip()}`. The time, the share of the floor that "
+        "is reached, and how many times as long the peer takes:",
+        "",
+        "| op | shape | dtype | forward | backward |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for place, cells in table.items():
+        passes = (cells.get(direction, "") for direction in ("forward", "backward"))
+        lines.append("| " + " | ".join((*place, *passes)) + " |")
+    lines += [
+        "",
+        "| beside its peer | forward, mean | at the least | backward, mean | at the least |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for op in dict.fromkeys(op for op, _ in faster):
+        found = []
+        for direction in ("forward", "backward"):
+            ratios = faster.get((op, direction))
+            found += (
+                [f"{statistics.geometric_mean(ratios):.2f} ×", f"{min(ratios):.2f} ×"]
+                if ratios
+                else ["", ""]
+            )
+        lines.append("| " + " | ".join((op, *found)) + " |")
     return "\n".join(lines)
 
 
@@ -249,7 +262,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="measure nothing: print the table")
     arguments = parser.parse_args()
     if arguments.markdown:
-        print(markdown(json.loads(arguments.json.read_text(encoding="utf-8"))))
+        print(markdown(json.loads(arguments.json.read_text(encoding="utf-8")), arguments.op))
         return
     if torch.version.cuda is None:
         refuse(f"torch {torch.__version__} is built without CUDA")

@@ -238,7 +238,7 @@ def test_the_table_is_made_from_the_results(tmp_path: Path) -> None:
     alone = {"op": "cross_scan", "shape": "32,192,56,56", "dtype": "float32", "peer_us": None}
     results = [
         {**row, "direction": "forward", **times},
-        {**row, "direction": "forward", **times, "ours_us": 50.0},
+        {**row, "dtype": "float32", "direction": "forward", **times, "ours_us": 50.0},
         {**times, **alone, "direction": "backward"},
     ]
     content = {"command": "python it", "date": "2026-11-22", "gpu": "a GPU", "cuda": "13.0"}
@@ -248,12 +248,17 @@ def test_the_table_is_made_from_the_results(tmp_path: Path) -> None:
     command = [sys.executable, script, "--markdown", "--json", file]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "8,1536,2048,16 | bfloat16 | forward | 100.0 µs | 80% by bytes | 1.50 × |" in done.stdout
-    assert "| cross_scan | 32,192,56,56 | float32 | backward | 100.0 µs | 80% by bytes |  |" in (
-        done.stdout
+    lines = done.stdout.splitlines()
+    assert "| selective_scan | 8,1536,2048,16 | bfloat16 | 100.0 µs, 80%, 1.50 × |  |" in lines
+    assert "| selective_scan | 8,1536,2048,16 | float32 | 50.0 µs, 160%, 3.00 × |  |" in lines
+    assert "| cross_scan | 32,192,56,56 | float32 |  | 100.0 µs, 80% |" in lines
+    assert "| selective_scan | 2.12 × | 1.50 × |  |  |" in lines
+    assert len(lines) == 11
+    one = subprocess.run(
+        [*command, "--op", "cross_scan"], capture_output=True, text=True, check=True
     )
-    assert "selective_scan, forward: 2.12 × as fast as its peer, 1.50 × at the least" in done.stdout
-    assert "cross_scan, backward:" not in done.stdout
+    assert "| selective_scan | 8,1536,2048,16" not in one.stdout
+    assert "| selective_scan | 2.12 ×" in one.stdout
 
 
 def on_gpu(inputs: Inputs) -> Inputs:
