@@ -96,7 +96,9 @@ __global__ void __launch_bounds__(MOST_THREADS)
           const int64_t t = start + i;
           const Value decay = decay_of<Value>(p, place, t, k);
           const Value key = key_of<Stored>(p, place, t, k) * rate_of<Value>(p, place, t);
-          const Value* const errors = s.errors + place.row(p, t) * p.values + place.first;
+          Value errors[C];
+          load_columns<C>(s.errors + place.row(p, t) * p.values + place.first, 1, place.count,
+                          errors);
 #pragma unroll
           for (int c = 0; c < C; ++c) {
             if (c >= place.count) continue;
@@ -111,12 +113,11 @@ __global__ void __launch_bounds__(MOST_THREADS)
         const int64_t t = start + i;
         const Stored* const dout =
             at<Stored>(to.dout, place.batch, t, place.head) + place.first * to.dout.column;
-        const Value* const errors = s.errors + place.row(p, t) * p.values + place.first;
         const Value rate = rate_of<Value>(p, place, t);
-        Value sums[C] = {}, couts[C] = {};
-#pragma unroll
-        for (int c = 0; c < C; ++c)
-          if (c < place.count) couts[c] = to_real(dout[c * to.dout.column]);
+        Value sums[C] = {}, couts[C], errors[C];
+        load_columns<C>(dout, to.dout.column, place.count, couts);
+        load_columns<C>(s.errors + place.row(p, t) * p.values + place.first, 1, place.count,
+                        errors);
         for (int64_t k = threadIdx.x; k < p.keys; k += threads) {
           const Value query = query_of<Stored>(p, place, t, k);
           const Value key = key_of<Stored>(p, place, t, k);
@@ -148,11 +149,12 @@ __global__ void __launch_bounds__(MOST_THREADS)
         for (int64_t k = threadIdx.x; k < p.keys; k += threads) {
           const Value key = key_of<Stored>(p, place, t, k);
           const Value decay = decay_of<Value>(p, place, t, k);
-          Value dq = 0, dk = 0, dg = 0;
+          Value dq = 0, dk = 0, dg = 0, states[C];
+          load_columns<C>(decayed + i * C * p.keys + k, p.keys, place.count, states);
 #pragma unroll
           for (int c = 0; c < C; ++c) {
             if (c >= place.count) continue;
-            const Value state = decayed[(i * C + c) * p.keys + k], update = rate * errors[c];
+            const Value state = states[c], update = rate * errors[c];
             const Value d = get(k, c), earlier = d - key * sums[c];
             dq += (state + key * update) * couts[c];
             dk += d * update - state * sums[c];

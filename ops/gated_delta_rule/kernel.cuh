@@ -100,6 +100,16 @@ FUSEPORT_DEVICE Value total(const Value* shared, int i) {
   return sum;
 }
 
+// The first `count` of C numbers, `stride` apart: all are asked for before any is waited for.
+template <int C, class Number, class Value>
+FUSEPORT_DEVICE void load_columns(const Number* from, int64_t stride, int count, Value* to) {
+  Number found[C];
+#pragma unroll
+  for (int c = 0; c < C; ++c) found[c] = c < count ? from[c * stride] : Number{};
+#pragma unroll
+  for (int c = 0; c < C; ++c) to[c] = to_real(found[c]);
+}
+
 // What a walk writes: outputs, or for a backward the states before all chunks and the errors, v less
 // what its key stood for.
 struct Walk {
@@ -162,12 +172,13 @@ __global__ void __launch_bounds__(MOST_THREADS) walk_kernel(Problem p, Walk w) {
       const Stored* const v =
           at<Stored>(p.v, place.batch, t, place.head) + place.first * p.v.column;
       const Value rate = rate_of<Value>(p, place, t);
-      Value updates[C];
+      Value updates[C], values[C];
+      load_columns<C>(v, p.v.column, place.count, values);
 #pragma unroll
       for (int c = 0; c < C; ++c) {
         updates[c] = 0;
         if (c >= place.count) continue;
-        const Value error = to_real(v[c * p.v.column]) - total<COUNT>(shared, c);
+        const Value error = values[c] - total<COUNT>(shared, c);
         if (BACKWARD && (int)threadIdx.x == c)
           ((Value*)w.errors)[place.row(p, t) * p.values + place.first + c] = error;
         updates[c] = rate * error;
