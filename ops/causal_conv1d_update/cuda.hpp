@@ -1,8 +1,8 @@
 // The CUDA kernel of a decoding step of the causal convolution as its bindings see it; no header of
 // CUDA, none of torch.
 //
-// A thread has one output, or one slot of the new state: all that a step takes is little, and what
-// counts is that a thread waits for memory once.
+// A thread has a few steps of a channel and as many slots of its new state, which mostly is all of
+// them: it asks for all that they take at once, and waits for memory once.
 #pragma once
 
 #include "causal_conv1d_update/kernel.hpp"
