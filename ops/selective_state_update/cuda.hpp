@@ -1,8 +1,9 @@
 // The CUDA kernel of the state update as its bindings see it; no header of CUDA, none of torch.
 //
-// Some threads of a warp share the states of a channel, each with packs of 16 bytes of them, and go
-// through a few channels of one head: B and C are read once for those. A state is read once and
-// written once. Which sums are made in which order depends on the number of states alone.
+// A few threads share the states of a channel, each with packs of 16 bytes of them, and ask for all
+// of those before they use the first: so few that what states share, of which each thread makes its
+// own, is little beside them. A state is read once and written once. Which sums are made in which order
+// depends on the number of states, their layout and whether they share an A.
 #pragma once
 
 #include <cstdint>

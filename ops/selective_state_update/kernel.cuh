@@ -10,163 +10,149 @@ using namespace fuseport::cuda;
 
 constexpr int THREADS = 128;
 
-// Channels of a thread, whose states are asked for before the first is used.
-template <class Stored>
-constexpr int CHANNELS = sizeof(Stored) == 8 ? 2 : 4;
+// LANES threads share the states of a channel. Each has COUNT packs of V of a tile, which is nearly
+// always all of the states; fewer, where registers hold an A for each, too. A pack is of states in a
+// row where those can be moved at once; else of some that are LANES apart, so that threads in a row
+// read numbers in a row.
+template <int V_, bool PACKS_, bool ONE_A_>
+struct Tile {
+  static constexpr int V = V_, LANES = ONE_A_ ? 4 : 2, MOST = (ONE_A_ ? 32 : 8) / V;
+  static constexpr bool PACKS = PACKS_, ONE_A = ONE_A_;
+  static constexpr int COUNT = !PACKS ? 1 : MOST < 8 ? MOST : 8, STATES = COUNT * LANES * V;
+  static constexpr int STEP = PACKS ? 1 : LANES, LANE = PACKS ? V : 1;
 
-struct Plan {
-  bool packs = false;      // whether packs can be moved at once
-  bool one_A = false;      // whether a channel has one A for all of its states
-  int lanes = 1;           // threads that share the states of a channel
-  int64_t rounds = 0;      // packs of a thread for each channel
-  int64_t blocks = 0;      // of a head's channels
+  // Where number i of pack k is, from the thread's first on.
+  FUSEPORT_DEVICE static constexpr int place(int k, int i) { return k * LANES * V + i * STEP; }
 };
+
+// Those of a thread that are among the `count` from its first on.
+template <class T, class Stored>
+FUSEPORT_DEVICE Pack<Stored, T::V> load(const Stored* from, int64_t stride, int k, int count) {
+  Pack<Stored, T::V> pack;
+  if constexpr (T::PACKS) {
+    if (T::place(k, 0) < count) pack = *(const Pack<Stored, T::V>*)(from + T::place(k, 0));
+  } else {
+#pragma unroll
+    for (int i = 0; i < T::V; ++i)
+      pack.at[i] = T::place(k, i) < count ? from[T::place(k, i) * stride] : Stored{};
+  }
+  return pack;
+}
+
+template <class T, class Stored>
+FUSEPORT_DEVICE void store(const Pack<Stored, T::V>& pack, Stored* to, int k, int count) {
+  if constexpr (T::PACKS) {
+    if (T::place(k, 0) < count) *(Pack<Stored, T::V>*)(to + T::place(k, 0)) = pack;
+  } else {
+#pragma unroll
+    for (int i = 0; i < T::V; ++i)
+      if (T::place(k, i) < count) to[T::place(k, i)] = pack.at[i];
+  }
+}
 
 template <class Stored>
 FUSEPORT_DEVICE const Stored* at(const Strided& s, int64_t batch, int64_t head, int64_t channel) {
   return (const Stored*)s.data + batch * s.batch + head * s.head + channel * s.channel;
 }
 
-// V states of a thread: whole packs where they are aligned; else numbers that lie LANES apart, so that
-// threads in a row read numbers in a row.
-template <class Stored, int V>
-struct Seat {
-  int64_t first, step, states;
-  bool packs;
+// softplus, of float without the branch, which loads that come after it in the program would have to
+// wait for: above 20 what is added to x is less than a float has room for.
+FUSEPORT_DEVICE float softened(float x) {
+  return (x > 0 ? x : 0.0f) + log1p_of_share(exp_of_minus_abs(x));
+}
+FUSEPORT_DEVICE double softened(double x) { return softplus(x); }
 
-  FUSEPORT_DEVICE Seat(const Problem& p, const Plan& plan, int lane, int64_t round)
-      : first(plan.packs ? (round * plan.lanes + lane) * V : round * plan.lanes * V + lane),
-        step(plan.packs ? 1 : plan.lanes),
-        states(p.states),
-        packs(plan.packs) {}
-
-  FUSEPORT_DEVICE bool any() const { return first < states; }
-  FUSEPORT_DEVICE bool has(int i) const { return first + i * step < states; }
-
-  template <class Other>
-  FUSEPORT_DEVICE Pack<Other, V> load(const Other* from, int64_t stride) const {
-    if (packs) return *(const Pack<Other, V>*)(from + first);
-    Pack<Other, V> pack;
-#pragma unroll
-    for (int i = 0; i < V; ++i)
-      pack.at[i] = has(i) ? from[(first + i * step) * stride] : Other{};
-    return pack;
-  }
-
-  FUSEPORT_DEVICE void store(const Pack<Stored, V>& pack, Stored* to) const {
-    if (packs) {
-      *(Pack<Stored, V>*)(to + first) = pack;
-    } else {
-#pragma unroll
-      for (int i = 0; i < V; ++i)
-        if (has(i)) to[first + i * step] = pack.at[i];
-    }
-  }
-};
-
-// What a channel's states share.
-template <class Stored>
-struct Step {
+// A block has channels of one head.
+template <class Stored, class StateStored, class T>
+__global__ void __launch_bounds__(THREADS) update_kernel(Problem p, int64_t blocks) {
   using Value = Real<Stored>;
-  Value exponent, inflow;  // of exp(δ·A), as one of two; δ·x
-
-  FUSEPORT_DEVICE Step(const Problem& p, int64_t batch, int64_t head, int64_t channel) {
-    const Value raw = to_real(*at<Stored>(p.dt, batch, head, channel)) +
-                      *at<Value>(p.dt_bias, 0, head, channel);
-    const Value step = p.softplus ? softplus(raw) : raw;
-    exponent = step * (Value)0x1.71547652b82fep0;
-    inflow = step * to_real(*at<Stored>(p.x, batch, head, channel));
-  }
-};
-
-// Of a block, some rows of `lanes` threads have each some channels of one head.
-template <class Stored, class StateStored>
-__global__ void __launch_bounds__(THREADS) update_kernel(Problem p, Plan plan) {
-  using Value = Real<Stored>;
-  constexpr int V = VECTOR<StateStored>, COUNT = CHANNELS<Stored>;
-  const int lane = (int)threadIdx.x % plan.lanes, row = (int)threadIdx.x / plan.lanes;
-  const int rows = THREADS / plan.lanes;
-  const int64_t units = p.batches * p.heads * plan.blocks;
-  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const int64_t both = quotient_of(unit, plan.blocks), block = unit - both * plan.blocks;
-    const int64_t batch = quotient_of(both, p.heads), head = both - batch * p.heads;
-    const int64_t group = quotient_of(head, p.heads_per_group);
-    // Rows take channels in turn, so that their outputs lie in a row.
-    const int64_t channel = block * rows * COUNT + row;
-    Value sums[COUNT] = {};
-    for (int64_t round = 0; round < plan.rounds; ++round) {
-      const Seat<StateStored, V> seat(p, plan, lane, round);
-      if (!seat.any()) break;
+  constexpr int V = T::V, COUNT = T::COUNT, CHANNELS = THREADS / T::LANES;
+  const int lane = (int)threadIdx.x % T::LANES, first = lane * T::LANE;
+  for (int64_t unit = blockIdx.x; unit < p.batches * p.heads * blocks; unit += gridDim.x) {
+    const int64_t both = quotient_of(unit, blocks), batch = quotient_of(both, p.heads);
+    const int64_t head = both - batch * p.heads, group = quotient_of(head, p.heads_per_group);
+    const int64_t own = (unit - both * blocks) * CHANNELS + threadIdx.x / T::LANES;
+    const bool there = own < p.channels;
+    const int64_t channel = there ? own : 0, to = both * p.channels + channel;
+    const auto* state = at<StateStored>(p.state, batch, head, channel) + first * p.state.state;
+    const auto* rates = at<Value>(p.A, 0, head, channel) + first * p.A.state;
+    const auto* inputs = at<Stored>(p.B, batch, group, 0) + first * p.B.state;
+    const auto* outputs = at<Stored>(p.C, batch, group, 0) + first * p.C.state;
+    auto* new_state = (StateStored*)p.new_state + to * p.states + first;
+    const Stored* const x = at<Stored>(p.x, batch, head, channel);
+    const Stored* const dt = at<Stored>(p.dt, batch, head, channel);
+    const Value* const dt_bias = at<Value>(p.dt_bias, 0, head, channel);
+    const Value D = *at<Value>(p.D, 0, head, channel);
+    const Stored skipped = *x;
+    const Stored z = p.z.data ? *at<Stored>(p.z, batch, head, channel) : Stored{};
+    Value sum = 0;
+    for (int64_t start = 0; start < p.states; start += T::STATES) {
+      const int64_t left = there ? p.states - start - first : 0;
+      const int count = (int)(left < T::STATES ? left : T::STATES);
       Pack<StateStored, V> states[COUNT];
+      Pack<Stored, V> B[COUNT], C[COUNT];
+      Pack<Value, V> A[COUNT];
 #pragma unroll
-      for (int j = 0; j < COUNT; ++j)
-        if (const int64_t c = channel + j * rows; c < p.channels)
-          states[j] = seat.load(at<StateStored>(p.state, batch, head, c), p.state.state);
-      const Pack<Stored, V> B = seat.load(at<Stored>(p.B, batch, group, 0), p.B.state);
-      const Pack<Stored, V> C = seat.load(at<Stored>(p.C, batch, group, 0), p.C.state);
+      for (int k = 0; k < COUNT; ++k) {
+        states[k] = load<T>(state, p.state.state, k, count);
+        if (!T::ONE_A) A[k] = load<T>(rates, p.A.state, k, count);
+        B[k] = load<T>(inputs, p.B.state, k, count);
+        C[k] = load<T>(outputs, p.C.state, k, count);
+      }
+      // No load passes this: all of the tile is asked for before what states share is waited for.
+      sync_warp();
+      const Value raw = to_real(*dt) + *dt_bias, positive = softened(raw);
+      const Value step = p.softplus ? positive : raw, inflow = step * to_real(*x);
+      const Value exponent = step * (Value)0x1.71547652b82fep0;  // of exp(δ·A), as one of two
+      Value decay = T::ONE_A ? exp2_of(exponent * *rates) : 0;
 #pragma unroll
-      for (int j = 0; j < COUNT; ++j) {
-        const int64_t c = channel + j * rows;
-        if (c >= p.channels) break;
-        const Step<Stored> step(p, batch, head, c);
-        const Value* const rates = at<Value>(p.A, 0, head, c);
-        Pack<Value, V> A;
-        Value decay = 0;
-        if (plan.one_A) {
-          decay = exp2_of(step.exponent * *rates);
-        } else {
-          A = seat.load(rates, p.A.state);
-        }
+      for (int k = 0; k < COUNT; ++k) {
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-          if (!plan.one_A) decay = exp2_of(step.exponent * A.at[i]);
-          const Value now = decay * to_real(states[j].at[i]) + step.inflow * to_real(B.at[i]);
-          from_real(now, &states[j].at[i]);
-          if (plan.packs || seat.has(i)) sums[j] += now * to_real(C.at[i]);
+          if (!T::ONE_A) decay = exp2_of(exponent * A[k].at[i]);
+          const Value now = decay * to_real(states[k].at[i]) + inflow * to_real(B[k].at[i]);
+          from_real(now, &states[k].at[i]);
+          if (T::place(k, i) < count) sum += now * to_real(C[k].at[i]);
         }
-        seat.store(states[j], (StateStored*)p.new_state + (both * p.channels + c) * p.states);
+        store<T>(states[k], new_state, k, count);
       }
+      state += T::STATES * p.state.state;
+      rates += T::STATES * p.A.state;
+      inputs += T::STATES * p.B.state;
+      outputs += T::STATES * p.C.state;
+      new_state += T::STATES;
     }
-    for (int mask = plan.lanes / 2; mask > 0; mask /= 2)
 #pragma unroll
-      for (int j = 0; j < COUNT; ++j) sums[j] += shuffled(sums[j], mask);
-#pragma unroll
-    for (int j = 0; j < COUNT; ++j) {
-      const int64_t c = channel + j * rows;
-      if (c >= p.channels || lane != j % plan.lanes) continue;
-      Value y = sums[j] + *at<Value>(p.D, 0, head, c) * to_real(*at<Stored>(p.x, batch, head, c));
-      if (p.z.data) {
-        const Value z = to_real(*at<Stored>(p.z, batch, head, c));
-        y *= z * logistic_of<Stored>(z);
-      }
-      from_real(y, (Stored*)p.out + both * p.channels + c);
-    }
+    for (int mask = T::LANES / 2; mask > 0; mask /= 2) sum += shuffled(sum, mask);
+    if (!there || lane > 0) continue;
+    const Value y = sum + D * to_real(skipped), gate = to_real(z);
+    from_real(p.z.data ? y * (gate * logistic_of<Stored>(gate)) : y, (Stored*)p.out + to);
   }
 }
 
-template <class Stored, class StateStored>
-Plan plan_of(const Problem& p) {
-  constexpr int V = VECTOR<StateStored>;
-  Plan plan;
-  plan.one_A = p.A.state == 0;
-  const auto packed = [&]<class Number>(const Strided& s, Number) {
-    return s.state == 1 && aligned<V, Number>(s.data, s.batch, s.head, s.channel);
-  };
-  plan.packs = p.states % V == 0 && packed(p.state, StateStored{}) && packed(p.B, Stored{}) &&
-               packed(p.C, Stored{}) && (plan.one_A || packed(p.A, Real<Stored>{}));
-  const int64_t packs = (p.states + V - 1) / V;
-  while (plan.lanes < 32 && plan.lanes < packs) plan.lanes *= 2;
-  plan.rounds = (packs + plan.lanes - 1) / plan.lanes;
-  const int64_t channels = THREADS / plan.lanes * CHANNELS<Stored>;
-  plan.blocks = (p.channels + channels - 1) / channels;
-  return plan;
+template <class Stored, class StateStored, bool PACKS, bool ONE_A>
+const char* run_as(const Problem& p, void* stream) {
+  using T = Tile<VECTOR<StateStored>, PACKS, ONE_A>;
+  constexpr int CHANNELS = THREADS / T::LANES;
+  const int64_t blocks = (p.channels + CHANNELS - 1) / CHANNELS;
+  return launch(update_kernel<Stored, StateStored, T>, p.batches * p.heads * blocks, THREADS, 0,
+                stream, p, blocks);
 }
 
 template <class Stored, class StateStored>
 const char* run(const Problem& p, void* stream) {
-  const Plan plan = plan_of<Stored, StateStored>(p);
-  return launch(update_kernel<Stored, StateStored>, p.batches * p.heads * plan.blocks, THREADS, 0,
-                stream, p, plan);
+  constexpr int V = VECTOR<StateStored>;
+  const bool one_A = p.A.state == 0;
+  const auto packed = [&]<class Number>(const Strided& s, Number) {
+    return s.state == 1 && aligned<V, Number>(s.data, s.batch, s.head, s.channel);
+  };
+  const bool packs = p.states % V == 0 && packed(p.state, StateStored{}) && packed(p.B, Stored{}) &&
+                     packed(p.C, Stored{}) && (one_A || packed(p.A, Real<Stored>{}));
+  if (packs)
+    return one_A ? run_as<Stored, StateStored, true, true>(p, stream)
+                 : run_as<Stored, StateStored, true, false>(p, stream);
+  return one_A ? run_as<Stored, StateStored, false, true>(p, stream)
+               : run_as<Stored, StateStored, false, false>(p, stream);
 }
 
 }  // namespace fuseport::selective_state_update::cuda
