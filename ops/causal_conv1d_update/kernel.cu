@@ -77,8 +77,8 @@ struct Series {
   }
 };
 
-// The sizes of nearly all steps, a token and a filter of WIDTH, with a state of SLOTS; or, if that is
-// 0, any. Where they are known, little is left but to read numbers and to write them.
+// The sizes of nearly all steps, a token and a filter of WIDTH, with a state of SLOTS; any, if that
+// is 0. Where they are known, little is left but to read numbers and to write them.
 constexpr int WIDTH = 4;
 
 template <class Stored, class Weight, bool CIRCULAR, int SLOTS>

@@ -59,6 +59,13 @@ inline int64_t most_shared() {
   return bytes;
 }
 
+// Stores 16 bytes at once to device memory.
+__device__ __forceinline__ void store_words(const uint32_t (&words)[4], void* to) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 // Lanes of a warp see what the others wrote to shared memory before.
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 

@@ -2,6 +2,8 @@
 // bytes at a time, and sums over what blocks left, in their order; where tensor cores find them.
 #pragma once
 
+#include <cstring>
+
 #include "native/cuda.cuh"
 
 namespace fuseport::cuda {
@@ -69,6 +71,17 @@ FUSEPORT_DEVICE void store_pack(const Real<Stored>* from, Stored* to, int64_t st
     if (!whole && i < count) to[i * stride] = pack.at[i];
   }
   if (whole) *(Pack<Stored, COUNT>*)to = pack;
+}
+
+// Stores 16 bytes of numbers at once: of a Pack's assignment the compiler may make several stores.
+template <class Stored>
+FUSEPORT_DEVICE void store_vector(const Real<Stored>* from, Stored* to) {
+  Pack<Stored, VECTOR<Stored>> pack;
+#pragma unroll
+  for (int i = 0; i < VECTOR<Stored>; ++i) from_real(from[i], &pack.at[i]);
+  uint32_t words[4];
+  memcpy(words, &pack, sizeof words);
+  store_words(words, to);
 }
 
 // Whether packs of COUNT numbers can be moved at once from `data` on, at multiples of each stride.

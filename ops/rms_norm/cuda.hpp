@@ -19,6 +19,8 @@ namespace fuseport::rms_norm::cuda {
 struct Plan {
   bool plain = false;  // whether it is for the plain kernels
   int lanes = 1;       // threads that share a group of channels
+  int lane_bits = 0;   // 2 to the power of which they are
+  int64_t groups = 1;  // of a row
   int threads = 1;     // of a block
   int64_t parts = 0;   // sums of weight's gradient, one of each block that has a group
 };

@@ -16,62 +16,67 @@ struct Seat {
 
   FUSEPORT_DEVICE Seat(const Problem& p, const Plan& plan)
       : lanes(plan.lanes),
-        lane((int)threadIdx.x % plan.lanes),
-        slot((int)threadIdx.x / plan.lanes),
-        slots(plan.threads / plan.lanes),
+        lane((int)threadIdx.x & (plan.lanes - 1)),
+        slot((int)threadIdx.x >> plan.lane_bits),
+        slots(plan.threads >> plan.lane_bits),
         packs((int)(p.group / V)) {}
 
   FUSEPORT_DEVICE bool has(int k) const { return k * lanes + lane < packs; }
-  FUSEPORT_DEVICE int64_t channel(int k) const { return (int64_t)(k * lanes + lane) * V; }
+  FUSEPORT_DEVICE int channel(int k) const { return (k * lanes + lane) * V; }
 
   // Those of a row, from the group's first number on.
   FUSEPORT_DEVICE void load(const void* data, int64_t begin, bool there,
                             Pack<Stored, V> (&packs)[PACKS]) const {
+    const Stored* const from = (const Stored*)data + begin;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
-      if (there && has(k))
-        packs[k] = *(const Pack<Stored, V>*)((const Stored*)data + begin + channel(k));
+      if (there && has(k)) packs[k] = *(const Pack<Stored, V>*)(from + channel(k));
   }
 
   FUSEPORT_DEVICE void weights(const Problem& p, int64_t begin, int k, Real<Stored> (&w)[V]) const {
-    const int64_t at = begin + channel(k);
     if (p.weight_dtype == p.dtype) {
-      to_reals(*(const Pack<Stored, V>*)((const Stored*)p.weight + at), w);
+      const Stored* const from = (const Stored*)p.weight + begin;
+      const auto pack = *(const Pack<Stored, V>*)(from + channel(k));
+      to_reals(pack, w);
     } else {
-      to_reals(*(const Pack<Real<Stored>, V>*)((const Real<Stored>*)p.weight + at), w);
+      const Real<Stored>* const from = (const Real<Stored>*)p.weight + begin;
+      const auto pack = *(const Pack<Real<Stored>, V>*)(from + channel(k));
+      to_reals(pack, w);
     }
   }
 
   FUSEPORT_DEVICE void store(const Real<Stored>* from, void* to, int64_t begin, int k) const {
-    store_pack<V>(from, (Stored*)to + begin + channel(k), 1, V, true);
+    store_vector(from, ((Stored*)to + begin) + channel(k));
   }
 };
 
-template <class Stored, bool GATED>
-__global__ void __launch_bounds__(MOST_LANES)
-    forward_kernel(Problem p, Plan plan, Forward f) {
+// A gate is made once: where it comes first, registers hold what is normalised, not x and z.
+template <class Stored, Mode MODE>
+__global__ void __launch_bounds__(MOST_LANES) forward_kernel(Problem p, Plan plan, Forward f) {
   using Value = Real<Stored>;
   constexpr int V = VECTOR<Stored>;
+  constexpr bool GATED = MODE != Mode::plain;
   FUSEPORT_SHARED(memory);
   const Seat<Stored> seat(p, plan);
-  const int64_t groups = quotient_of(p.channels, p.group), all = p.rows * groups;
+  const int64_t all = p.rows * plan.groups;
   for (int64_t first = blockIdx.x * (int64_t)seat.slots; first < all;
        first += gridDim.x * (int64_t)seat.slots) {
-    const int64_t nth = first + seat.slot, row = quotient_of(nth, groups);
-    const int64_t begin = (nth - row * groups) * p.group;
+    const int64_t nth = first + seat.slot;
+    const int64_t row = plan.groups == 1 ? nth : quotient_of(nth, plan.groups);
+    const int64_t begin = (nth - row * plan.groups) * p.group;
     const bool there = nth < all;
     Pack<Stored, V> x[PACKS], z[PACKS];
     seat.load(p.x.data, begin_of(p, p.x, row) + begin, there, x);
     if (GATED) seat.load(p.z.data, begin_of(p, p.z, row) + begin, there, z);
-    Value squares = 0;
+    Value v[PACKS][V], squares = 0;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
       if (there && seat.has(k))
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-          const Value gate = GATED ? to_real(z[k].at[i]) : 0;
-          const Value v = Number<Stored, GATED>(p, to_real(x[k].at[i]), gate, 0).normalised();
-          squares += v * v;
+          v[k][i] = to_real(x[k].at[i]);
+          if (MODE == Mode::gate_first) v[k][i] *= Gate<Stored>(to_real(z[k].at[i])).silu;
+          squares += v[k][i] * v[k][i];
         }
     squares = sum_over_threads(squares, plan.lanes, (Value*)memory);
     const Value rstd = inverse_root(squares / (Value)p.group + (Value)p.eps);
@@ -84,8 +89,9 @@ __global__ void __launch_bounds__(MOST_LANES)
         seat.weights(p, begin, k, weight);
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-          const Value gate = GATED ? to_real(z[k].at[i]) : 0;
-          y[i] = Number<Stored, GATED>(p, to_real(x[k].at[i]), gate, weight[i]).out(rstd);
+          const Value x_or_v = MODE == Mode::gate_first ? v[k][i] : to_real(x[k].at[i]);
+          y[i] = x_or_v * rstd * weight[i];
+          if (MODE == Mode::norm_first) y[i] *= Gate<Stored>(to_real(z[k].at[i])).silu;
         }
         seat.store(y, f.out, row * p.channels + begin, k);
       }

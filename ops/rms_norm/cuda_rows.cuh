@@ -8,17 +8,16 @@ namespace fuseport::rms_norm::cuda {
 
 using namespace fuseport::cuda;
 
-// Where a row begins, in numbers from the first.
+// Where a row begins, in numbers from the first: in a matrix, without a division.
 FUSEPORT_DEVICE int64_t begin_of(const Problem& p, const Rows& rows, int64_t row) {
-  const int64_t outer = quotient_of(row, p.inner);
+  const int64_t outer = p.rows == p.inner ? 0 : quotient_of(row, p.inner);
   return outer * rows.outer_stride + (row - outer * p.inner) * rows.inner_stride;
 }
 
 FUSEPORT_DEVICE float inverse_root(float x) { return 1 / ::sqrtf(x); }
 FUSEPORT_DEVICE double inverse_root(double x) { return 1 / ::sqrt(x); }
 
-// Sums over `lanes` threads in a row, a power of two; all threads of a block call it, and where
-// lanes are more than a warp has, a block has no others.
+// Sums over `lanes` threads in a row, a power of two; all threads of a block call it.
 template <class Real>
 FUSEPORT_DEVICE Real sum_over_threads(Real value, int lanes, Real* shared) {
   for (int mask = (lanes < 32 ? lanes : 32) / 2; mask > 0; mask /= 2)
@@ -28,7 +27,8 @@ FUSEPORT_DEVICE Real sum_over_threads(Real value, int lanes, Real* shared) {
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
   value = 0;
-  for (int warp = 0; warp < lanes / 32; ++warp) value += shared[warp];
+  const int first = (int)threadIdx.x / 32 & -(lanes / 32);
+  for (int warp = 0; warp < lanes / 32; ++warp) value += shared[first + warp];
   return value;
 }
 

@@ -15,8 +15,10 @@ bool in_packs(const Problem& p, const Rows& rows) {
                             p.rows > p.inner ? rows.outer_stride : 0);
 }
 
+// `step` times as many threads share a group until they hold it: in the forward no more than must,
+// so that each asks for much at once.
 template <class Stored, class... Other>
-Plan plan_of(const Problem& p, const Other&... rows) {
+Plan plan_of(const Problem& p, int step, const Other&... rows) {
   constexpr int V = VECTOR<Stored>;
   const int64_t packs = p.group / V;
   const bool weight = p.weight_stride == 1 && (p.weight_dtype == p.dtype
@@ -29,12 +31,13 @@ Plan plan_of(const Problem& p, const Other&... rows) {
     plan.lanes = plan.threads = PLAIN_THREADS;
   } else {
     plan.lanes = 8;
-    while (packs > PACKS * plan.lanes) plan.lanes *= 4;
+    while (packs > PACKS * plan.lanes) plan.lanes *= step;
     plan.threads = plan.lanes > 128 ? plan.lanes : 128;
   }
+  while (1 << plan.lane_bits < plan.lanes) ++plan.lane_bits;
   // Each part is a row of sums in memory: no more than keep the device busy, each of some rows.
   constexpr int64_t BUSY = 512, ROWS = 8;
-  const int64_t groups = p.channels / p.group, slots = plan.threads / plan.lanes;
+  const int64_t groups = plan.groups = p.channels / p.group, slots = plan.threads / plan.lanes;
   const int64_t all = (p.rows + slots * ROWS - 1) / (slots * ROWS);
   const int64_t busy = BUSY * multiprocessors() / plan.threads;
   const int64_t wanted = groups > 0 ? (busy + groups - 1) / groups : 0;
@@ -44,11 +47,12 @@ Plan plan_of(const Problem& p, const Other&... rows) {
 
 // With z where there is a gate.
 template <bool GATED, class... Other>
-Plan plan_for(const Problem& p, const Other&... rows) {
+Plan plan_for(const Problem& p, int step, const Other&... rows) {
   Plan plan;
   with_dtype(p.dtype, [&](auto stored) -> const char* {
     using Stored = decltype(stored);
-    plan = GATED ? plan_of<Stored>(p, p.x, p.z, rows...) : plan_of<Stored>(p, p.x, rows...);
+    plan = GATED ? plan_of<Stored>(p, step, p.x, p.z, rows...)
+                 : plan_of<Stored>(p, step, p.x, rows...);
     return nullptr;
   });
   return plan;
@@ -64,8 +68,10 @@ const char* run_forward(const Problem& p, const Plan& plan, const Forward& f, vo
     const int64_t shared = plan.threads / 32 * (int64_t)sizeof(Value);
     if (plan.plain)
       return launch(forward_plain_kernel<Value, GATED>, all, plan.threads, shared, stream, p, f);
-    return launch(forward_kernel<Stored, GATED>, (all + slots - 1) / slots, plan.threads, shared,
-                  stream, p, plan, f);
+    auto* kernel = forward_kernel<Stored, GATED ? Mode::gate_first : Mode::plain>;
+    if (GATED && p.mode == Mode::norm_first)
+      kernel = forward_kernel<Stored, GATED ? Mode::norm_first : Mode::plain>;
+    return launch(kernel, (all + slots - 1) / slots, plan.threads, shared, stream, p, plan, f);
   });
 }
 
@@ -97,8 +103,8 @@ inline int64_t scratch_of(const Problem& p, const Plan& plan) {
 
 template <bool GATED>
 constexpr Kernels KERNELS{
-    [](const Problem& p) { return plan_for<GATED>(p); },
-    [](const Problem& p, const Gradients& b) { return plan_for<GATED>(p, b.dout); },
+    [](const Problem& p) { return plan_for<GATED>(p, 2); },
+    [](const Problem& p, const Gradients& b) { return plan_for<GATED>(p, 4, b.dout); },
     scratch_of,
     run_forward<GATED>,
     run_backward<GATED>,

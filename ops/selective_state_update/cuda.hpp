@@ -2,8 +2,8 @@
 //
 // A few threads share the states of a channel, each with packs of 16 bytes of them, and ask for all
 // of those before they use the first: so few that what states share, of which each thread makes its
-// own, is little beside them. A state is read once and written once. Which sums are made in which order
-// depends on the number of states, their layout and whether they share an A.
+// own, is little beside them. A state is read once and written once. Which sums are made in which
+// order depends on the number of states, their layout and whether they share an A.
 #pragma once
 
 #include <cstdint>

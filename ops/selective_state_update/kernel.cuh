@@ -10,10 +10,10 @@ using namespace fuseport::cuda;
 
 constexpr int THREADS = 128;
 
-// LANES threads share the states of a channel. Each has COUNT packs of V of a tile, which is nearly
-// always all of the states; fewer, where registers hold an A for each, too. A pack is of states in a
-// row where those can be moved at once; else of some that are LANES apart, so that threads in a row
-// read numbers in a row.
+// LANES threads share the states of a channel. Each has COUNT packs of V of a tile, which mostly is
+// all of the states; fewer, where registers hold an A for each, too. A pack is of states in a row
+// where those can be moved at once; else of some that are LANES apart, so that threads in a row read
+// numbers in a row.
 template <int V_, bool PACKS_, bool ONE_A_>
 struct Tile {
   static constexpr int V = V_, LANES = ONE_A_ ? 4 : 2, MOST = (ONE_A_ ? 32 : 8) / V;
@@ -55,8 +55,8 @@ FUSEPORT_DEVICE const Stored* at(const Strided& s, int64_t batch, int64_t head, 
   return (const Stored*)s.data + batch * s.batch + head * s.head + channel * s.channel;
 }
 
-// softplus, of float without the branch, which loads that come after it in the program would have to
-// wait for: above 20 what is added to x is less than a float has room for.
+// softplus, of float without the branch, which loads that come after it would have to wait for:
+// above 20, what is added to x is less than a float has room for.
 FUSEPORT_DEVICE float softened(float x) {
   return (x > 0 ? x : 0.0f) + log1p_of_share(exp_of_minus_abs(x));
 }

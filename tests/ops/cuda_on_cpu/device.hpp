@@ -71,6 +71,10 @@ inline const char* sort_pairs(int32_t* (&keys)[2], int32_t* (&values)[2], int64_
   return on_cpu::sort(keys, values, count, bits, scratch, bytes);
 }
 
+inline void store_words(const uint32_t (&words)[4], void* to) {
+  std::memcpy(to, words, sizeof words);
+}
+
 inline void sync_warp() { on_cpu::exchange(0, 1); }
 
 inline float bits_to_float(uint32_t x) {
