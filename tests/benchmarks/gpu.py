@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import torch
 from gpu_memory import BENCHES, measure_bench
 from gpu_ops import OPERATIONS, measure_op, products_per_second
-from gpu_peers import peer_module, peer_time
+from gpu_peers import installed_peers, peer_module, peer_time
 from torch import Tensor
 
 from fuseport.exporter.describe import environment
@@ -277,11 +277,12 @@ def main() -> None:
         content = {
             "command": "python tests/benchmarks/gpu.py " + " ".join(sys.argv[1:]),
             "date": time.strftime("%Y-%m-%d"),
+            **environment(),  # whose "cuda" is the GPU's name
             "gpu": torch.cuda.get_device_name(),
             "cuda": torch.version.cuda,
+            "peers": installed_peers(),
             "bytes_per_second": rates[0],
             "exponentials_per_second": rates[1],
-            **environment(),
             "results": rows,
         }
         for name in arguments.dtype or DTYPES:

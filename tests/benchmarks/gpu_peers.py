@@ -2,13 +2,16 @@
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fuseport.exporter.program import one_line
 
-__all__ = ["peer_module", "peer_time"]
+__all__ = ["installed_peers", "peer_module", "peer_time"]
 
+_PACKAGES = ("mamba_ssm", "causal_conv1d", "fla-core", "bitsandbytes")
 _STAND_INS = Path(__file__).parents[2] / "exporter" / "shims"
 
 
@@ -36,3 +39,12 @@ def peer_time(measure: Callable[..., float | None], *arguments: Any) -> dict[str
         return {"peer_us": measure(*arguments)}
     except Exception as error:  # other people's code
         return {"peer_us": None, "peer": one_line(error)}
+
+
+def installed_peers() -> dict[str, str]:
+    """The versions of the peers' packages that are installed."""
+    found = {}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
