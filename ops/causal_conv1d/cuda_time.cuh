@@ -27,7 +27,7 @@ struct Row {
 
   FUSEPORT_DEVICE Row(const Problem& p, const Plan& plan, int64_t unit) {
     const int64_t nth = unit * (THREADS / plan.lanes) + (int)threadIdx.x / plan.lanes;
-    const int64_t row = quotient_of(nth, plan.chunks);
+    const int64_t row = plan.chunks == 1 ? nth : quotient_of(nth, plan.chunks);
     chunk = nth - row * plan.chunks;
     batch = quotient_of(row, p.channels);
     channel = row - batch * p.channels;
@@ -47,11 +47,6 @@ struct Row {
   FUSEPORT_DEVICE bool in_chunk(int step) const { return step < high && step < PACKS * stride; }
   FUSEPORT_DEVICE bool in_row(int step) const { return step >= low && step < high; }
   FUSEPORT_DEVICE bool whole(int step) const { return step >= low && step + V <= high; }
-  // Packs of a thread of any row: all lanes of a warp go through as many.
-  FUSEPORT_DEVICE int packs(const Problem& p) const {
-    const int64_t most = (p.length + V - 1 + stride - 1) / stride;
-    return most < PACKS ? (int)most : PACKS;
-  }
 
   // Steps from `step` on; out of the row, zeros.
   FUSEPORT_DEVICE Pack<Stored, V> load(const Sequence& s, int step) const {
@@ -156,7 +151,8 @@ struct Inputs {
 };
 
 template <class Stored, bool FULL>
-__global__ void __launch_bounds__(THREADS) forward_time_kernel(Problem p, Plan plan, Forward f) {
+__global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 6)
+    forward_time_kernel(Problem p, Plan plan, Forward f) {
   constexpr int V = VECTOR<Stored>;
   const int64_t rows = THREADS / plan.lanes;
   const int64_t units = (p.batches * p.channels * plan.chunks + rows - 1) / rows;
@@ -164,12 +160,9 @@ __global__ void __launch_bounds__(THREADS) forward_time_kernel(Problem p, Plan p
     const Row<Stored> row(p, plan, unit);
     const Inputs<Stored> inputs(p, row, false);
     const Filter<Stored, 1, FULL> filter(p, row.there ? row.channel : 0);
-    if (row.there && row.chunk == 0 && row.lane < p.width - 1)
-      write_final_state<Stored>(p, f, row.batch, row.channel, row.lane);
-    const int packs = row.packs(p);
 #pragma unroll
     for (int j = 0; j < PACKS; ++j) {
-      if (j >= packs) break;
+      if (j >= plan.packs) break;
       Real<Stored> x[BEFORE + V], y[V];
       inputs.around(row, j, x);
       if (!row.in_chunk(row.step(j))) continue;
@@ -180,6 +173,9 @@ __global__ void __launch_bounds__(THREADS) forward_time_kernel(Problem p, Plan p
       }
       row.store(y, f.out, row.step(j));
     }
+    // Last, for it waits for what it writes.
+    if (row.there && row.chunk == 0 && row.lane < p.width - 1)
+      write_final_state<Stored>(p, f, row.batch, row.channel, row.lane);
   }
 }
 
@@ -239,10 +235,9 @@ __global__ void __launch_bounds__(THREADS, 4)
         cotangents[j] = row.load(k.dout, row.step(j));
     const Filter<Stored, 1, FULL> filter(p, row.there ? row.channel : 0);
     Number sums[SUMS] = {}, next[V] = {};
-    const int packs = row.packs(p);
 #pragma unroll
     for (int j = PACKS; j >= 0; --j) {
-      if (j > packs) continue;
+      if (j > plan.packs) continue;
       const int step = row.step(j);
       Number x[BEFORE + V], dy[V + BEFORE], dx[V];
       inputs.around(row, j, x);

@@ -50,6 +50,8 @@ Plan plan_of(const Problem& p, const Sequences&... sequences) {
     plan.lanes = steps >= 128 * V ? 32 : 8;
     plan.chunks = blocks_for(steps, (int64_t)PACKS * plan.lanes * V);
     plan.parts = p.batches * plan.chunks;
+    const int64_t packs = blocks_for(p.length + V - 1, (int64_t)plan.lanes * V);
+    plan.packs = packs < PACKS ? (int)packs : PACKS;
     return plan;
   }
   const int64_t packs = p.channels / CHANNELS<Stored>, busy = BUSY * multiprocessors();
