@@ -12,6 +12,7 @@ from fuseport.cli import main
 from fuseport.exporter import api
 from fuseport.exporter.bundle import hash_file
 from fuseport.exporter.child import Limits
+from fuseport.exporter.child.confined import Bounds
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.runtimes import RUNTIMES
 from fuseport.exporter.verify.compare import Expected
@@ -131,7 +132,7 @@ def test_wrong_files_are_made_by_a_child_that_writes_to_its_folder_alone(
         "folder": str(tmp_path / "made"),
         "ops": None,
     }
-    events = list(told(_MAKER, job, tmp_path, Limits(120.0), [tmp_path]))
+    events = list(told(_MAKER, job, tmp_path, Limits(120.0), Bounds((tmp_path,))))
     assert not [event for event in events if "lost" in event]
     assert len([event for event in events if "made" in event]) > 12
 
