@@ -148,5 +148,5 @@ def test_what_was_measured_before_a_run_is_cut_off_is_written(
         on_a_gpu.main()
     content = json.loads(file.read_text(encoding="utf-8"))
     assert [row["shape"] for row in content["results"]] == ["2,3", "2,3", "4,5"]
-    assert on_a_gpu.markdown(content).count("swiglu | ") == 3
+    assert on_a_gpu.markdown(content).count("swiglu | ") == 2  # a row for both passes
     assert len(capsys.readouterr().out.splitlines()) == 3
