@@ -83,16 +83,17 @@ struct Sequences {
   int32_t of[T] = {};
 
   FUSEPORT_DEVICE Sequences(const Problem& p, int64_t batch, int64_t start) {
-    if (!PACKED) return;
+    if constexpr (PACKED)
 #pragma unroll
-    for (int j = 1; j < T; ++j) of[j] = sequence_at(p, batch, start - T + j);
+      for (int j = 1; j < T; ++j) of[j] = sequence_at(p, batch, start - T + j);
   }
 
   FUSEPORT_DEVICE void go_to(const Problem& p, int64_t batch, int64_t t) {
-    if (!PACKED) return;
+    if constexpr (PACKED) {
 #pragma unroll
-    for (int j = 0; j < BEFORE; ++j) of[j] = of[j + 1];
-    of[BEFORE] = sequence_at(p, batch, t);
+      for (int j = 0; j < BEFORE; ++j) of[j] = of[j + 1];
+      of[BEFORE] = sequence_at(p, batch, t);
+    }
   }
 
   FUSEPORT_DEVICE bool padding(int j) const { return PACKED && of[j] < 0; }

@@ -1,5 +1,5 @@
-// What kernels for CUDA are written with: launches, functions of a number, sums over lanes, copies
-// between rows of numbers and tiles in shared memory. No header of torch, and nothing that waits for a device.
+// What kernels for CUDA are written with: launches, functions of a number, sums over lanes, numbers in
+// a row. No header of torch, and nothing that waits for a device.
 //
 // Without nvcc the header that stands for CUDA is one of tests: it runs the same kernels on the CPU.
 #pragma once
@@ -141,100 +141,5 @@ template <class Stored, int COUNT>
 struct alignas(sizeof(Stored) * COUNT) Pack {
   Stored at[COUNT];
 };
-
-// Rows of numbers in device memory, of any dtype, and a tile of reals in shared memory; strides in
-// numbers. Of number i of a row, the tile has its place at i / PARTS · stride + i % PARTS.
-struct Rows {
-  int64_t row_stride, stride;
-  int rows, count;
-  int tile_row, tile_stride;
-  bool rows_first;  // whether threads in a row take rows in a row, and not numbers of one
-};
-
-// Calls move(row, first, whole) for packs of COUNT numbers, over all threads of a block.
-template <int COUNT, class Move>
-FUSEPORT_DEVICE void for_each_pack(const Rows& r, const Move& move) {
-  const unsigned rows = (unsigned)r.rows, packs = ((unsigned)r.count + COUNT - 1) / COUNT;
-  for (unsigned index = threadIdx.x; index < rows * packs; index += blockDim.x) {
-    const unsigned row = r.rows_first ? index % rows : index / packs;
-    const unsigned first = (r.rows_first ? index / rows : index % packs) * COUNT;
-    move((int)row, (int)first, first + COUNT <= (unsigned)r.count);
-  }
-}
-
-// Whether packs of COUNT numbers in a row can be moved at once.
-template <int COUNT, class Stored>
-FUSEPORT_DEVICE bool packed(const Rows& r, const Stored* data) {
-  return r.stride == 1 && (uintptr_t)data % (sizeof(Stored) * COUNT) == 0 &&
-         r.row_stride % COUNT == 0;
-}
-
-template <int COUNT, int PARTS, class Stored, class Real>
-FUSEPORT_DEVICE void load_packs(const Rows& r, const Stored* from, Real* tile) {
-  for_each_pack<COUNT>(r, [&](int row, int first, bool whole) {
-    const Stored* at = from + row * r.row_stride + first * r.stride;
-    Pack<Stored, COUNT> pack;
-    if (whole && COUNT > 1) pack = *(const Pack<Stored, COUNT>*)at;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      if (!whole && first + i >= r.count) break;
-      if (!whole || COUNT == 1) pack.at[i] = at[i * r.stride];
-      tile[row * r.tile_row + (first + i) / PARTS * r.tile_stride + (first + i) % PARTS] =
-          to_real(pack.at[i]);
-    }
-  });
-}
-
-template <int COUNT, class Stored, class Real>
-FUSEPORT_DEVICE void store_packs(const Rows& r, const Real* tile, Stored* to) {
-  for_each_pack<COUNT>(r, [&](int row, int first, bool whole) {
-    Stored* at = to + row * r.row_stride + first * r.stride;
-    Pack<Stored, COUNT> pack;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      if (!whole && first + i >= r.count) break;
-      from_real(tile[row * r.tile_row + (first + i) * r.tile_stride], &pack.at[i]);
-      if (!whole || COUNT == 1) at[i * r.stride] = pack.at[i];
-    }
-    if (whole && COUNT > 1) *(Pack<Stored, COUNT>*)at = pack;
-  });
-}
-
-// Reads `from`, from its number `offset` on, into the tile. It is called and not inlined, since
-// kernels have many of them; of 16 bytes at a time, or of 8, where rows are aligned to that.
-template <class Real, int PARTS>
-__device__ __noinline__ void load_rows(Dtype dtype, const void* from, int64_t offset, Rows r,
-                                       Real* tile) {
-  with_stored<Real>(dtype, [&](auto stored) {
-    using Stored = decltype(stored);
-    constexpr int MOST = 16 / sizeof(Stored), HALF = MOST / 2;
-    const Stored* data = (const Stored*)from + offset;
-    if (packed<MOST>(r, data)) {
-      load_packs<MOST, PARTS>(r, data, tile);
-    } else if (HALF > 1 && packed<HALF>(r, data)) {
-      load_packs<HALF, PARTS>(r, data, tile);
-    } else {
-      load_packs<1, PARTS>(r, data, tile);
-    }
-  });
-}
-
-// Writes the tile to `to`, from its number `offset` on.
-template <class Real>
-__device__ __noinline__ void store_rows(Dtype dtype, void* to, int64_t offset, Rows r,
-                                        const Real* tile) {
-  with_stored<Real>(dtype, [&](auto stored) {
-    using Stored = decltype(stored);
-    constexpr int MOST = 16 / sizeof(Stored), HALF = MOST / 2;
-    Stored* data = (Stored*)to + offset;
-    if (packed<MOST>(r, data)) {
-      store_packs<MOST>(r, tile, data);
-    } else if (HALF > 1 && packed<HALF>(r, data)) {
-      store_packs<HALF>(r, tile, data);
-    } else {
-      store_packs<1>(r, tile, data);
-    }
-  });
-}
 
 }  // namespace fuseport::cuda
