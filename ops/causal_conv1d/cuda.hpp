@@ -3,8 +3,8 @@
 //
 // A filter of at most four taps, as all models have it, is held in registers. Where channels lie in a
 // row, a thread has some of them and goes through some steps; where steps do, it has 16 bytes of
-// those, at addresses that 16 divides whatever the length is, and finds the steps around them in the
-// cache. So each input comes from memory once. Other widths and layouts, and packed sequences whose
+// those, at addresses that 16 divides whatever the length is, and its neighbours have the steps around
+// them. So each input comes from memory once. Other widths and layouts, and packed sequences whose
 // steps lie in a row, have kernels of their own, which are right and plain. Which sums are made in
 // which order depends on the problem and on the device's size alone.
 #pragma once

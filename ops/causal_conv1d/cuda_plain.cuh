@@ -1,6 +1,6 @@
 // The convolution on CUDA, whatever the filter's width, the memory layout and its alignment are: a
 // thread for each number, whose taps are read from the cache. What the other kernels leave to it is
-// rare, or little: the gradients of states, and of the last inputs, which are in states too.
+// rare.
 #pragma once
 
 #include "causal_conv1d/cuda_taps.cuh"

@@ -92,10 +92,13 @@ FUSEPORT_DEVICE float log1p_of_share(float e) {
 }
 FUSEPORT_DEVICE double log1p_of_share(double e) { return log1p_of(e); }
 
-// log(1 + exp(x)), and x itself above 20, as torch has it.
+// log(1 + exp(x)), and x itself above 20, as torch has it. Of float that needs no branch, which loads
+// that come after it would have to wait for: what is added to x there is less than it has room for.
 template <class Real>
 FUSEPORT_DEVICE Real softplus(Real x) {
-  return x > 20 ? x : (x > 0 ? x : (Real)0) + log1p_of_share(exp_of_minus_abs(x));
+  const auto sum = [x] { return (x > 0 ? x : (Real)0) + log1p_of_share(exp_of_minus_abs(x)); };
+  if constexpr (sizeof(Real) == 8) return x > 20 ? x : sum();
+  else return sum();
 }
 
 // The derivative of softplus, from its value.

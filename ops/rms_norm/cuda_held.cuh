@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(MOST_LANES)
   constexpr int V = VECTOR<Stored>;
   FUSEPORT_SHARED(memory);
   const Seat<Stored> seat(p, plan);
-  const int64_t groups = quotient_of(p.channels, p.group);
+  const int64_t groups = plan.groups;
   for (int64_t unit = blockIdx.x; unit < plan.parts * groups; unit += gridDim.x) {
     const int64_t part = quotient_of(unit, groups), group = unit - part * groups;
     const int64_t begin = group * p.group;

@@ -96,7 +96,6 @@ template <class C>
 struct SequenceRows {
   using Real = typename C::Real;
   static constexpr int ROW = STEPS + 16 / sizeof(Real), SIZE = C::CHANNELS * ROW;
-  static constexpr int PACK = 16 / sizeof(Real);
 };
 
 // COUNT numbers of a row; `row` and COUNT are of whole packs, or COUNT is less than one.

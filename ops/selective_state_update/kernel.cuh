@@ -55,13 +55,6 @@ FUSEPORT_DEVICE const Stored* at(const Strided& s, int64_t batch, int64_t head, 
   return (const Stored*)s.data + batch * s.batch + head * s.head + channel * s.channel;
 }
 
-// softplus, of float without the branch, which loads that come after it would have to wait for:
-// above 20, what is added to x is less than a float has room for.
-FUSEPORT_DEVICE float softened(float x) {
-  return (x > 0 ? x : 0.0f) + log1p_of_share(exp_of_minus_abs(x));
-}
-FUSEPORT_DEVICE double softened(double x) { return softplus(x); }
-
 // A block has channels of one head.
 template <class Stored, class StateStored, class T>
 __global__ void __launch_bounds__(THREADS) update_kernel(Problem p, int64_t blocks) {
@@ -101,7 +94,7 @@ __global__ void __launch_bounds__(THREADS) update_kernel(Problem p, int64_t bloc
       }
       // No load passes this: all of the tile is asked for before what states share is waited for.
       sync_warp();
-      const Value raw = to_real(*dt) + *dt_bias, positive = softened(raw);
+      const Value raw = to_real(*dt) + *dt_bias, positive = softplus(raw);
       const Value step = p.softplus ? positive : raw, inflow = step * to_real(*x);
       const Value exponent = step * (Value)0x1.71547652b82fep0;  // of exp(δ·A), as one of two
       Value decay = T::ONE_A ? exp2_of(exponent * *rates) : 0;

@@ -189,10 +189,10 @@ def measured(
     for bench in BENCHES:
         if bench.op in ops:
             yield measure_bench(bench, DTYPES[name], microseconds, rates[0], rounds)
-    products = products_per_second(DTYPES[name], microseconds)
-    for operation in OPERATIONS:
-        if operation.op in ops:
-            of_gpu = rates[0], products
+    operations = [operation for operation in OPERATIONS if operation.op in ops]
+    if operations:
+        of_gpu = rates[0], products_per_second(DTYPES[name], microseconds)
+        for operation in operations:
             yield measure_op(operation, name, DTYPES[name], of_gpu, microseconds, rounds)
 
 
