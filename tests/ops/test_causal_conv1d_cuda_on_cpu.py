@@ -100,6 +100,20 @@ def test_a_cotangent_may_lie_otherwise_than_its_output(device: Device) -> None:
                 torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("length", [3, 13, 67])
+def test_steps_that_are_none_make_no_nan_of_the_last_input(device: Device, length: int) -> None:
+    """The last pack of a row has more steps than the row."""
+    case = case_of("last", b=1, d=2, l=length, silu=False)
+    operator, inputs = SPEC.operator(case.operator), case.make(torch.float32, 8)
+    inputs["x"][0, 1, -1] = math.inf
+    given = stand_in.cotangents_of(SPEC, operator, inputs, 9)
+    gradient = SPEC.operator(operator.backward or "")
+    passed = SPEC.backward_inputs(operator, inputs, given).values()
+    for got, expected in zip(device(gradient, *passed), gradient.reference(*passed), strict=True):
+        assert torch.equal(got.isnan(), expected.isnan())
+        assert torch.equal(got.isinf(), expected.isinf())
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["time_odd", "channels_lanes", "channels_packed", "width_7"])
 def test_nan_and_inf_spread_as_in_the_reference(device: Device, name: str, value: float) -> None:

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -91,6 +92,24 @@ def test_nan_and_inf_spread_as_in_the_reference(device: Device, name: str, value
         assert torch.equal(y.isnan(), z.isnan()), index
         assert torch.equal(y.isposinf(), z.isposinf()), index
         assert torch.equal(y.isneginf(), z.isneginf()), index
+
+
+@pytest.mark.parametrize("states", [2, 3, 17])
+def test_threads_without_a_state_make_no_nan_of_an_infinite_input(
+    device: Device, states: int
+) -> None:
+    case = case_of("few", b=1, d=3, l=11, N=states)
+    operator, inputs = SPEC.operator(case.operator), case.make(torch.float32, 13)
+    inputs["u"][0, 1, 4] = math.inf
+    for name in ("B", "C"):
+        inputs[name].abs_()  # the sum over states is infinite, too
+    inputs["D"].zero_().add_(1)
+    got, expected = (
+        run(*inputs.values())[0] for run in (partial(device, operator), operator.reference)
+    )
+    assert expected[0, 1, 4:].isposinf().all()
+    assert torch.equal(got.isposinf(), expected.isposinf())
+    assert torch.equal(got.isnan(), expected.isnan())
 
 
 def test_halves_are_read_and_rounded_as_torch_does(device: Device) -> None:
