@@ -196,6 +196,7 @@ def export(
             samples = truth.compute(
                 built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress
             )
+            truth.require_some(samples)
             manifest["notes"] += truth.doubts(samples)
             manifest["notes"] += ways.untaken(built, samples, manifest["programs"])
     bundle = open_bundle(target)

@@ -36,6 +36,19 @@ CASE = Case("export", {"batch": 2, "length": 5}, "contiguous", 0)
 THIRD = 1.0 / 3.0
 
 
+LINEAR = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+
 class Net(nn.Module):
     """Calls `function` on its input, scaled by a parameter, and on itself."""
 
@@ -275,6 +288,20 @@ class TestSample:
         samples = truth.compute(model_of(refuse), cases, tmp_path)
         assert [s.refused for s in samples if s.refused] == ["ValueError: length 1 is too short"]
         assert read_all(tmp_path) == samples
+        truth.require_some(samples)
+
+    def test_a_model_of_which_nothing_could_be_compared_is_not_exported(
+        self, saved_with: Callable[..., tuple[Path, str]], tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        def refused(*args: Any, **options: Any) -> tuple[Sample, ...]:
+            return tuple(replace(s, refused="ValueError: no") for s in compute(*args, **options))
+
+        compute = truth.compute
+        monkeypatch.setattr(truth, "compute", refused)
+        checkpoint, model = saved_with(LINEAR, layer=nn.Linear(3, 3))
+        with pytest.raises(ExportFailed, match=r"^forward: .* all \d+ cases .*: ValueError: no"):
+            api.export(checkpoint, tmp_path / "bundle", model=model, inputs="x:[batch,3]")
+        assert not (tmp_path / "bundle").exists()
 
     def test_gradients_that_do_not_exist_are_named(self, tmp_path: Path) -> None:
         def constant(net: Net, x: Tensor) -> Tensor:

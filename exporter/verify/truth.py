@@ -34,7 +34,7 @@ from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 
-__all__ = ["Jumps", "compute", "doubts", "further", "jumps", "session"]
+__all__ = ["Jumps", "compute", "doubts", "further", "jumps", "require_some", "session"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -393,6 +393,21 @@ def _expected(value: Tensor, exact: Tensor, known: Expected | None) -> Expected:
     before = known.baseline
     worst = Norms(max(found.max_abs, before.max_abs), max(found.rms, before.rms))
     return replace(known, baseline=worst, zero=known.zero or vanished)
+
+
+def require_some(samples: Sequence[Sample]) -> None:
+    """Refuses samples that nothing could ever be held against.
+
+    Raises:
+        ExportFailed: the model runs none of the cases, or none of those of an entry.
+    """
+    for entry in dict.fromkeys(sample.case.entry for sample in samples):
+        refused = [s.refused for s in samples if s.case.entry == entry]
+        if all(refused):
+            raise ExportFailed(
+                f"{entry}: it was captured, but the model itself refuses all {len(refused)} cases "
+                f"on which artifacts would be compared, so nothing could be verified: {refused[0]}"
+            )
 
 
 def doubts(samples: Sequence[Sample]) -> list[str]:
