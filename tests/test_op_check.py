@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.errors import UsageError
+from fuseport.exporter.verify import baseline
+from fuseport.exporter.verify.compare import expecting, judge
 from fuseport.exporter.verify.op_check import SLOW, check
+from fuseport.exporter.verify.op_check.gradients import Standard
 from fuseport.ops import OPS, registration
 from fuseport.ops.checks import dtype_name, require, require_like, require_shape
 from fuseport.ops.spec import FLOATING, Case, Inputs, Operator, OpSpec
@@ -294,6 +297,33 @@ def test_second_derivatives_are_neither_wrong_nor_cut_off_in_silence() -> None:
     ).results
     assert row.verdict == "fail"
     assert "neither right nor refused" in str(row.reason)
+
+
+@pytest.mark.parametrize(
+    ("share", "further", "rounds", "right"),
+    [(1.1, 1.0, 1, True), (1.1, 0.1, 3, False), (7.0, 9.0, 1, True), (9.0, 9.0, 0, False)],
+    ids=["unlucky", "wrong", "very unlucky", "far off"],
+)
+def test_what_is_beyond_its_bound_by_little_is_looked_at_twice(
+    share: float, further: float, rounds: int, right: bool
+) -> None:
+    """`further` is what more computations are off by, in shares of the bound of the first."""
+    truth, asked = torch.ones(1000, dtype=torch.float64), []
+
+    def off(by: float) -> dict[str, Tensor | None]:
+        return {"out": torch.full((1000,), 1.0 + by, dtype=torch.float32)}
+
+    def another(number: int) -> dict[str, Tensor | None]:
+        asked.append(number)
+        return off(further * bound)
+
+    first = off(1e-4)
+    bound = judge("out", first["out"], truth, expecting(first["out"], truth, None)).bound
+    assert bound is not None
+    held = Standard({"out": truth}, [first], another)
+    assert (held.fault(off(share * bound)) is None) == right
+    assert len(asked) == len(set(asked)) == rounds * baseline.FURTHER
+    assert held.fault(off(30 * bound)) is not None
 
 
 def test_an_op_without_cases_is_an_error_and_no_pass() -> None:

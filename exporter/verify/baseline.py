@@ -16,7 +16,9 @@ from fuseport.exporter.program import trainable
 from fuseport.exporter.program.regions import called
 
 __all__ = [
+    "DOUBTFUL",
     "FURTHER",
+    "ROUNDS",
     "Inputs",
     "along",
     "further",
@@ -29,7 +31,14 @@ __all__ = [
 aten = torch.ops.aten
 
 FURTHER = 8
-"""How many ways `further` has."""
+"""How many ways `further` has: how many computations a round of a second look adds."""
+ROUNDS = 3
+"""How many rounds a second look has at most."""
+DOUBTFUL = 8.0
+"""The largest share of its bound that a right result is thought to take, by an unlucky baseline.
+
+In half-normal errors with one cause, one of 10⁵ takes more of what six computations allow.
+"""
 
 _MOVES = 3
 _CHUNK = 2**15  # elements at a time, as in `measure`

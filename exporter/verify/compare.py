@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,10 +14,11 @@ from fuseport.exporter.verify.measure import (
     errors,
     is_finite_somewhere,
     is_zero,
+    norms,
     parts,
 )
 
-__all__ = ["Expected", "Judgement", "Tolerance", "Verdict", "judge", "share"]
+__all__ = ["Expected", "Judgement", "Tolerance", "Verdict", "expecting", "judge", "share"]
 
 Verdict = Literal["pass", "fail", "unsupported", "error"]
 
@@ -102,6 +103,23 @@ class Judgement:
     would_pass_at: float | None = None
     scale: float | None = None
     atol_at_rtol: Mapping[str, float] | None = None
+
+
+def expecting(value: Tensor, truth: Tensor, known: Expected | None) -> Expected:
+    """What is expected of a tensor after one more equally good computation gave `value`.
+
+    Args:
+        value: in the working dtype.
+        truth: in float64.
+        known: of the computations before; None for the first.
+    """
+    found, vanished = errors(value, truth), is_zero(value)
+    if known is None:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Expected(dtype, norms(truth), found, vanished)
+    before = known.baseline
+    worst = Norms(max(found.max_abs, before.max_abs), max(found.rms, before.rms))
+    return replace(known, baseline=worst, zero=known.zero or vanished)
 
 
 def share(

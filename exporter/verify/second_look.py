@@ -22,7 +22,7 @@ from torch import Tensor
 from fuseport.exporter.bundle.staging import work_folder
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.models import Model
-from fuseport.exporter.verify import truth
+from fuseport.exporter.verify import baseline, truth
 from fuseport.exporter.verify.kinks import chosen
 from fuseport.exporter.verify.report import Row
 from fuseport.exporter.verify.rows import judged
@@ -31,11 +31,6 @@ from fuseport.exporter.verify.sample import Sample, opened
 from fuseport.exporter.verify.tolerances import Tolerances
 
 __all__ = ["SecondLook"]
-
-# The largest share of its bound that a right result is thought to take, by an unlucky baseline. In
-# half-normal errors with one cause, one of 10⁵ takes more of what six computations allow.
-_DOUBTFUL = 8.0
-_ROUNDS = 3  # of `baseline.FURTHER` computations each
 
 
 @dataclass
@@ -89,7 +84,7 @@ class SecondLook:
                 if not _wrong(again, tolerances) or _doubtful(again, tolerances):
                     answer, rows = other, again
                     break
-            for number in range(_ROUNDS):
+            for number in range(baseline.ROUNDS):
                 if not _doubtful(rows, tolerances):
                     break
                 if (name, number) not in self._wider:
@@ -183,7 +178,9 @@ def _doubtful(rows: Sequence[Row], tolerances: Tolerances | None) -> bool:
     """Whether something fails, and all that does is beyond a bound of the baseline by little."""
     wrong = [row for row in rows if row.verdict == "fail"]
     by_bound = _wrong(rows, tolerances)
-    return bool(wrong) and by_bound == wrong and all(_share(row) <= _DOUBTFUL for row in wrong)
+    return (
+        bool(wrong) and by_bound == wrong and all(_share(row) <= baseline.DOUBTFUL for row in wrong)
+    )
 
 
 def _share(row: Row) -> float:

@@ -28,8 +28,8 @@ from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import baseline, kinks
 from fuseport.exporter.verify.choices import Choices, FirstOfEqual
-from fuseport.exporter.verify.compare import Expected
-from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
+from fuseport.exporter.verify.compare import Expected, expecting
+from fuseport.exporter.verify.measure import errors
 from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
@@ -256,7 +256,7 @@ def _baseline(
                 first[name] = value
             elif number == 1 and not _repeats(value, first.pop(name), expected[name].scale.max_abs):
                 unstable.add(name)
-            expected[name] = _expected(value, truth(name), expected.get(name))
+            expected[name] = expecting(value, truth(name), expected.get(name))
     undecided = tuple(others) if 2 * alike < count else ()
     if choices.has("topk") and _tied(model, inputs, cotangents, truth, expected):
         undecided = tuple(dict.fromkeys([*undecided, "topk"]))
@@ -274,7 +274,7 @@ def _tied(
         for name, known in expected.items():
             value = results.get(name)
             if value is not None:
-                expected[name] = _expected(value, truth(name), known)
+                expected[name] = expecting(value, truth(name), known)
                 most = _TIED * known.baseline.max_abs
                 found = found or expected[name].baseline.max_abs > most
     return found
@@ -299,7 +299,7 @@ def further(model: Model, sample: Sample, number: int) -> Sample:
             for name, known in expected.items():
                 value = results.pop(name, None)
                 if value is not None:
-                    expected[name] = _expected(value, truth(name), known)
+                    expected[name] = expecting(value, truth(name), known)
     return replace(sample, expected=expected)
 
 
@@ -382,17 +382,6 @@ def _another(
             generator = torch.Generator().manual_seed(seed)
             cotangents = baseline.moved_cotangents(cotangents, generator)
         return _results(model, model.module, moved, cotangents), choices
-
-
-def _expected(value: Tensor, exact: Tensor, known: Expected | None) -> Expected:
-    """What is expected after one more computation gave `value`."""
-    found, vanished = errors(value, exact), is_zero(value)
-    if known is None:
-        dtype = str(value.dtype).removeprefix("torch.")
-        return Expected(dtype, norms(exact), found, vanished)
-    before = known.baseline
-    worst = Norms(max(found.max_abs, before.max_abs), max(found.rms, before.rms))
-    return replace(known, baseline=worst, zero=known.zero or vanished)
 
 
 def require_some(samples: Sequence[Sample]) -> None:
