@@ -13,6 +13,7 @@ from fuseport.exporter.errors import Missing
 from fuseport.exporter.runtimes import Unsupported, _onnxruntime, onnxruntime__fused
 from fuseport.exporter.runtimes._onnxruntime import OnnxRuntimeSession
 from fuseport.ops import cuda, ort
+from fuseport.ops.build import Status
 from fuseport.ops.spec import OpSpec
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 
@@ -72,6 +73,27 @@ def test_a_model_with_nothing_for_a_kernel_is_unsupported(
         onnxruntime__fused.load(tmp_path / "m.onnx", {})
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["all_are_built", "none_is_built"])
+def test_the_library_is_the_prepared_one_where_a_program_has_some_of_the_ops(
+    fused_library: Path, lightning_bundle: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """A child, which may not compile, asks for what was compiled for it."""
+    asked = []
+
+    def library(specs: Iterable[OpSpec], device: str) -> Path:
+        asked.append({spec.name for spec in specs})
+        return fused_library
+
+    state = Status("built", str(fused_library)) if whole else Status("buildable", "")
+    monkeypatch.setattr(ort, "status", lambda specs, device: state)
+    monkeypatch.setattr(ort, "library", library)
+    ops = ["selective_scan_gated", "selective_state_update_gated"]
+    program = {"ops": [f"fuseport::{op}" for op in ops]}
+    onnxruntime__fused.prepare(program)
+    onnxruntime__fused.load(lightning_bundle / "forward.onnx", program)
+    assert asked == ([] if whole else 2 * [{"selective_scan", "selective_state_update"}])
+
+
 class TestForAGpu:
     def test_its_own_library_is_taken(
         self, lightning_bundle: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,6 +110,7 @@ class TestForAGpu:
             return path
 
         monkeypatch.setattr(ort, "library", library)
+        monkeypatch.setattr(ort, "status", lambda specs, device: Status("buildable", ""))
         monkeypatch.setitem(_onnxruntime.PROVIDERS, "cuda", "CPUExecutionProvider")
         program = {"device": "cuda", "ops": ["fuseport::selective_scan_gated"]}
         onnxruntime__fused.prepare(program)

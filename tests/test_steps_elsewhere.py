@@ -1,5 +1,6 @@
 """The step program of transformers' models and of the user's own: one token, states in and out."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fuseport.exporter.errors import ExportFailed, FuseportError, UsageError
 from fuseport.exporter.models import _huggingface_step, user
 from fuseport.exporter.models.model import Model, at
 from fuseport.exporter.verify.decoding import decoded
+from fuseport.tests import test_huggingface
 
 COMMON = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
 KINDS: dict[str, dict[str, Any]] = {
@@ -43,7 +45,9 @@ def loaded(folder: Path) -> Model:
 
 def zeros(step: Model, batch: int) -> list[Tensor]:
     return [
-        torch.zeros([batch if d == "batch" else int(d) for d in spec.dims], dtype=spec.torch_dtype)
+        torch.zeros(
+            [{"batch": batch, "past": 0}.get(d, d) for d in spec.dims], dtype=spec.torch_dtype
+        )
         for spec in step.inputs[1:]
     ]
 
@@ -113,28 +117,85 @@ def test_a_step_that_loses_a_state_is_found(
     model = loaded(saved("Mamba", tmp_path))
     right = _huggingface_step._forward
 
-    def forgetful(self: Any, ids: Tensor, conv: Tensor, ssm: Tensor) -> Any:
-        return right(self, ids, conv, torch.zeros_like(ssm))
+    def forgetful(self: Any, ids: Tensor, *past: Tensor, names: Any) -> Any:
+        return right(self, ids, past[0], torch.zeros_like(past[1]), names=names)
 
     monkeypatch.setattr(_huggingface_step, "_forward", forgetful)
     (row,) = decoded(model, {"step": {}}, 0, lambda _: None)
     assert row.verdict == "fail"
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "reason"),
-    [
-        ("Jamba", {"num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 1,
-                   "attn_layer_period": 2, "attn_layer_offset": 1, "intermediate_size": 24},
-         "jamba has layers of attention, whose cache grows"),
-        ("Mamba2", {"time_step_limit": (0.0, 0.1)}, "transformers' own step leaves out"),
-    ],
-)  # fmt: skip
-def test_what_has_no_step_says_why(
-    kind: str, changes: dict[str, Any], reason: str, tmp_path: Path
+@pytest.mark.parametrize("kind", sorted(test_huggingface.SIZES.keys() - KINDS.keys()))
+def test_the_caches_of_attention_and_of_scans_together_are_the_sequence(
+    kind: str, tmp_path: Path
 ) -> None:
-    model = loaded(saved(kind, tmp_path, **changes))
-    with pytest.raises(UsageError, match=reason):
+    test_huggingface.saved(kind, tmp_path)
+    model = loaded(tmp_path)
+    names = [spec.name for spec in at(model, "step").inputs]
+    assert names[:3] == ["input_ids", "conv_states", "ssm_states"]
+    kinds = [name.split("_")[0] for name in names[3:]]
+    assert kinds == ["key", "value"] * (len(kinds) // 2) != []
+    (row,) = decoded(model, {"step": {}}, 0, lambda _: None)
+    assert (row.verdict, row.tensor) == ("pass", "logits")
+
+
+ATTENTION = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24,
+             "head_dim": 8}  # fmt: skip
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+          "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+          "moe_intermediate_size": 12, "shared_expert_intermediate_size": 12}  # fmt: skip
+OTHERS: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 4},  # of 16 tokens
+    "Qwen3Next": {**LINEAR, "layer_types": ["linear_attention", "full_attention"]},
+    "Lfm2": {"layer_types": ["conv", "full_attention"]},
+}
+
+
+def other(kind: str, folder: Path) -> Path:
+    return saved(kind, folder, **{"state_size": 0} | ATTENTION | OTHERS[kind])
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_whatever_generates_of_transformers_has_a_step(kind: str, tmp_path: Path) -> None:
+    (row,) = decoded(loaded(other(kind, tmp_path)), {"step": {}}, 0, lambda _: None)
+    assert (row.verdict, row.tensor) == ("pass", "logits")
+
+
+def test_a_bundle_with_a_cache_that_grows_verifies_from_the_first_token_on(tmp_path: Path) -> None:
+    folder = other("Mistral", tmp_path / "saved")
+    bundle = api.export(folder, tmp_path / "b", programs=["step"], format=["onnx"])
+    program = bundle.manifest["programs"]["step"]
+    dims = {spec["name"]: spec["dims"] for spec in [*program["inputs"], *program["outputs"]]}
+    assert dims["key_1"] == ["batch", 1, "past", 8]
+    assert dims["new_key_1"] == ["batch", 1, "past + 1", 8]
+    report = api.verify(bundle.folder, runtime=["eager", "onnxruntime"], program="step")
+    assert report.exit_code(strict=True) == 0, report.failures()
+    rows = {(row.runtime, row.case) for row in report.results}
+    assert {("float64", "token by token"), ("onnxruntime", "step, first token")} <= rows
+
+
+def test_a_step_keeps_the_limit_of_time_steps_that_transformers_leaves_out(tmp_path: Path) -> None:
+    model = loaded(saved("Mamba2", tmp_path, time_step_limit=(0.3, 0.5)))
+    (row,) = decoded(model, {"step": {}}, 0, lambda _: None)
+    assert row.verdict == "pass"
+    step, states = at(model, "step"), []
+    for fused in (False, True):
+        with torch.no_grad(), step.fused() if fused else nullcontext():
+            found = step.module(torch.full((3, 1), 5), *zeros(step, 3))
+        states.append(found[2])
+    torch.testing.assert_close(*states)
+
+
+def test_a_step_of_a_cache_of_another_kind_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(other("Llama", tmp_path))
+    kinds = transformers.cache_utils
+    monkeypatch.setitem(
+        kinds.DYNAMIC_LAYER_TYPE_MAPPING, "full_attention", kinds.DynamicIndexedLayer
+    )
+    with pytest.raises(UsageError, match=r"layer 0 keeps neither .*, but a DynamicIndexedLayer"):
         next(api.capture(model, ["step"]))
 
 

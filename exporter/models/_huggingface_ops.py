@@ -34,7 +34,8 @@ def modelings(module: nn.Module) -> list[str]:
     """The modeling files of transformers that a module's layers are of, where an op has a place.
 
     Functions of these files that layers keep are looked up at each call from then on; and those for
-    which transformers calls a package for GPUs, where it is installed, are its own on the CPU.
+    which transformers calls a package for GPUs, where it is installed, are its own on the CPU. A
+    step keeps the limit of the model's time steps.
     """
     found = {base.__module__ for part in module.modules() for base in type(part).__mro__}
     theirs = [file for file in found if file.startswith(_TRANSFORMERS)]
@@ -42,6 +43,8 @@ def modelings(module: nn.Module) -> list[str]:
         names.update({n: _chosen(f) for n, f in names.items() if _of_package(f)})
     for names in (vars(importlib.import_module(file)) for file in theirs):
         names.update({n: _chosen(f) for n, f in names.items() if _of_package(f)})
+        if own := names.get(decoding.LIMITED):
+            names[decoding.LIMITED] = decoding.limited(own)
     places = {file: _places(importlib.import_module(file)) for file in theirs}
     known = {
         id(own): partial(_called, file, name)

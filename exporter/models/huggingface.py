@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import nn
 
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
-from fuseport.exporter.errors import CorruptInput, Missing, UsageError
+from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.exporter.models import _huggingface_step as decoding
 from fuseport.exporter.models import _nf4 as nf4
 from fuseport.exporter.models._forward import ordered
@@ -52,9 +53,6 @@ _SCANS = {
 """Models that scan, and the function of their modeling files that does."""
 
 SIGNS = ("config:model_type",)
-
-# Those whose layers have states of one size, all of them.
-_RECURRENT = ("mamba", "falcon_mamba", "mamba2")
 
 _IN_FLOAT32 = ("A_log", ".D", "dt_proj.bias", "dt_bias", ".inv_freq")
 # Not the bias of a step's layer: that adds it to its product, and the model takes it off again.
@@ -134,14 +132,6 @@ def model(config: Mapping[str, Any]) -> Model:
     module, settings, _ = _built(config)
     files, scans = modelings(module), _scans(module)
 
-    def step() -> Model:
-        if kind not in _RECURRENT:
-            raise UsageError(
-                f"program step: {kind} has layers of attention, whose cache grows with the text: a"
-                " program's states have one size"
-            )
-        return decoding.step(module, settings.vocab_size, dict(config), scans, lambda: fused(files))
-
     return Model(
         module=module,
         architecture="huggingface",
@@ -152,7 +142,7 @@ def model(config: Mapping[str, Any]) -> Model:
         keeps_float32=_QUANTIZED_IN_FLOAT32 if nf4.LAYERS in config else _IN_FLOAT32,
         fused=lambda: fused(files),
         renamed=lambda tensors: renamed(module, nf4.taken(tensors, config)),
-        step=step,
+        step=partial(decoding.step, module, dict(config), scans, lambda: fused(files)),
     )
 
 
@@ -175,9 +165,18 @@ def _general(config: Mapping[str, Any]) -> Model:
         general=True,
     )
     if "inputs" in config:
-        return with_inputs(made, ordered(module, kept(config), "inputs: "))
+        return _stepping(with_inputs(made, ordered(module, kept(config), "inputs: ")))
     made = with_inputs(made, _inputs(module, settings))  # none, where they are not known
-    return replace(made, sizes={name: _SIZES[name] for name in made.sizes})
+    return _stepping(replace(made, sizes={name: _SIZES[name] for name in made.sizes}))
+
+
+def _stepping(model: Model) -> Model:
+    """With the step of a language model, where it takes nothing but tokens."""
+    module: Any = model.module
+    generates = getattr(module, "can_generate", lambda: False)()
+    if not generates or [spec.name for spec in model.inputs] != [_TOKENS]:
+        return model
+    return replace(model, step=partial(decoding.step, module, model.config, None, model.fused))
 
 
 def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:

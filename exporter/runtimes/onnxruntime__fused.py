@@ -38,16 +38,15 @@ def missing() -> str | None:
 
 def differs(ops: Iterable[str], device: str) -> bool:
     """Whether the library has kernels of these operators; without, `onnxruntime` does the same."""
-    return bool(_bound({name.partition("::")[2] for name in ops}, device))
+    return bool(_bound(_operators({"ops": ops}), device))
 
 
 def prepare(program: Mapping[str, Any]) -> None:
     """Have the library of kernels compiled; see `runtimes.Runtime`."""
     device = program.get("device", "cpu")
-    used = _bound({name.partition("::")[2] for name in program.get("ops", ())}, device)
-    if used:
+    if used := _bound(_operators(program), device):
         with suppress(BuildError):
-            ort.library(used, device)
+            _library(used, device)
 
 
 def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
@@ -58,18 +57,29 @@ def load(artifact: Path, program: Mapping[str, Any]) -> "_FusedSession":
             no kernel for another one; or the library cannot be compiled.
     """
     types, device = _op_types(artifact), program.get("device", "cpu")
-    used = _bound(types, device)
-    if not used:
+    if not _bound(types, device):
         found = f"no fused kernel for {', '.join(sorted(types))}" if types else "nothing to fuse"
         raise Unsupported(f"{found}: the runtime onnxruntime runs the same")
     try:
-        library = ort.library(used, device)
+        # That of `prepare`, also where a program has some of the model's ops, as its step has.
+        library = _library(_bound(types | _operators(program), device), device)
     except BuildError as error:
         raise Unsupported(str(error)) from error
     fused = sorted(op for op in types if ort.calls(library, op) is not None)
     optimised = program.get("optimised", True)
     session = OnnxRuntimeSession(artifact, library, optimised=optimised, device=device)
     return _FusedSession(session, library, fused)
+
+
+def _operators(program: Mapping[str, Any]) -> set[str]:
+    """The model's, as nodes are called."""
+    return {name.partition("::")[2] for name in program.get("ops", ())}
+
+
+def _library(used: Iterable[OpSpec], device: str) -> Path:
+    """The library of all ops if it is there, as `fuseport ops build` leaves it; else of these."""
+    whole = ort.status(OPS.values(), device)
+    return Path(whole.detail) if whole.state == "built" else ort.library(used, device)
 
 
 def _bound(types: set[str], device: str) -> list[OpSpec]:

@@ -46,7 +46,8 @@ def decoded(
     wide = widened(fresh(model.module))
     wide_step = widened(fresh(step.module))
     carried = [
-        torch.zeros([model.sizes[d] if isinstance(d, str) else d for d in s.dims]).double()
+        # What grows has no size yet.
+        torch.zeros([model.sizes.get(d, 0) if isinstance(d, str) else d for d in s.dims]).double()
         for s in states
     ]
     found: list[Tensor] = []

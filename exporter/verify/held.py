@@ -55,7 +55,10 @@ def planned(
         if program.kind == "gradient":  # which takes the forward program's inputs
             continue
         entry = at(model, program.kind)
-        wanted = plan.cases(entry.sizes, seed, program.kind, given=entry.given is not None)
+        grows = [name for name in entry.sizes if name not in model.sizes]
+        wanted = plan.cases(
+            entry.sizes, seed, program.kind, given=entry.given is not None, grows=grows
+        )
         of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
         _relieve(entry, of_entry, wanted)
         kept, dropped = plan.admitted(wanted, partial(admits, program))

@@ -80,7 +80,12 @@ class Job:
 
 
 def cases(
-    sizes: Mapping[str, int], seed: int, entry: Entry = "forward", *, given: bool = False
+    sizes: Mapping[str, int],
+    seed: int,
+    entry: Entry = "forward",
+    *,
+    given: bool = False,
+    grows: Collection[str] = (),
 ) -> tuple[Case, ...]:
     """The shapes of the export, and held-out shapes chosen to break coincidences.
 
@@ -89,6 +94,7 @@ def cases(
         seed: of the first case; the others count up from it.
         entry: what of the model; a step has no gradient, so no cotangents.
         given: whether there are inputs of the user's own, at `sizes`.
+        grows: dimensions of a step's states that are 0 before the first token.
     """
     ones = dict.fromkeys(sizes, 1)
     odd = dict(zip(sizes, (_ODD[i % len(_ODD)] for i in range(len(sizes))), strict=True))
@@ -107,6 +113,8 @@ def cases(
         drafts.append(("export, transposed", sizes, "transposed"))
     if given:
         drafts.append((GIVEN, sizes, "contiguous"))
+    if grows:
+        drafts.append(("first token", {**sizes, **dict.fromkeys(grows, 0)}, "contiguous"))
     if entry == "step":
         drafts = [
             (f"step, {name}", s, layout) for name, s, layout in drafts if layout != "expanded"
