@@ -92,7 +92,7 @@ def at(model: Model, entry: Entry) -> Model:
     if model.step is None:
         raise UsageError(
             f"program step: a model of the architecture {model.architecture} has no decoding step"
-            " here; language models of state-space layers have one, and your own with a method step"
+            " here; language models of tokens have one, and your own with a method step"
         )
     return model.step()
 
