@@ -40,6 +40,37 @@ FUSEPORT_DEVICE bool in_last(const Problem& p, int64_t batch, int64_t t) {
   return last >= 0 && sequence_at(p, batch, t) == last;
 }
 
+// A pack as it is held until it is used. Numbers of 16 bits would be taken apart as soon as they are
+// there: each load would be waited for before the next is asked for.
+template <class Stored, int V>
+using Words = Pack<uint32_t, V * (int)sizeof(Stored) / 4>;
+
+// Of V numbers that are aligned in memory. The compiler has to be told so, or it moves bytes.
+template <int V, class Stored>
+FUSEPORT_DEVICE Words<Stored, V> load_words(const Stored* from) {
+  Words<Stored, V> words;
+  memcpy(&words, __builtin_assume_aligned(from, sizeof words), sizeof words);
+  return words;
+}
+
+template <class Stored, int V>
+FUSEPORT_DEVICE Words<Stored, V> words_of(const Pack<Stored, V>& pack) {
+  Words<Stored, V> words;
+  memcpy(&words, &pack, sizeof words);
+  return words;
+}
+
+template <class Stored, int WORDS>
+FUSEPORT_DEVICE void to_reals(const Pack<uint32_t, WORDS>& words, Real<Stored>* to) {
+  if constexpr (sizeof(Stored) == 2) {
+#pragma unroll
+    for (int i = 0; i < 2 * WORDS; ++i)
+      to[i] = to_real(Stored{(uint16_t)(words.at[i / 2] >> i % 2 * 16)});
+  } else {
+    memcpy(to, &words, sizeof words);
+  }
+}
+
 // The cotangent of what goes into the activation, y, from that of what comes out.
 template <class Stored>
 FUSEPORT_DEVICE Real<Stored> before_silu(Real<Stored> dy, Real<Stored> y) {
@@ -54,6 +85,7 @@ struct Filter {
   Real<Stored> tap[T][V], bias[V];
   int width;
 
+  Filter() = default;
   FUSEPORT_DEVICE bool has(int lag) const { return FULL || lag < width; }
 
   FUSEPORT_DEVICE Filter(const Problem& p, int64_t channel) : width((int)p.width) {

@@ -22,7 +22,7 @@ bool in_packs(const Problem& p, const Sequence& s) {
     return s.channel == 1 && p.channels % V == 0 &&
            aligned<V, Stored>(s.data, p.batches > 1 ? s.batch : 0, p.length > 1 ? s.time : 0);
   }
-  constexpr int V = VECTOR<Stored>;
+  constexpr int V = STEPS<Stored>;
   const auto begin = [](const void* data) { return (int64_t)((uintptr_t)data / sizeof(Stored)); };
   const auto same = [](int64_t a, int64_t b) { return (a - b) % V == 0; };
   return s.time == 1 && p.x.time == 1 && same(begin(s.data), begin(p.x.data)) &&
@@ -42,27 +42,38 @@ Plan plan_of(const Problem& p, const Sequences&... sequences) {
     return plan;
   }
   if (p.time_last) {
-    constexpr int V = VECTOR<Stored>;
-    // A row that does not begin at 16 bytes has a part of a pack more.
-    const bool even = (uintptr_t)p.x.data % 16 == 0 && (p.batches == 1 || p.x.batch % V == 0) &&
-                      (p.channels == 1 || p.x.channel % V == 0);
+    constexpr int V = STEPS<Stored>;
+    // A row that does not begin where a pack may has a part of a pack more.
+    const bool even = aligned<V, Stored>(p.x.data, p.batches > 1 ? p.x.batch : 0,
+                                         p.channels > 1 ? p.x.channel : 0);
     const int64_t steps = p.length + (even && p.length > 0 ? 0 : V - 1);
     plan.lanes = steps >= 128 * V ? 32 : 8;
-    plan.chunks = blocks_for(steps, (int64_t)PACKS * plan.lanes * V);
+    plan.rows = THREADS / plan.lanes;
+    // What a thread begins with is as much as some of its packs: it has many where threads are.
+    constexpr int MOST_PACKS = 16;
+    const int64_t series = p.batches * p.channels, stride = plan.lanes * V;
+    plan.packs = MOST_PACKS;
+    while (plan.packs > PACKS && series * plan.lanes * blocks_for(steps, plan.packs * stride) <
+                                     2 * BUSY * multiprocessors())
+      plan.packs /= 2;
+    plan.chunks = blocks_for(steps, plan.packs * stride);
     plan.parts = p.batches * plan.chunks;
-    const int64_t packs = blocks_for(p.length + V - 1, (int64_t)plan.lanes * V);
-    plan.packs = packs < PACKS ? (int)packs : PACKS;
+    if (plan.chunks == 1) plan.packs = (int)blocks_for(steps, stride);
+    const int64_t all = series * plan.chunks;
+    plan.units = blocks_for(all, plan.rows);
+    plan.plain = all > INT32_MAX;  // which are counted in 32 bits
     return plan;
   }
   const int64_t packs = p.channels / CHANNELS<Stored>, busy = BUSY * multiprocessors();
   plan.lanes = packs >= 32 ? 32 : 8;
+  plan.rows = THREADS / plan.lanes;
   plan.columns = blocks_for(packs, plan.lanes);
   plan.steps = MOST;
   while (plan.steps > FEWEST && packs * p.batches * blocks_for(p.length, plan.steps) < busy)
     plan.steps /= 2;
   plan.chunks = p.length > 0 ? blocks_for(p.length, plan.steps) : 1;
   // Each part is a row of sums in memory: no more of them than keep the device busy.
-  const int64_t all = blocks_for(p.batches * plan.chunks, THREADS / plan.lanes);
+  const int64_t all = blocks_for(p.batches * plan.chunks, plan.rows);
   const int64_t wanted = plan.columns ? blocks_for(busy, THREADS * plan.columns) : 1;
   plan.parts = all < wanted ? all : wanted;
   return plan;
@@ -70,7 +81,7 @@ Plan plan_of(const Problem& p, const Sequences&... sequences) {
 
 template <class Stored>
 const char* run_forward(const Problem& p, const Plan& plan, const Forward& f, void* stream) {
-  const int64_t series = p.batches * p.channels, rows = THREADS / plan.lanes;
+  const int64_t series = p.batches * p.channels;
   if (series == 0) return nullptr;
   if (plan.plain)
     return launch(forward_plain_kernel<Real<Stored>>,
@@ -79,12 +90,12 @@ const char* run_forward(const Problem& p, const Plan& plan, const Forward& f, vo
   if (p.time_last)
     return launch(p.width == T ? forward_time_kernel<Stored, true>
                                : forward_time_kernel<Stored, false>,
-                  blocks_for(series * plan.chunks, rows), THREADS, 0, stream, p, plan, f);
+                  plan.units, THREADS, 0, stream, p, plan, f);
   return launch(p.packed       ? forward_channels_kernel<Stored, true, false>
                 : p.width == T ? forward_channels_kernel<Stored, false, true>
                                : forward_channels_kernel<Stored, false, false>,
-                blocks_for(p.batches * plan.chunks, rows) * plan.columns, THREADS, 0, stream, p,
-                plan, f);
+                blocks_for(p.batches * plan.chunks, plan.rows) * plan.columns, THREADS, 0, stream,
+                p, plan, f);
 }
 
 template <class Number>
@@ -106,7 +117,7 @@ template <class Stored>
 const char* run_backward(const Problem& p, const Plan& plan, const Gradients& k, void* scratch,
                          void* stream) {
   using Number = Real<Stored>;
-  const int64_t series = p.batches * p.channels, rows = THREADS / plan.lanes;
+  const int64_t series = p.batches * p.channels;
   auto* const parts = (Number*)scratch;
   if (p.channels == 0) return nullptr;
   const char* error = nullptr;
@@ -116,7 +127,7 @@ const char* run_backward(const Problem& p, const Plan& plan, const Gradients& k,
     if (series > 0 && p.time_last)
       error = launch(p.width == T ? backward_time_kernel<Stored, true>
                                   : backward_time_kernel<Stored, false>,
-                     blocks_for(series * plan.chunks, rows), THREADS, 0, stream, p, plan, k, parts);
+                     plan.units, THREADS, 0, stream, p, plan, k, parts);
     else if (series > 0)
       error = launch(p.packed       ? backward_channels_kernel<Stored, true, false>
                      : p.width == T ? backward_channels_kernel<Stored, false, true>

@@ -40,6 +40,7 @@ ALIGNED = (
     case_of("time_odd", b=2, d=5, l=67, W=3),
     case_of("time_short", b=3, d=4, l=2),
     case_of("time_chunks", b=1, d=1, l=2 * 8 * 32 * 8 + 5),
+    case_of("time_chunks_of_many_packs", b=1, d=32, l=2101),
     case_of("channels", b=2, d=40, l=70, layouts=_LAST),
     case_of("channels_width_1", b=2, d=8, l=33, W=1, layouts=_LAST),
     case_of("channels_width_2", b=1, d=8, l=33, W=2, silu=False, layouts=_LAST),

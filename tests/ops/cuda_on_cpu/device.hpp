@@ -222,6 +222,11 @@ Number __shfl_sync(unsigned, Number x, int lane) {
   return ((const Number*)fuseport::cuda::on_cpu::gather(&x, sizeof x))[lane];
 }
 
+inline int __all_sync(unsigned, int x) {
+  const int* const all = (const int*)fuseport::cuda::on_cpu::gather(&x, sizeof x);
+  return std::all_of(all, all + 32, [](int y) { return y != 0; });
+}
+
 template <class Number>
 Number __shfl_xor_sync(unsigned, Number x, int mask) {
   static_assert(sizeof(Number) <= 8);
