@@ -6,7 +6,9 @@
 
 namespace fuseport::causal_conv1d::cuda {
 
-constexpr int AT_ONCE = 4;  // steps whose inputs are asked for before the first is used
+// Steps whose inputs are asked for before the first is used.
+template <class Stored>
+constexpr int AT_ONCE = sizeof(Stored) == 2 ? 8 : 4;
 
 // Where a thread works: V channels, and a chunk of the time of a batch entry.
 template <class Stored>
@@ -33,8 +35,8 @@ struct Lane {
   FUSEPORT_DEVICE Stored* first(const MutableSequence& s) const {
     return at<Stored>(s, batch, channel, start);
   }
-  FUSEPORT_DEVICE static Pack<Stored, V> load(const Stored* from) {
-    return *(const Pack<Stored, V>*)from;
+  FUSEPORT_DEVICE static Words<Stored, V> load(const Stored* from) {
+    return load_words<V>(from);
   }
   FUSEPORT_DEVICE static void store(const Real<Stored>* from, Stored* to) {
     Pack<Stored, V> pack;
@@ -65,14 +67,16 @@ struct Lane {
   FUSEPORT_DEVICE void load_before(const Problem& p, Real<Stored> (&x)[T][V]) const {
 #pragma unroll
     for (int j = 1; j < T; ++j) {
-      Pack<Stored, V> pack;
+      Words<Stored, V> words;
       if (const int64_t t = start - T + j; t >= 0) {
-        pack = load(at<Stored>(p.x, batch, channel, t));
+        words = load(at<Stored>(p.x, batch, channel, t));
       } else {
+        Pack<Stored, V> pack;
 #pragma unroll
         for (int i = 0; i < V; ++i) pack.at[i] = input_before<Stored>(p, batch, channel + i, t);
+        words = words_of(pack);
       }
-      to_reals(pack, x[j]);
+      to_reals<Stored>(words, x[j]);
     }
   }
 };
@@ -124,9 +128,9 @@ FUSEPORT_DEVICE void filtered(const Filter<Stored, V, FULL>& filter, const Real<
 }
 
 template <class Stored, bool PACKED, bool FULL>
-__global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 5)
+__global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : sizeof(Stored) == 4 ? 5 : 4)
     forward_channels_kernel(Problem p, Plan plan, Forward f) {
-  constexpr int V = CHANNELS<Stored>, AHEAD = AT_ONCE;
+  constexpr int V = CHANNELS<Stored>, AHEAD = AT_ONCE<Stored>;
   const int64_t rows = THREADS / plan.lanes, all = p.batches * plan.chunks;
   const int64_t units = (all + rows - 1) / rows * plan.columns;
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
@@ -143,7 +147,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 5)
     const Stored* from = lane.first(p.x);
     Stored* to = lane.first(f.out);
     for (int t = 0; t < count; t += AHEAD) {
-      Pack<Stored, V> packs[AHEAD];
+      Words<Stored, V> packs[AHEAD];
 #pragma unroll
       for (int j = 0; j < AHEAD; ++j)
         if (t + j < count) packs[j] = lane.load(from + j * p.x.time);
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 5)
       for (int j = 0; j < AHEAD; ++j) {
         if (t + j >= count) break;
         shift(x);
-        to_reals(packs[j], x[BEFORE]);
+        to_reals<Stored>(packs[j], x[BEFORE]);
         sequences.go_to(p, lane.batch, lane.start + t + j);
         Real<Stored> y[V];
         filtered(filter, x, sequences, y);
@@ -216,7 +220,7 @@ template <class Stored, bool PACKED, bool FULL>
 __global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 3)
     backward_channels_kernel(Problem p, Plan plan, Gradients k, Real<Stored>* parts) {
   using Number = Real<Stored>;
-  constexpr int V = CHANNELS<Stored>, AHEAD = sizeof(Stored) == 2 ? AT_ONCE : AT_ONCE / 2;
+  constexpr int V = CHANNELS<Stored>, AHEAD = AT_ONCE<Stored> / 2;
   FUSEPORT_SHARED(memory);
   Number* const shared = (Number*)memory;  // [SUMS][row][lane][V]
   const int64_t rows = THREADS / plan.lanes, all = p.batches * plan.chunks;
@@ -238,7 +242,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 3)
       const Stored *of_x = lane.first(p.x), *of_dout = lane.first(k.dout);
       Stored* of_dx = lane.first(k.dx) - BEFORE * k.dx.time;
       for (int t = 0; t < count; t += AHEAD) {
-        Pack<Stored, V> inputs[AHEAD], cotangents[AHEAD];
+        Words<Stored, V> inputs[AHEAD], cotangents[AHEAD];
 #pragma unroll
         for (int j = 0; j < AHEAD; ++j)
           if (t + j < there) {
@@ -252,8 +256,8 @@ __global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 3)
           shift(dy);
           sequences.go_to(p, lane.batch, lane.start + t + j);
           if (t + j < there && !sequences.padding(BEFORE)) {
-            to_reals(inputs[j], x[BEFORE]);
-            to_reals(cotangents[j], dy[BEFORE]);
+            to_reals<Stored>(inputs[j], x[BEFORE]);
+            to_reals<Stored>(cotangents[j], dy[BEFORE]);
             step_back(p, filter, x, sequences, t + j < steps, dy[BEFORE], sums);
           } else {
 #pragma unroll

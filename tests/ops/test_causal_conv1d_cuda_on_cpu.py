@@ -70,7 +70,10 @@ def test_plans_of_other_devices(device: Device, count: int) -> None:
     check(device, case_of("channels", b=3, d=16, l=90, layouts=_LAST), torch.float32)
 
 
-@pytest.mark.parametrize("name", ["time_odd", "channels_lanes", "channels_packed", "width_7"])
+@pytest.mark.parametrize(
+    "name",
+    ["time_odd", "time_chunks_of_many_packs", "channels_lanes", "channels_packed", "width_7"],
+)
 def test_bits_do_not_depend_on_the_order_of_threads(device: Device, name: str) -> None:
     case = {**CASE, **{case.name: case for case in ALIGNED}}[name]
     operator = SPEC.operator(case.operator)
