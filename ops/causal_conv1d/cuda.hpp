@@ -19,9 +19,9 @@ namespace fuseport::causal_conv1d::cuda {
 struct Plan {
   bool plain = false;   // whether it is for the plain kernels
   int lanes = 1;        // threads of a block in a row: along channels, or along time
-  int rows = 1;         // of a block
+  int rows = 1;         // of a block: as many as it has such threads
   int packs = 0;        // of a thread of a chunk, where steps lie in a row
-  int64_t units = 0;    // blocks that are wanted, where steps lie in a row
+  int64_t units = 0;    // blocks that are wanted; of the backward along channels, others are
   int64_t steps = 1;    // that a thread goes through, where channels lie in a row
   int64_t chunks = 1;   // of the time of a batch entry
   int64_t columns = 0;  // blocks next to each other along channels

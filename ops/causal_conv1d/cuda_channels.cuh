@@ -18,7 +18,7 @@ struct Lane {
   bool there;
 
   FUSEPORT_DEVICE Lane(const Problem& p, const Plan& plan, int64_t column)
-      : channel((column * plan.lanes + (int)threadIdx.x % plan.lanes) * V),
+      : channel((column * plan.lanes + ((int)threadIdx.x & (plan.lanes - 1))) * V),
         there(channel < p.channels) {}
 
   // The chunks of all batch entries are counted in turn.
@@ -131,11 +131,10 @@ template <class Stored, bool PACKED, bool FULL>
 __global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : sizeof(Stored) == 4 ? 5 : 4)
     forward_channels_kernel(Problem p, Plan plan, Forward f) {
   constexpr int V = CHANNELS<Stored>, AHEAD = AT_ONCE<Stored>;
-  const int64_t rows = THREADS / plan.lanes, all = p.batches * plan.chunks;
-  const int64_t units = (all + rows - 1) / rows * plan.columns;
-  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+  const int64_t all = p.batches * plan.chunks;
+  for (int64_t unit = blockIdx.x; unit < plan.units; unit += gridDim.x) {
     const int64_t group = quotient_of(unit, plan.columns);
-    const int64_t nth = group * rows + (int)threadIdx.x / plan.lanes;
+    const int64_t nth = group * plan.rows + row_of(plan);
     Lane<Stored> lane(p, plan, unit - group * plan.columns);
     if (!lane.there || nth >= all) continue;
     lane.go_to(p, plan, nth);
@@ -223,14 +222,14 @@ __global__ void __launch_bounds__(THREADS, sizeof(Stored) == 8 ? 1 : 3)
   constexpr int V = CHANNELS<Stored>, AHEAD = AT_ONCE<Stored> / 2;
   FUSEPORT_SHARED(memory);
   Number* const shared = (Number*)memory;  // [SUMS][row][lane][V]
-  const int64_t rows = THREADS / plan.lanes, all = p.batches * plan.chunks;
+  const int64_t rows = plan.rows, all = p.batches * plan.chunks;
   const int64_t units = plan.parts * plan.columns;
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const int64_t part = quotient_of(unit, plan.columns);
     Lane<Stored> lane(p, plan, unit - part * plan.columns);
     const Filter<Stored, V, FULL> filter(p, lane.there ? lane.channel : 0);
     Number sums[SUMS][V] = {};
-    const int64_t first = part * rows + (int)threadIdx.x / plan.lanes;
+    const int64_t first = part * rows + row_of(plan);
     for (int64_t nth = first; lane.there && nth < all; nth += plan.parts * rows) {
       lane.go_to(p, plan, nth);
       Number x[T][V], dy[T][V] = {};  // of the last T steps

@@ -19,6 +19,11 @@ template <class Stored>
 constexpr int CHANNELS = sizeof(Stored) == 8 ? 2 : 4;
 constexpr int SUMS = T + 1;  // of gradients: those of the taps by their lag, and of the bias
 
+// Of a thread, the row in its block: their number is known, and `lanes` need not be divided by.
+FUSEPORT_DEVICE uint32_t row_of(const Plan& plan) {
+  return threadIdx.x * (uint32_t)plan.rows / THREADS;
+}
+
 // The sequence that step t of a batch entry is of; -1, as padding is, where there is no such step.
 FUSEPORT_DEVICE int32_t sequence_at(const Problem& p, int64_t batch, int64_t t) {
   return t >= 0 && t < p.length ? p.seq_idx[batch * p.length + t] : -1;
@@ -40,8 +45,8 @@ FUSEPORT_DEVICE bool in_last(const Problem& p, int64_t batch, int64_t t) {
   return last >= 0 && sequence_at(p, batch, t) == last;
 }
 
-// A pack as it is held until it is used. Numbers of 16 bits would be taken apart as soon as they are
-// there: each load would be waited for before the next is asked for.
+// A pack as it is held until it is used. Numbers of 16 bits would be taken apart as soon as they
+// are there: each load would be waited for before the next is asked for.
 template <class Stored, int V>
 using Words = Pack<uint32_t, V * (int)sizeof(Stored) / 4>;
 

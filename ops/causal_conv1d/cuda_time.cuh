@@ -29,8 +29,8 @@ struct Row {
   bool there;
 
   FUSEPORT_DEVICE Row(const Problem& p, const Plan& plan, uint32_t unit) {
-    const auto rows = (uint32_t)plan.rows, chunks = (uint32_t)plan.chunks;
-    const uint32_t nth = unit * rows + threadIdx.x * rows / THREADS, row = nth / chunks;
+    const auto chunks = (uint32_t)plan.chunks;
+    const uint32_t nth = unit * (uint32_t)plan.rows + row_of(plan), row = nth / chunks;
     chunk = nth - row * chunks;
     batch = row / (uint32_t)p.channels;
     channel = row - batch * (uint32_t)p.channels;
@@ -247,7 +247,8 @@ FUSEPORT_DEVICE void write_initial(const Problem& p, const Gradients& k, const R
   }
 }
 
-// The cotangent of what goes into the activation at one step, which BEFORE others of the row precede.
+// The cotangent of what goes into the activation at one step, which BEFORE others of the row
+// precede.
 template <class Stored, bool FULL>
 FUSEPORT_DEVICE Real<Stored> cotangent_at(const Problem& p, const Filter<Stored, 1, FULL>& filter,
                                           const Stored* x, const Stored* dout) {
@@ -295,8 +296,8 @@ struct Carried {
   }
 };
 
-// From the first-th pack of each thread on, PACKS of them, from the last one; WHOLE says that all are,
-// and there.
+// From the first-th pack of each thread on, PACKS of them, from the last one; WHOLE says that all
+// are, and there.
 template <bool WHOLE, class Stored, bool FULL>
 FUSEPORT_DEVICE void backward_packs(const Problem& p, const Gradients& k, const Row<Stored>& row,
                                     int first, const Stored* of_x, const Stored* of_dout,

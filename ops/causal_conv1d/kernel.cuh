@@ -76,6 +76,7 @@ Plan plan_of(const Problem& p, const Sequences&... sequences) {
   const int64_t all = blocks_for(p.batches * plan.chunks, plan.rows);
   const int64_t wanted = plan.columns ? blocks_for(busy, THREADS * plan.columns) : 1;
   plan.parts = all < wanted ? all : wanted;
+  plan.units = all * plan.columns;
   return plan;
 }
 
@@ -94,8 +95,7 @@ const char* run_forward(const Problem& p, const Plan& plan, const Forward& f, vo
   return launch(p.packed       ? forward_channels_kernel<Stored, true, false>
                 : p.width == T ? forward_channels_kernel<Stored, false, true>
                                : forward_channels_kernel<Stored, false, false>,
-                blocks_for(p.batches * plan.chunks, plan.rows) * plan.columns, THREADS, 0, stream,
-                p, plan, f);
+                plan.units, THREADS, 0, stream, p, plan, f);
 }
 
 template <class Number>
