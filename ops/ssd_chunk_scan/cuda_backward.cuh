@@ -108,34 +108,49 @@ FUSEPORT_DEVICE Real over_warp(Real x) {
   return x;
 }
 
-constexpr int STEPS_SCRATCH = 2 * T + 2 * T / WARP;  // doubles
+constexpr int STEPS_SCRATCH = 8;  // doubles
+
+// Of this lane and all after it.
+FUSEPORT_DEVICE double sum_from_lane(double x) {
+  const int lane = (int)threadIdx.x % WARP;
+#pragma unroll
+  for (int i = 1; i < WARP; i *= 2) {
+    const double after = __shfl_sync(0xffffffffu, x, (lane + i) % WARP);
+    if (lane + i < WARP) x += after;
+  }
+  return x;
+}
 
 // Gradients of δ, A and the bias, of one head of one chunk. Thread t < T of a block gives the excess
-// of K's row t, the sum of its column, exp(c_t)·dy_tᵀ h C_t and dw_t; all give Σ g h.
+// of K's row t, the sum of its column, exp(c_t)·dy_tᵀ h C_t, dw_t and dt with its bias; all give Σ g h.
 template <class Stored>
 FUSEPORT_DEVICE void finish_steps(const Problem& p, const Backward& b,
                                   const Decays<Real<Stored>>& d, int64_t chunk, int64_t h,
                                   double excess, Real<Stored> column, Real<Stored> read,
-                                  Real<Stored> dw, double dot, double* scratch) {
+                                  Real<Stored> dw, double dot, Real<Stored> raw, double* scratch) {
   using Real = cuda::Real<Stored>;
+  static_assert(T == 2 * WARP);
   const int64_t chunks = chunks_of(p), step = chunk % chunks * T + threadIdx.x;
   const int t = (int)threadIdx.x;
-  double *const dc = scratch, *const raised = dc + T, *const sums = raised + T;
+  double *const of_warps = scratch, *const sums = scratch + 4;
+  Real remaining = 0;
+  double sum = 0;
   if (t < T) {
-    const Real w = d.remaining(t) * d.delta(t);
-    dc[t] = excess + (double)read - (double)(w * dw);
-    raised[t] = (double)(w * dw);
+    remaining = d.remaining(t);
+    const Real raised = remaining * d.delta(t) * dw;
+    const double all = over_warp((double)raised);
+    sum = sum_from_lane(excess + (double)read - (double)raised);  // of dc, from t on
+    if (t % WARP == 0) of_warps[t / WARP * 2] = sum;
+    if (t % WARP == 0) of_warps[t / WARP * 2 + 1] = all;
   }
   __syncthreads();
   if (t < T) {
-    double sum = dot * (double)d.outer(T - 1);  // of c_T, beside dc; then dc from t on
-#pragma unroll 8
-    for (int i = 0; i < T; ++i) sum += raised[i];
-    for (int i = T - 1; i >= t; --i) sum += dc[i];
+    if (t < WARP) sum += of_warps[2];
+    sum += dot * (double)d.outer(T - 1) + (of_warps[1] + of_warps[3]);  // of c_T, beside dc
     Real gradient = 0;
     if (step < p.length) {
-      gradient = column + d.remaining(t) * dw + ((const Real*)p.A)[h] * (Real)sum;
-      const Real raw = raw_step<Stored>(p, chunk / chunks, step, h), delta = smooth(p, raw);
+      gradient = column + remaining * dw + ((const Real*)p.A)[h] * (Real)sum;
+      const Real delta = smooth(p, raw);
       const Real low = ((const Real*)p.dt_limit)[0], high = ((const Real*)p.dt_limit)[1];
       if (!(delta >= low && delta <= high)) gradient = 0;
       if (p.softplus && !(raw > 20)) gradient *= logistic(raw);
@@ -146,7 +161,6 @@ FUSEPORT_DEVICE void finish_steps(const Problem& p, const Backward& b,
     if (t % WARP == 0) sums[t / WARP * 2 + 1] = dbias;
   }
   __syncthreads();
-  static_assert(T == 2 * WARP);
   if (t == 0) b.dA[chunk * p.heads + h] = sums[0] + sums[2];
   if (t == 0) b.ddt_bias[chunk * p.heads + h] = sums[1] + sums[3];
 }
@@ -187,10 +201,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) steps_back_kernel(Problem p, 
     __syncthreads();
     dot = 0;
     for (int i = 0; i < WARPS; ++i) dot += parts[i];
-    const int64_t at = head * T + threadIdx.x % T;
-    finish_steps<Stored>(p, b, Decays<Real>(p, s, chunk, h), chunk, h,
-                         b.row_excess[at], ((const Real*)b.column_sums)[at], read[threadIdx.x % T],
-                         dw[threadIdx.x % T], dot, scratch);
+    const int t = (int)threadIdx.x % T;
+    const int64_t at = head * T + t, batch = chunk / chunks_of(p), step = chunk % chunks_of(p) * T + t;
+    const Real raw = step < p.length ? raw_step<Stored>(p, batch, step, h) : (Real)0;
+    finish_steps<Stored>(p, b, Decays<Real>(p, s, chunk, h), chunk, h, b.row_excess[at],
+                         ((const Real*)b.column_sums)[at], read[t], dw[t], dot, raw, scratch);
   }
 }
 

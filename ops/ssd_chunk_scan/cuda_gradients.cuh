@@ -12,22 +12,21 @@
 #include <type_traits>
 
 #include "ssd_chunk_scan/cuda_backward.cuh"
-#include "ssd_chunk_scan/cuda_tiles.cuh"
+#include "ssd_chunk_scan/cuda_lanes.cuh"
+#include "ssd_chunk_scan/cuda_states.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {
-
-constexpr int HALF = 64;  // states that are at once in shared memory
 
 // Tiles in shared memory. OfDy: dout's type, or float32 where dy is another's gradient.
 template <class Stored, class OfDy, int N>
 struct GradientTiles {
   static constexpr int ROW = N + PAD<Stored>, X_ROW = COLUMNS + PAD<Stored>;
-  static constexpr int DY_ROW = COLUMNS + PAD<OfDy>, STATE_ROW = HALF + PAD<BFloat16>;
+  static constexpr int DY_ROW = COLUMNS + PAD<OfDy>;
   Stored B[T * ROW], C[T * ROW], x[T * X_ROW];
   OfDy dy[T * DY_ROW];
   union {
-    BFloat16 state[3][T * STATE_ROW];  // of the columns of x, parts of h or g of some states
-    Mixed<Stored> mixed[2];            // M and Q, later
+    StateParts state;        // h or g of some states
+    Mixed<Stored> mixed[2];  // M and Q, later
   };
   Factors factors;
   // Sums of K without its diagonal, of eight columns or a tile's rows; as for row_excess.
@@ -35,33 +34,11 @@ struct GradientTiles {
   float diagonal[T];
   float dw[4][T], read[4][T];               // of 16 of each 64 states
   double scratch[STEPS_SCRATCH], dots[THREADS / WARP];
+  float D[COLUMNS], raw[T];  // dt with its bias
 };
 
 // More than 99 KiB no block of a GPU for desktops can have.
 static_assert(sizeof(GradientTiles<BFloat16, BFloat16, 128>) <= 99 * 1024);
-
-// Brings h or g of `columns` of a head, 64 states from `first` on, as parts; calls see(i, numbers) with
-// each four.
-template <int ROW, class See>
-FUSEPORT_DEVICE void bring_state(const Problem& p, const float* from, int64_t columns, int64_t first,
-                                 BFloat16 (&to)[3][T * ROW], const See& see) {
-  constexpr int COUNT = 4, PACKS = HALF / COUNT;
-  const bool whole = p.states % COUNT == 0;
-  for (int i = (int)threadIdx.x; i < COLUMNS * PACKS; i += THREADS) {
-    const int q = i / PACKS, n = i % PACKS * COUNT;
-    const int64_t left = q < columns ? p.states - first - n : 0, at = q * p.states + first + n;
-    const int count = left < 0 ? 0 : left < COUNT ? (int)left : COUNT;
-    const Pack<float, COUNT> pack = load_pack<COUNT>(from + at, 1, count, whole && count == COUNT);
-    see(at, count, pack);
-#pragma unroll
-    for (int k = 0; k < COUNT; k += 2) {
-      uint32_t parts[3];
-      cut(pack.at[k], pack.at[k + 1], parts);
-#pragma unroll
-      for (int part = 0; part < 3; ++part) *(uint32_t*)(to[part] + q * ROW + n + k) = parts[part];
-    }
-  }
-}
 
 // Of a multiprocessor: where shared memory has room for one, it has twice the registers.
 template <class Stored, int N>
@@ -73,8 +50,8 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
     gradients_kernel(Problem p, Steps s, int64_t together, Backward b) {
   using Tiles = GradientTiles<Stored, OfDy, N>;
   constexpr int COUNT = PARTS<Stored>, OF_M = Mixed<Stored>::COUNT, HALVES = N / HALF;
+  constexpr bool AHEAD = GRADIENT_BLOCKS<Stored, N> == 1;  // what is read next is asked for early
   constexpr int ROW = Tiles::ROW, X_ROW = Tiles::X_ROW, DY_ROW = Tiles::DY_ROW;
-  constexpr int STATE_ROW = Tiles::STATE_ROW;
   FUSEPORT_SHARED(memory);
   Tiles& tiles = *(Tiles*)memory;
   Mixed<Stored>&M = tiles.mixed[0], &Q = tiles.mixed[1];
@@ -104,69 +81,92 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
       const auto add = [&](auto& sum, auto value) { sum = left == 0 ? value : sum + value; };
       Asked asked;
       asked.ask(p, s, chunk, h);
+      const int of_thread = (int)threadIdx.x % COLUMNS, share = (int)threadIdx.x / COLUMNS;
+      float raw = 0, D = 0;
+      if (share == 0 && step + of_thread < p.length)
+        raw = raw_step<Stored>(p, batch, step + of_thread, h);
+      if (share == 1 && of_thread < columns) D = ((const float*)p.D)[h * p.width + left + of_thread];
       __syncthreads();  // what was before has been read
       bring<COLUMNS>(p.x, batch, step, h, left, p.length - step, columns, tiles.x);
       bring<COLUMNS>(b.dout, batch, step, h, left, p.length - step, columns, tiles.dy);
       asked.put(tiles.factors);
+      if (share == 0) tiles.raw[of_thread] = raw;
+      if (share == 1) tiles.D[of_thread] = D;
+      const float* const of_g = (const float*)b.dstates + head * size + left * p.states;
+      const float* const of_h = (const float*)b.forward.states + head * size + left * p.states;
+      StatesAsked g_asked, h_asked;
+      if (AHEAD) g_asked.ask(p, of_g, columns, 0);
       wait_for_copies();
       __syncthreads();
       const Factors& factors = tiles.factors;
       const Decays<float> d = factors.decays();
       if (threadIdx.x < T) tiles.factors.find((int)threadIdx.x);
-      if (const int q = (int)threadIdx.x - T; q >= 0 && q < COLUMNS && q < columns) {
-        double sum = 0;
+      // Four lanes beside each other have the same column.
+      constexpr int BESIDE = THREADS / COLUMNS;
+      const int q_of_D = (int)threadIdx.x / BESIDE;
+      double dD = 0;
 #pragma unroll 8
-        for (int t = 0; t < T; ++t)
-          sum += (double)to_real(tiles.dy[t * DY_ROW + q]) * (double)to_real(tiles.x[t * X_ROW + q]);
-        b.dD[head * p.width + left + q] = sum;
+      for (int t = (int)threadIdx.x % BESIDE; t < T; t += BESIDE) {
+        const float dy = to_real(tiles.dy[t * DY_ROW + q_of_D]);
+        const float x = to_real(tiles.x[t * X_ROW + q_of_D]);
+        if constexpr (sizeof(OfDy) == 2) dD += (double)(dy * x);  // which is exact
+        else dD += (double)dy * (double)x;
       }
+      sum_over_lanes<BESIDE, 1, 1>(&dD);
+      if (threadIdx.x % BESIDE == 0 && q_of_D < columns) b.dD[head * p.width + left + q_of_D] = dD;
 
       // What goes through the states: w_s g B_s and exp(c_t) hᵀ dy_t, and their like for B.
-      const float* const of_g = (const float*)b.dstates + head * size + left * p.states;
-      const float* const of_h = (const float*)b.forward.states + head * size + left * p.states;
       float dx[2][2][4] = {};
       double dot = 0;
       const auto through = [&](const auto* rows, int of_row, const Stored* others,
                                const float* factor, int half, float (&sum)[2][2][4],
                                float(*of_step)[T]) {
         using OfRow = std::remove_cvref_t<decltype(*rows)>;
+        float product[2][2][4] = {};
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float product[2][4] = {}, with_other[2] = {};
-          const int t = (of_steps + i) * TILE;
+        for (int k = 0; k < COLUMNS; k += TILE) {
+          uint32_t cuts[3][4];
 #pragma unroll
-          for (int k = 0; k < COLUMNS; k += TILE) {
-            uint32_t mine[PARTS<OfRow>][4], cuts[3][4];
-            load_parts<false, Four::down>(mine, rows + t * of_row + k, of_row);
+          for (int part = 0; part < 3; ++part)
+            load_tiles<true, Four::down>(cuts[part], tiles.state[part] + k * STATE_ROW + of_states,
+                                         STATE_ROW);
 #pragma unroll
-            for (int part = 0; part < 3; ++part)
-              load_tiles<true, Four::down>(cuts[part], tiles.state[part] + k * STATE_ROW + of_states,
-                                           STATE_ROW);
-            add_products(product, mine, cuts);
-          }
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const int row = t + g + j / 2 * 8, n = half * HALF + of_states + c + j % 2;
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-              with_other[j / 2] += product[k][j] * to_real(others[row * ROW + n + k * 8]);
-              sum[i][k][j] += factor[row] * product[k][j];
-            }
-          }
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            sum_over_lanes<4, 1, 1>(with_other + j);
-            float& all = of_step[warp % 4][t + g + j * 8];
-            if (lane % 4 == 0 && half == 0) add(all, with_other[j]);
-            if (lane % 4 == 0 && half > 0) all += with_other[j];
+          for (int i = 0; i < 2; ++i) {
+            uint32_t mine[PARTS<OfRow>][4];
+            load_parts<false, Four::down>(mine, rows + (of_steps + i) * TILE * of_row + k, of_row);
+            add_products(product[i], mine, cuts);
           }
         }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int row = (of_steps + i) * TILE + g + j * 8, n = half * HALF + of_states + c;
+            const float by = factor[row];
+            float with_other = 0;
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              float other[2];
+              (*(const Pair<Stored>*)(others + row * ROW + n + k * 8)).get(other);
+#pragma unroll
+              for (int m = 0; m < 2; ++m) {
+                with_other += product[i][k][j * 2 + m] * other[m];
+                sum[i][k][j * 2 + m] += by * product[i][k][j * 2 + m];
+              }
+            }
+            sum_over_lanes<4, 1, 1>(&with_other);
+            float& all = of_step[warp % 4][row];
+            if (lane % 4 == 0 && half == 0) add(all, with_other);
+            if (lane % 4 == 0 && half > 0) all += with_other;
+          }
       };
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
+        if (!AHEAD) g_asked.ask(p, of_g, columns, half * HALF);
         __syncthreads();
-        bring_state<STATE_ROW>(p, of_g, columns, half * HALF, tiles.state, [](auto...) {});
+        g_asked.put(tiles.state);
         __syncthreads();
+        if (AHEAD) h_asked.ask(p, of_h, columns, half * HALF);
 #pragma unroll
         for (int k = 0; k < HALF; k += TILE) {
           uint32_t of_B[COUNT][4], cuts[OF_M][4];
@@ -181,17 +181,14 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
           }
         }
         through(tiles.x, X_ROW, tiles.B, factors.w, half, dB[half], tiles.dw);
-      }
-#pragma unroll
-      for (int half = 0; half < HALVES; ++half) {
+
+        if (!AHEAD) h_asked.ask(p, of_h, columns, half * HALF);
+        if (!AHEAD) g_asked.ask(p, of_g, columns, half * HALF);  // for which there are no registers
+        dot += h_asked.dot(g_asked);
         __syncthreads();
-        bring_state<STATE_ROW>(p, of_h, columns, half * HALF, tiles.state,
-                               [&](int64_t at, int count, const Pack<float, 4>& pack) {
-#pragma unroll
-                                 for (int k = 0; k < 4; ++k)
-                                   if (k < count) dot += (double)(pack.at[k] * of_g[at + k]);
-                               });
+        h_asked.put(tiles.state);
         __syncthreads();
+        if (AHEAD && half + 1 < HALVES) g_asked.ask(p, of_g, columns, (half + 1) * HALF);
         through(tiles.dy, DY_ROW, tiles.C, factors.outer, half, dC[half], tiles.read);
       }
       dot = over_warp(dot);
@@ -261,20 +258,22 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
           M.template load<true>(of_M, k, own);
           add_products(dx[j], of_M, of_dy);
         }
+      const int64_t stride = p.heads * p.width;
+      int64_t at = (batch * p.length + step + own * TILE + g) * stride + h * p.width + left + of_x + c;
+      const bool even = at % 2 == 0 && stride % 2 == 0;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int t = own * TILE + g + j % 2 * 8, q = of_x + j / 2 * 8 + c;
-        if (step + t >= p.length || q >= columns) continue;
-        const int count = q + 1 < columns ? 2 : 1;
-        float both[2];
+      for (int j = 0; j < 2; ++j, at += 8 * stride)
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const float D = k < count ? ((const float*)p.D)[h * p.width + left + q + k] : 0.0f;
-          both[k] = dx[j / 4][j / 2 % 2][j % 2 * 2 + k] + D * to_real(tiles.dy[t * DY_ROW + q + k]);
+        for (int k = 0; k < 4; ++k) {
+          const int t = own * TILE + g + j * 8, q = of_x + k * 8 + c;
+          const int count = step + t >= p.length || q >= columns ? 0 : q + 1 < columns ? 2 : 1;
+          const auto of_D = *(const Pack<float, 2>*)(tiles.D + q);
+          float both[2];
+#pragma unroll
+          for (int m = 0; m < 2; ++m)
+            both[m] = dx[k / 2][k % 2][j * 2 + m] + of_D.at[m] * to_real(tiles.dy[t * DY_ROW + q + m]);
+          store_pack<2>(both, (Stored*)b.dx + at + k * 8, 1, count, even && count == 2);
         }
-        const int64_t at = ((batch * p.length + step + t) * p.heads + h) * p.width + left + q;
-        store_pack<2>(both, (Stored*)b.dx + at, 1, count, at % 2 == 0 && count == 2);
-      }
 
       // dB_s = Σ_t Q_ts C_t and dC_t = Σ_s Q_ts B_s, beside what went through the states.
       const auto within = [&](auto transposed, int i, int k, const Stored* others, auto& sum) {
@@ -310,16 +309,17 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
       for (int i = 0; i < THREADS / WARP; ++i) dot += tiles.dots[i];
       finish_steps<Stored>(p, b, d, chunk, h, row - (double)d.delta(t) * column,
                            (float)(column + (double)tiles.diagonal[t]), factors.outer[t] * read, dw,
-                           dot, tiles.scratch);
+                           dot, tiles.raw[t], tiles.scratch);
     }
     const auto store = [&](const float (&sum)[HALVES][2][2][4], void* to) {
 #pragma unroll
-      for (int i = 0; i < HALVES * 16; ++i) {
-        const int half = i / 16, j = i % 4;
-        const int t = (of_steps + i / 8 % 2) * TILE + g + j / 2 * 8;
-        const int n = half * HALF + of_states + i / 4 % 2 * 8 + c + j % 2;
-        if (n < p.states)
-          ((float*)to)[(unit * T + t) * p.states + n] = sum[half][i / 8 % 2][i / 4 % 2][j];
+      for (int i = 0; i < HALVES * 8; ++i) {
+        const int half = i / 8, row = (of_steps + i / 4 % 2) * TILE + g + i / 2 % 2 * 8;
+        const int n = half * HALF + of_states + i % 2 * 8 + c;
+        const float* const two = sum[half][i / 4 % 2][i % 2] + i / 2 % 2 * 2;
+        const int64_t left = p.states - n;
+        store_pack<2>(two, (float*)to + (unit * T + row) * p.states + n, 1, left < 2 ? (int)left : 2,
+                      left > 1 && p.states % 2 == 0);
       }
     };
     store(dB, b.dB);

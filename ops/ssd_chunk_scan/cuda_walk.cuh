@@ -11,7 +11,7 @@
 // the state; and of float32 the long ones, C·B and C·h, in pieces (cuda_apart.cuh).
 #pragma once
 
-#include "ssd_chunk_scan/cuda_tiles.cuh"
+#include "ssd_chunk_scan/cuda_lanes.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {
 
@@ -23,49 +23,6 @@ constexpr int SHARES = N / OWN<N>;
 constexpr int ACROSS = COLUMNS / TILE;  // warps, beside each other
 template <int N>
 constexpr int WALK_THREADS = ACROSS * SHARES<N> * WARP;
-
-// Two numbers in a row of what is like x, in columns from q on, of which `count` are there.
-template <class Stored>
-FUSEPORT_DEVICE void load_two(const Strided& s, int64_t batch, int64_t step, int64_t h, int64_t q,
-                              int count, float (&to)[2]) {
-  const Stored* const at =
-      (const Stored*)s.data + batch * s.batch + step * s.step + h * s.head + q * s.column;
-  const bool whole = count == 2 && s.column == 1 && (uintptr_t)at % (2 * sizeof(Stored)) == 0;
-  to_reals<2>(load_pack<2>(at, s.column, count, whole), to);
-}
-
-// Of one step, in two columns from q on: y with D·x, and with the gate; or, if GATE, what the gate
-// makes of dout: dz, and dy.
-template <bool GATE, class Stored>
-FUSEPORT_DEVICE void finish_pair(const Problem& p, const Walk& walk, int64_t batch, int64_t step,
-                                 int64_t h, int64_t q, const Stored* x, const float* y) {
-  if (step >= p.length || q >= p.width) return;
-  const int count = q + 1 < p.width ? 2 : 1;
-  const float* const D = (const float*)p.D + h * p.width + q;
-  const int64_t at = ((batch * p.length + step) * p.heads + h) * p.width + q;
-  const bool whole = at % 2 == 0 && count == 2;
-  float out[2], z[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) out[i] = i < count ? y[i] + D[i] * to_real(x[i]) : 0.0f;
-  if (GATE || p.z.data) load_two<Stored>(p.z, batch, step, h, q, count, z);
-  if constexpr (GATE) {
-    float dout[2], dy[2];
-    load_two<Stored>(walk.dout, batch, step, h, q, count, dout);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float share = logistic(z[i]);
-      dy[i] = dout[i] * z[i] * share;
-      out[i] *= dout[i] * share * (1 + z[i] * (1 - share));
-    }
-    store_pack<2>(dy, (float*)walk.dy + at, 1, count, whole);
-    store_pack<2>(out, (Stored*)walk.dz + at, 1, count, whole);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      if (p.z.data) out[i] *= z[i] * logistic(z[i]);
-    store_pack<2>(out, (Stored*)walk.out + at, 1, count, whole);
-  }
-}
 
 // Tiles in shared memory. A chunk's are used while the next's are on their way, but for C, which is
 // free before the states are added to; of float32 there is room for one chunk's. OfX: x's type, or
@@ -90,10 +47,16 @@ enum class Walks {
   out,     // out
 };
 
-// N: states, at most. `BACK`: the state's cotangent; dy is in x's place, C in B's, exp(c_t) in w_t's.
+// Of a multiprocessor, for as many registers as there are.
+template <class Stored, int N, Walks WALKS>
+constexpr int WALK_BLOCKS = WALKS == Walks::gate || WALKS == Walks::out ? 2 / SHARES<N>
+                            : std::is_same_v<Stored, float>             ? 2
+                                                                        : 3;
+
+// N: states, at most; of more, blocks have `shares`, if there is no out. `BACK`: the state's cotangent; dy is in x's place, C in B's, exp(c_t) in w_t's.
 template <class Stored, class OfX, int N, Walks WALKS, bool BACK>
-__global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
-    walk_kernel(Problem p, Steps s, Segments segments, Walk walk) {
+__global__ void __launch_bounds__(WALK_THREADS<N>, WALK_BLOCKS<Stored, N, WALKS>)
+    walk_kernel(Problem p, Steps s, Segments segments, int64_t shares, Walk walk) {
   constexpr bool GATE = WALKS == Walks::gate, ADD_UP = WALKS == Walks::add_up;
   constexpr bool OUT = WALKS == Walks::out || GATE;
   static_assert(!(OUT && BACK) && (BACK || std::is_same_v<Stored, OfX>));
@@ -105,11 +68,12 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
   const int beside = warp % ACROSS * TILE;  // a warp's first column, and its first state
   const int mine = SHARES<N> > 1 ? warp / ACROSS * OWN<N> : 0;
   const int g = lane / 4, c = lane % 4 * 2;  // of a fragment: the first row, and the first column
-  const int64_t chunks = chunks_of(p), blocks = (p.width + COLUMNS - 1) / COLUMNS;
+  const int64_t chunks = chunks_of(p), blocks = (p.width + COLUMNS - 1) / COLUMNS * shares;
   const int64_t count = segments.count - ADD_UP;
   for (int64_t unit = blockIdx.x; unit < p.batches * count * p.heads * blocks;
        unit += gridDim.x) {
-    const int64_t head = unit / blocks, column = unit % blocks * COLUMNS;
+    const int64_t head = unit / blocks, column = unit % blocks / shares * COLUMNS;
+    const int64_t states = unit % shares * N;  // the first of a block
     const int64_t h = head % p.heads, turn = head / p.heads % count;
     const int64_t segment = BACK ? segments.count - 1 - turn : turn;
     const int64_t batch = head / p.heads / count, group = h / (p.heads / p.groups);
@@ -121,22 +85,12 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
     };
     const auto bring_rest = [&](int64_t chunk) {
       const int64_t steps = p.length - chunk * T;
-      bring<N>(BACK ? p.C : p.B, batch, chunk * T, group, 0, steps, p.states,
+      bring<N>(BACK ? p.C : p.B, batch, chunk * T, group, states, steps, p.states - states,
                tiles.B[chunk % AT_ONCE]);
       bring<COLUMNS>(BACK ? walk.dout : p.x, batch, chunk * T, h, column, steps, p.width - column,
                      tiles.x[chunk % AT_ONCE]);
     };
-    // Rows of the state are columns of x: of 16 a lane has rows g and g + 8, in each eight columns
-    // two in a row.
-    const auto each_of_state = [&](const auto& visit) {
-#pragma unroll
-      for (int j = 0; j < OWN<N> / 8; ++j)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int64_t q = column + beside + g + i / 2 * 8, n = mine + j * 8 + c + i % 2;
-          if (q < p.width && n < p.states) visit(j, i, q * p.states + n);
-        }
-    };
+    const StatePart part(p, column + beside + g, states + mine + c);
     const int64_t size = p.width * p.states;
     const int64_t own = (batch * p.heads + h) * size;
     const int64_t of_segment = ((batch * segments.count + segment) * p.heads + h) * size;
@@ -144,7 +98,7 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
     if (!ADD_UP) {
       const float* const start = segments.count > 1 ? (const float*)walk.segments + of_segment
                                                     : (const float*)walk.start + own;
-      each_of_state([&](int j, int i, int64_t at) { state[j][i] = start[at]; });
+      part.load(start, state);
     }
 
     constexpr int64_t FORTH = BACK ? -1 : 1;
@@ -156,8 +110,7 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
     bring_rest(from);
     for (int64_t chunk = from; chunk != beyond; chunk += FORTH) {
       if (WALKS == Walks::keep || GATE) {
-        float* const kept = (float*)walk.kept + ((batch * chunks + chunk) * p.heads + h) * size;
-        each_of_state([&](int j, int i, int64_t at) { kept[at] = state[j][i]; });
+        part.store(state, (float*)walk.kept + ((batch * chunks + chunk) * p.heads + h) * size);
       }
       const Stored* const B = tiles.B[chunk % AT_ONCE];
       const OfX* const x = tiles.x[chunk % AT_ONCE] + beside;
@@ -220,6 +173,10 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
             add_apart<Stored>(y[i], of_C, of_state);
           }
         }
+        const LanePairs pairs(p, batch, chunk * T + g, h, column + beside + c);
+        LanePairs::Pairs<Stored> of_z = {}, of_dout = {};
+        if (mine == 0 && (GATE || p.z.data)) pairs.ask<Stored>(p.z, of_z);
+        if (mine == 0 && GATE) pairs.ask<Stored>(walk.dout, of_dout);
 #pragma unroll
         for (int i = 0; i < TILES; ++i)
 #pragma unroll
@@ -248,16 +205,9 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
           for (int i = 0; i < TILES * 8; ++i)
             if (mine == 0) y[i / 8][i / 4 % 2][i % 4] += others[i * ACROSS * WARP];
         }
-#pragma unroll
-        for (int i = 0; i < TILES; ++i)
-#pragma unroll
-          for (int half = 0; half < 4; ++half) {
-            if (mine > 0) break;
-            const int t = i * TILE + g + half % 2 * 8, q = c + half / 2 * 8;
-            const float* const of_y = y[i][half / 2] + half % 2 * 2;
-            finish_pair<GATE>(p, walk, batch, chunk * T + t, h, column + beside + q,
-                              x + t * Tiles::X_ROW + q, of_y);
-          }
+        if (mine == 0)
+          finish_pairs<GATE, Stored>(p, walk, pairs, x + g * Tiles::X_ROW + c, Tiles::X_ROW, of_z,
+                                     of_dout, y);
         __syncthreads();
         if (next != beyond) bring_C(next);
       }
@@ -298,11 +248,9 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, 2 / SHARES<N>)
       bring_rest(next);
     }
     if (ADD_UP) {
-      float* const added = (float*)walk.segments + of_segment;
-      each_of_state([&](int j, int i, int64_t at) { added[at] = state[j][i]; });
+      part.store(state, (float*)walk.segments + of_segment);
     } else if (walk.end && segment == (BACK ? 0 : segments.count - 1)) {
-      float* const end = (float*)walk.end + own;
-      each_of_state([&](int j, int i, int64_t at) { end[at] = state[j][i]; });
+      part.store(state, (float*)walk.end + own);
     }
   }
 }

@@ -100,11 +100,12 @@ const char* run_walk(const Problem& p, const Steps& s, const Segments& segments,
   const auto run = [&](auto stored, auto of_x, auto states) {
     using Stored = decltype(stored);
     using OfX = decltype(of_x);
-    constexpr int N = decltype(states)::value;
     constexpr bool OUT = WALKS == Walks::gate || WALKS == Walks::out;
-    const int64_t blocks = blocks_of(p, segments.count - (WALKS == Walks::add_up));
+    constexpr int N = OUT ? decltype(states)::value : OWN<decltype(states)::value>;
+    const int64_t shares = (p.states + N - 1) / N;
+    const int64_t blocks = blocks_of(p, segments.count - (WALKS == Walks::add_up)) * shares;
     return launch(walk_kernel<Stored, OfX, N, WALKS, BACK>, blocks, WALK_THREADS<N>,
-                  sizeof(WalkTiles<Stored, OfX, N, OUT>), stream, p, s, segments, walk);
+                  sizeof(WalkTiles<Stored, OfX, N, OUT>), stream, p, s, segments, shares, walk);
   };
   if constexpr (BACK) return with_dy(p, run);
   else return with_states(p, [&](auto stored, auto n) { return run(stored, stored, n); });
