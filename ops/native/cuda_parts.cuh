@@ -35,8 +35,8 @@ FUSEPORT_DEVICE void cut(float x, float y, uint32_t (&parts)[COUNT]) {
     x -= lower<BFloat16>(parts[i]);
     y -= upper<BFloat16>(parts[i]);
     if (i > 0) continue;  // the rest of a rest is finite
-    if (!(x - x == 0)) x = 0;
-    if (!(y - y == 0)) y = 0;
+    if (!(fabsf(x) <= 0x1.fffffep127f)) x = 0;
+    if (!(fabsf(y) <= 0x1.fffffep127f)) y = 0;
   }
 }
 

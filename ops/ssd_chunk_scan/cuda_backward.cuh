@@ -122,16 +122,18 @@ FUSEPORT_DEVICE double sum_from_lane(double x) {
 }
 
 // Gradients of δ, A and the bias, of one head of one chunk. Thread t < T of a block gives the excess
-// of K's row t, the sum of its column, exp(c_t)·dy_tᵀ h C_t, dw_t and dt with its bias; all give Σ g h.
+// of K's row t, the sum of its column, exp(c_t)·dy_tᵀ h C_t, dw_t and dt with its bias; all give Σ g h,
+// and which step of which batch entry the chunk begins with.
 template <class Stored>
 FUSEPORT_DEVICE void finish_steps(const Problem& p, const Backward& b,
-                                  const Decays<Real<Stored>>& d, int64_t chunk, int64_t h,
-                                  double excess, Real<Stored> column, Real<Stored> read,
-                                  Real<Stored> dw, double dot, Real<Stored> raw, double* scratch) {
+                                  const Decays<Real<Stored>>& d, int64_t batch, int64_t first,
+                                  int64_t head, int64_t h, double excess, Real<Stored> column,
+                                  Real<Stored> read, Real<Stored> dw, double dot,
+                                  Real<Stored> raw, double* scratch) {
   using Real = cuda::Real<Stored>;
   static_assert(T == 2 * WARP);
-  const int64_t chunks = chunks_of(p), step = chunk % chunks * T + threadIdx.x;
   const int t = (int)threadIdx.x;
+  const int64_t step = first + t;
   double *const of_warps = scratch, *const sums = scratch + 4;
   Real remaining = 0;
   double sum = 0;
@@ -154,15 +156,15 @@ FUSEPORT_DEVICE void finish_steps(const Problem& p, const Backward& b,
       const Real low = ((const Real*)p.dt_limit)[0], high = ((const Real*)p.dt_limit)[1];
       if (!(delta >= low && delta <= high)) gradient = 0;
       if (p.softplus && !(raw > 20)) gradient *= logistic(raw);
-      from_real(gradient, (Stored*)b.ddt + (chunk / chunks * p.length + step) * p.heads + h);
+      from_real(gradient, (Stored*)b.ddt + (batch * p.length + step) * p.heads + h);
     }
     const double dA = over_warp(sum * (double)d.delta(t)), dbias = over_warp((double)gradient);
     if (t % WARP == 0) sums[t / WARP * 2] = dA;
     if (t % WARP == 0) sums[t / WARP * 2 + 1] = dbias;
   }
   __syncthreads();
-  if (t == 0) b.dA[chunk * p.heads + h] = sums[0] + sums[2];
-  if (t == 0) b.ddt_bias[chunk * p.heads + h] = sums[1] + sums[3];
+  if (t == 0) b.dA[head] = sums[0] + sums[2];
+  if (t == 0) b.ddt_bias[head] = sums[1] + sums[3];
 }
 
 // A block has one head of one chunk: sums for the gradients of its steps.
@@ -202,10 +204,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) steps_back_kernel(Problem p, 
     dot = 0;
     for (int i = 0; i < WARPS; ++i) dot += parts[i];
     const int t = (int)threadIdx.x % T;
-    const int64_t at = head * T + t, batch = chunk / chunks_of(p), step = chunk % chunks_of(p) * T + t;
-    const Real raw = step < p.length ? raw_step<Stored>(p, batch, step, h) : (Real)0;
-    finish_steps<Stored>(p, b, Decays<Real>(p, s, chunk, h), chunk, h, b.row_excess[at],
-                         ((const Real*)b.column_sums)[at], read[t], dw[t], dot, raw, scratch);
+    const int64_t batch = chunk / chunks_of(p), first = chunk % chunks_of(p) * T, at = head * T + t;
+    const Real raw = first + t < p.length ? raw_step<Stored>(p, batch, first + t, h) : (Real)0;
+    finish_steps<Stored>(p, b, Decays<Real>(p, s, chunk, h), batch, first, head, h,
+                         b.row_excess[at], ((const Real*)b.column_sums)[at], read[t], dw[t], dot,
+                         raw, scratch);
   }
 }
 

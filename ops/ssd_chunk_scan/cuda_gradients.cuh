@@ -12,21 +12,21 @@
 #include <type_traits>
 
 #include "ssd_chunk_scan/cuda_backward.cuh"
-#include "ssd_chunk_scan/cuda_lanes.cuh"
-#include "ssd_chunk_scan/cuda_states.cuh"
+#include "ssd_chunk_scan/cuda_operands.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {
 
-// Tiles in shared memory. OfDy: dout's type, or float32 where dy is another's gradient.
-template <class Stored, class OfDy, int N>
+// Tiles in shared memory. CUT: whether B, C, M and Q are cut once, for which float32 may find no room,
+// and of 256 states finds none; x and dy always are. OfDy: dout's type, or float32 where dy is
+// another's gradient.
+template <class Stored, class OfDy, int N, bool CUT>
 struct GradientTiles {
-  static constexpr int ROW = N + PAD<Stored>, X_ROW = COLUMNS + PAD<Stored>;
-  static constexpr int DY_ROW = COLUMNS + PAD<OfDy>;
-  Stored B[T * ROW], C[T * ROW], x[T * X_ROW];
-  OfDy dy[T * DY_ROW];
+  Operand<Stored, N, CUT> B, C;
+  Operand<Stored, COLUMNS, true> x;
+  Operand<OfDy, COLUMNS, true> dy;
   union {
-    StateParts state;        // h or g of some states
-    Mixed<Stored> mixed[2];  // M and Q, later
+    StateParts state;             // h or g of some states
+    Mixed<Stored, CUT> mixed[2];  // M and Q, later
   };
   Factors factors;
   // Sums of K without its diagonal, of eight columns or a tile's rows; as for row_excess.
@@ -38,23 +38,23 @@ struct GradientTiles {
 };
 
 // More than 99 KiB no block of a GPU for desktops can have.
-static_assert(sizeof(GradientTiles<BFloat16, BFloat16, 128>) <= 99 * 1024);
+static_assert(sizeof(GradientTiles<BFloat16, BFloat16, 128, true>) <= 99 * 1024);
 
 // Of a multiprocessor: where shared memory has room for one, it has twice the registers.
 template <class Stored, int N>
 constexpr int GRADIENT_BLOCKS = std::is_same_v<Stored, float> || N > 128 ? 1 : 2;
 
 // N: states, at most. b.dB and b.dC are sums over the heads of a block.
-template <class Stored, class OfDy, int N>
+template <class Stored, class OfDy, int N, bool CUT>
 __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
     gradients_kernel(Problem p, Steps s, int64_t together, Backward b) {
-  using Tiles = GradientTiles<Stored, OfDy, N>;
-  constexpr int COUNT = PARTS<Stored>, OF_M = Mixed<Stored>::COUNT, HALVES = N / HALF;
+  using Tiles = GradientTiles<Stored, OfDy, N, CUT>;
+  using Mixed = cuda::Mixed<Stored, CUT>;
+  constexpr int COUNT = PARTS<Stored>, OF_M = Mixed::COUNT, HALVES = N / HALF;
   constexpr bool AHEAD = GRADIENT_BLOCKS<Stored, N> == 1;  // what is read next is asked for early
-  constexpr int ROW = Tiles::ROW, X_ROW = Tiles::X_ROW, DY_ROW = Tiles::DY_ROW;
   FUSEPORT_SHARED(memory);
   Tiles& tiles = *(Tiles*)memory;
-  Mixed<Stored>&M = tiles.mixed[0], &Q = tiles.mixed[1];
+  Mixed &M = tiles.mixed[0], &Q = tiles.mixed[1];
   const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
   const int g = lane / 4, c = lane % 4 * 2;  // of a fragment: the first row, and the first column
   const int of_states = warp % 4 * TILE, of_steps = warp / 4 * 2;  // dB's and dC's: tiles of steps
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
     const int64_t beyond = first + together < (group + 1) * heads ? first + together
                                                                   : (group + 1) * heads;
     __syncthreads();  // the unit before has read all
-    bring<N>(p.B, batch, step, group, 0, p.length - step, p.states, tiles.B);
-    bring<N>(p.C, batch, step, group, 0, p.length - step, p.states, tiles.C);
+    tiles.B.template bring<THREADS>(p.B, batch, step, group, 0, p.length - step, p.states);
+    tiles.C.template bring<THREADS>(p.C, batch, step, group, 0, p.length - step, p.states);
     float dB[HALVES][2][2][4] = {}, dC[HALVES][2][2][4] = {};
     int left = 0, next = 0;  // columns of a head
     for (int64_t h = first; h < beyond; h += next == 0, left = next) {
@@ -85,43 +85,54 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
       float raw = 0, D = 0;
       if (share == 0 && step + of_thread < p.length)
         raw = raw_step<Stored>(p, batch, step + of_thread, h);
-      if (share == 1 && of_thread < columns) D = ((const float*)p.D)[h * p.width + left + of_thread];
+      if (share == 1 && of_thread < columns)
+        D = ((const float*)p.D)[h * p.width + left + of_thread];
+      Share<THREADS> of_x_asked, dy_asked;
+      tiles.x.ask(of_x_asked, p.x, batch, step, h, left, p.length - step, columns);
+      tiles.dy.ask(dy_asked, b.dout, batch, step, h, left, p.length - step, columns);
       __syncthreads();  // what was before has been read
-      bring<COLUMNS>(p.x, batch, step, h, left, p.length - step, columns, tiles.x);
-      bring<COLUMNS>(b.dout, batch, step, h, left, p.length - step, columns, tiles.dy);
+      tiles.x.put(of_x_asked, p.x, batch, step, h, left, p.length - step, columns);
+      tiles.dy.put(dy_asked, b.dout, batch, step, h, left, p.length - step, columns);
       asked.put(tiles.factors);
       if (share == 0) tiles.raw[of_thread] = raw;
       if (share == 1) tiles.D[of_thread] = D;
       const float* const of_g = (const float*)b.dstates + head * size + left * p.states;
       const float* const of_h = (const float*)b.forward.states + head * size + left * p.states;
-      StatesAsked g_asked, h_asked;
-      if (AHEAD) g_asked.ask(p, of_g, columns, 0);
+      Share<THREADS> g_asked, h_asked;
+      const auto ask = [&](Share<THREADS>& to, const float* from, int half) {
+        to.ask(from + half * HALF, p.states, 1, columns, p.states - half * HALF);
+      };
+      if (AHEAD) ask(g_asked, of_g, 0);
       wait_for_copies();
       __syncthreads();
       const Factors& factors = tiles.factors;
       const Decays<float> d = factors.decays();
       if (threadIdx.x < T) tiles.factors.find((int)threadIdx.x);
-      // Four lanes beside each other have the same column.
-      constexpr int BESIDE = THREADS / COLUMNS;
-      const int q_of_D = (int)threadIdx.x / BESIDE;
-      double dD = 0;
-#pragma unroll 8
-      for (int t = (int)threadIdx.x % BESIDE; t < T; t += BESIDE) {
-        const float dy = to_real(tiles.dy[t * DY_ROW + q_of_D]);
-        const float x = to_real(tiles.x[t * X_ROW + q_of_D]);
-        if constexpr (sizeof(OfDy) == 2) dD += (double)(dy * x);  // which is exact
-        else dD += (double)dy * (double)x;
+      // Eight lanes beside each other have the same two columns.
+      constexpr int BESIDE = THREADS / COLUMNS * 2;
+      const int q_of_D = (int)threadIdx.x / BESIDE * 2;
+      double dD[2] = {};
+#pragma unroll
+      for (int i = 0; i < T / BESIDE; ++i) {
+        float dy[2], x[2];
+        tiles.dy.pair(i * BESIDE + (int)threadIdx.x % BESIDE, q_of_D, dy);
+        tiles.x.pair(i * BESIDE + (int)threadIdx.x % BESIDE, q_of_D, x);
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if constexpr (sizeof(OfDy) == 2) dD[k] += (double)(dy[k] * x[k]);  // which is exact
+          else dD[k] += (double)dy[k] * (double)x[k];
+        }
       }
-      sum_over_lanes<BESIDE, 1, 1>(&dD);
-      if (threadIdx.x % BESIDE == 0 && q_of_D < columns) b.dD[head * p.width + left + q_of_D] = dD;
+      sum_over_lanes<BESIDE, 1, 2>(dD);
+      if (const int q = q_of_D + (int)threadIdx.x % BESIDE / (BESIDE / 2);
+          threadIdx.x % (BESIDE / 2) == 0 && q < columns)
+        b.dD[head * p.width + left + q] = dD[0];
 
       // What goes through the states: w_s g B_s and exp(c_t) hᵀ dy_t, and their like for B.
       float dx[2][2][4] = {};
       double dot = 0;
-      const auto through = [&](const auto* rows, int of_row, const Stored* others,
-                               const float* factor, int half, float (&sum)[2][2][4],
-                               float(*of_step)[T]) {
-        using OfRow = std::remove_cvref_t<decltype(*rows)>;
+      const auto through = [&](const auto& rows, const auto& others, const float* factor, int half,
+                               float (&sum)[2][2][4], float(*of_step)[T]) {
         float product[2][2][4] = {};
 #pragma unroll
         for (int k = 0; k < COLUMNS; k += TILE) {
@@ -132,8 +143,8 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
                                          STATE_ROW);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            uint32_t mine[PARTS<OfRow>][4];
-            load_parts<false, Four::down>(mine, rows + (of_steps + i) * TILE * of_row + k, of_row);
+            uint32_t mine[std::remove_cvref_t<decltype(rows)>::COUNT][4];
+            rows.template load<false, Four::down>(mine, (of_steps + i) * TILE, k);
             add_products(product[i], mine, cuts);
           }
         }
@@ -147,7 +158,7 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
               float other[2];
-              (*(const Pair<Stored>*)(others + row * ROW + n + k * 8)).get(other);
+              others.pair(row, n + k * 8, other);
 #pragma unroll
               for (int m = 0; m < 2; ++m) {
                 with_other += product[i][k][j * 2 + m] * other[m];
@@ -162,15 +173,15 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
       };
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
-        if (!AHEAD) g_asked.ask(p, of_g, columns, half * HALF);
+        if (!AHEAD) ask(g_asked, of_g, half);
         __syncthreads();
-        g_asked.put(tiles.state);
+        g_asked.template put<STATE_ROW>(tiles.state);
         __syncthreads();
-        if (AHEAD) h_asked.ask(p, of_h, columns, half * HALF);
+        if (AHEAD) ask(h_asked, of_h, half);
 #pragma unroll
         for (int k = 0; k < HALF; k += TILE) {
           uint32_t of_B[COUNT][4], cuts[OF_M][4];
-          load_parts<false, Four::down>(of_B, tiles.B + own * TILE * ROW + half * HALF + k, ROW);
+          tiles.B.template load<false, Four::down>(of_B, own * TILE, half * HALF + k);
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
 #pragma unroll
@@ -180,16 +191,16 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
             add_products(dx[j], of_B, cuts);
           }
         }
-        through(tiles.x, X_ROW, tiles.B, factors.w, half, dB[half], tiles.dw);
+        through(tiles.x, tiles.B, factors.w, half, dB[half], tiles.dw);
 
-        if (!AHEAD) h_asked.ask(p, of_h, columns, half * HALF);
-        if (!AHEAD) g_asked.ask(p, of_g, columns, half * HALF);  // for which there are no registers
+        if (!AHEAD) ask(h_asked, of_h, half);
+        if (!AHEAD) ask(g_asked, of_g, half);  // for which there are no registers
         dot += h_asked.dot(g_asked);
         __syncthreads();
-        h_asked.put(tiles.state);
+        h_asked.template put<STATE_ROW>(tiles.state);
         __syncthreads();
-        if (AHEAD && half + 1 < HALVES) g_asked.ask(p, of_g, columns, (half + 1) * HALF);
-        through(tiles.dy, DY_ROW, tiles.C, factors.outer, half, dC[half], tiles.read);
+        if (AHEAD && half + 1 < HALVES) ask(g_asked, of_g, half + 1);
+        through(tiles.dy, tiles.C, factors.outer, half, dC[half], tiles.read);
       }
       dot = over_warp(dot);
       if (lane == 0) add(tiles.dots[warp], dot);
@@ -200,22 +211,19 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
         const int i = tile < 2 ? 0 : tile < 6 ? 1 : tile < 12 ? 2 : 3, j = tile - i * (i + 1);
         static_assert(TILES == 4);
         float CB[4] = {}, dM[4] = {};
-        const auto product = [&](float (&sum)[4], const auto* a, int of_row, const Stored* b,
-                                 int row, int k) {
-          constexpr int OF_A = PARTS<std::remove_cvref_t<decltype(*a)>>;
-          uint32_t of_a[OF_A][4], of_b[COUNT][4];
-          load_parts<false, Four::in_a_row>(of_b, b + j * 8 * row + k, row);
+        const auto product = [&](float (&sum)[4], const auto& a, const auto& b, int k) {
+          uint32_t of_a[std::remove_cvref_t<decltype(a)>::COUNT][4], of_b[COUNT][4];
+          b.template load<false, Four::in_a_row>(of_b, j * 8, k);
 #pragma unroll
           for (int next = 0; next < 2; ++next) {
-            load_parts<false, Four::down>(of_a, a + i * TILE * of_row + k + next * TILE, of_row);
+            a.template load<false, Four::down>(of_a, i * TILE, k + next * TILE);
             add_half_apart<Stored>(sum, of_a, of_b, 2 * next);
           }
         };
 #pragma unroll
-        for (int k = 0; k < N; k += 2 * TILE) product(CB, tiles.C, ROW, tiles.B, ROW, k);
+        for (int k = 0; k < N; k += 2 * TILE) product(CB, tiles.C, tiles.B, k);
 #pragma unroll
-        for (int k = 0; k < COLUMNS; k += 2 * TILE)
-          product(dM, tiles.dy, DY_ROW, tiles.x, X_ROW, k);
+        for (int k = 0; k < COLUMNS; k += 2 * TILE) product(dM, tiles.dy, tiles.x, k);
         double of_row[2] = {}, of_column[2] = {};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -229,7 +237,7 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
             const float K = later ? 0.0f : of_dM * of_CB;
             of_M[k] = later ? 0.0f : of_CB * delta;
             of_Q[k] = later ? 0.0f : of_dM * L * delta;
-            if (from + k == t) add(tiles.diagonal[t], K);
+            if (j / 2 == i && from + k == t) add(tiles.diagonal[t], K);
             const double past = from + k < t ? (double)K : 0;
             of_row[half] += past * (double)delta;
             of_column[k] += past;
@@ -237,13 +245,11 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
           M.put(t, from, of_M);
           Q.put(t, from, of_Q);
         }
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          sum_over_lanes<4, 1, 1>(of_row + k);
-          sum_over_lanes<8, 4, 1>(of_column + k);
-          if (lane % 4 == 0) add(tiles.rows[j][i * TILE + g + k * 8], of_row[k]);
-          if (g == 0) add(tiles.columns[i][j * 8 + c + k], of_column[k]);
-        }
+        // Some lanes get the sum of one row or column, and others that of the other.
+        sum_over_lanes<4, 1, 2>(of_row);
+        sum_over_lanes<8, 4, 2>(of_column);
+        if (lane % 2 == 0) add(tiles.rows[j][i * TILE + g + lane % 4 / 2 * 8], of_row[0]);
+        if (g % 4 == 0) add(tiles.columns[i][j * 8 + c + g / 4], of_column[0]);
       }
       __syncthreads();
 
@@ -254,12 +260,13 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           uint32_t of_dy[PARTS<OfDy>][4], of_M[OF_M][4];
-          load_parts<true, Four::down>(of_dy, tiles.dy + k * TILE * DY_ROW + of_x + j * TILE, DY_ROW);
+          tiles.dy.template load<true, Four::down>(of_dy, k * TILE, of_x + j * TILE);
           M.template load<true>(of_M, k, own);
           add_products(dx[j], of_M, of_dy);
         }
       const int64_t stride = p.heads * p.width;
-      int64_t at = (batch * p.length + step + own * TILE + g) * stride + h * p.width + left + of_x + c;
+      int64_t at = (batch * p.length + step + own * TILE + g) * stride;
+      at += h * p.width + left + of_x + c;
       const bool even = at % 2 == 0 && stride % 2 == 0;
 #pragma unroll
       for (int j = 0; j < 2; ++j, at += 8 * stride)
@@ -268,23 +275,22 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
           const int t = own * TILE + g + j * 8, q = of_x + k * 8 + c;
           const int count = step + t >= p.length || q >= columns ? 0 : q + 1 < columns ? 2 : 1;
           const auto of_D = *(const Pack<float, 2>*)(tiles.D + q);
-          float both[2];
+          float both[2], dy[2];
+          tiles.dy.pair(t, q, dy);
 #pragma unroll
-          for (int m = 0; m < 2; ++m)
-            both[m] = dx[k / 2][k % 2][j * 2 + m] + of_D.at[m] * to_real(tiles.dy[t * DY_ROW + q + m]);
+          for (int m = 0; m < 2; ++m) both[m] = dx[k / 2][k % 2][j * 2 + m] + of_D.at[m] * dy[m];
           store_pack<2>(both, (Stored*)b.dx + at + k * 8, 1, count, even && count == 2);
         }
 
       // dB_s = Σ_t Q_ts C_t and dC_t = Σ_s Q_ts B_s, beside what went through the states.
-      const auto within = [&](auto transposed, int i, int k, const Stored* others, auto& sum) {
+      const auto within = [&](auto transposed, int i, int k, const auto& others, auto& sum) {
         constexpr bool TRANSPOSED = decltype(transposed)::value;
         const int row = of_steps + i;
         uint32_t of_Q[OF_M][4], of_other[COUNT][4];
         Q.template load<TRANSPOSED>(of_Q, TRANSPOSED ? k : row, TRANSPOSED ? row : k);
 #pragma unroll
         for (int half = 0; half < HALVES; ++half) {
-          load_parts<true, Four::down>(of_other, others + k * TILE * ROW + half * HALF + of_states,
-                                       ROW);
+          others.template load<true, Four::down>(of_other, k * TILE, half * HALF + of_states);
           add_products(sum[half][i], of_Q, of_other);
         }
       };
@@ -307,7 +313,7 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
       for (int i = 0; i < 4; ++i) read += tiles.read[i][t];
       dot = 0;
       for (int i = 0; i < THREADS / WARP; ++i) dot += tiles.dots[i];
-      finish_steps<Stored>(p, b, d, chunk, h, row - (double)d.delta(t) * column,
+      finish_steps<Stored>(p, b, d, batch, step, head, h, row - (double)d.delta(t) * column,
                            (float)(column + (double)tiles.diagonal[t]), factors.outer[t] * read, dw,
                            dot, tiles.raw[t], tiles.scratch);
     }
@@ -318,8 +324,8 @@ __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS<Stored, N>)
         const int n = half * HALF + of_states + i % 2 * 8 + c;
         const float* const two = sum[half][i / 4 % 2][i % 2] + i / 2 % 2 * 2;
         const int64_t left = p.states - n;
-        store_pack<2>(two, (float*)to + (unit * T + row) * p.states + n, 1, left < 2 ? (int)left : 2,
-                      left > 1 && p.states % 2 == 0);
+        store_pack<2>(two, (float*)to + (unit * T + row) * p.states + n, 1,
+                      left < 2 ? (int)left : 2, left > 1 && p.states % 2 == 0);
       }
     };
     store(dB, b.dB);

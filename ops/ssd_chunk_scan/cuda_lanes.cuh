@@ -1,6 +1,6 @@
-// What a lane of the walk has in registers, from and to device memory: parts of the state, and of what is
-// like x two columns of each step. Addresses and bounds are found once for all of them, and what is
-// loaded is asked for before the first is used: a warp of the walk is one of few, and waits alone.
+// What a lane of the walk has in registers, from and to device memory: parts of the state, and of what
+// is like x two columns of some steps. Addresses and bounds are found once for all of them, and all that
+// is loaded is asked for before the first is used: warps of the walk are few, and each waits alone.
 #pragma once
 
 #include "ssd_chunk_scan/cuda_tiles.cuh"
@@ -68,8 +68,8 @@ struct StatePart {
   }
 };
 
-// Two numbers in a row as they are in memory: of 16 bits both are in one register, and what loads them
-// need not wait for them.
+// Two numbers in a row as they are in memory: of 16 bits both are in one register, which nobody waits
+// for to take them apart.
 template <class Stored>
 struct alignas(2 * sizeof(Stored)) Pair {
   uint32_t words[sizeof(Stored) / 2];
@@ -86,7 +86,7 @@ struct alignas(2 * sizeof(Stored)) Pair {
 };
 
 // Of a chunk's steps, of which a lane has each eighth, two columns in a row, and two that are 8 further:
-// from what step and column on, and how many there are.
+// from which step and column on, and how many there are.
 struct LanePairs {
   static constexpr int STEPS = T / 8;
   int64_t batch, step, h, q;
@@ -132,7 +132,7 @@ struct LanePairs {
   }
 };
 
-// Of a lane's pairs: y with D·x, and with the gate; or, if GATE, what the gate makes of dout: dz, and dy.
+// Of a lane's pairs: y with D·x, and with the gate; or, if GATE, what the gate makes of dout: dz and dy.
 // x is a tile's, from the pairs' first number on.
 template <bool GATE, class Stored>
 FUSEPORT_DEVICE void finish_pairs(const Problem& p, const Walk& walk, const LanePairs& pairs,

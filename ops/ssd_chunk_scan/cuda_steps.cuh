@@ -15,8 +15,8 @@ FUSEPORT_DEVICE int64_t chunks_of(const Problem& p) { return (p.length + T - 1) 
 
 template <class Real>
 FUSEPORT_DEVICE Real exp_of_any(Real x) {
-  const Real e = exp_of_minus_abs(x);
-  return x > 0 ? quotient((Real)1, e) : e;
+  const Real e = exp_of_minus_abs(x), inverse = quotient((Real)1, e);
+  return x > 0 ? inverse : e;
 }
 
 // Calls work(i) for i in [0, count), over all threads of a grid.
@@ -97,11 +97,12 @@ struct Decays {
       : step(step), total(total), rest(rest), begin(begin), heads(1) {}
 
   FUSEPORT_DEVICE Real delta(int t) const { return step[t * heads]; }
-  // L of reference.py, without what is later than t.
+  // L of reference.py, without what is later than t; where it is 0 it is computed as well, since lanes
+  // of a warp differ in that.
   FUSEPORT_DEVICE Real between(int s, int t) const {
-    if (s > t || begin[t] > s) return 0;
     const int64_t to = t * heads, from = s * heads;
-    return exp_of_any((total[to] - total[from]) + (rest[to] - rest[from]));
+    const Real L = exp_of_any((total[to] - total[from]) + (rest[to] - rest[from]));
+    return s > t || begin[t] > s ? (Real)0 : L;
   }
   // exp(c_t), of the state before the chunk.
   FUSEPORT_DEVICE Real outer(int t) const {

@@ -9,20 +9,23 @@ namespace fuseport::ssd_chunk_scan::cuda {
 constexpr int TILES = T / TILE, COLUMNS = 64;   // columns of x
 constexpr int BELOW = TILES * (TILES + 1) / 2;  // tiles on and below the diagonal
 
-// M or Q, in tiles on and below the diagonal, of which only these are read. Two parts of bfloat16
-// suffice for gradients and outputs of 16 bits.
-template <class Stored>
+// M or Q, in tiles on and below the diagonal; cut into parts when it is put there, or, if not CUT, when
+// it is loaded. Two parts of bfloat16 suffice for gradients and outputs of 16 bits.
+template <class Stored, bool CUT = !std::is_same_v<Stored, float>>
 struct Mixed {
-  static constexpr int COUNT = 2, ROW = T + PAD<BFloat16>;
-  BFloat16 parts[COUNT][T * ROW];
+  static constexpr int COUNT = std::is_same_v<Stored, float> ? PARTS<float> : 2;
+  static constexpr int ROW = TILE + PAD<BFloat16>;
+  BFloat16 parts[COUNT][BELOW][TILE * ROW];
 
+  FUSEPORT_DEVICE static int tile_of(int i, int j) { return i * (i + 1) / 2 + j; }
   // In row t, two numbers from an even column on.
   FUSEPORT_DEVICE void put(int t, int column, const float (&numbers)[2]) {
     uint32_t both[COUNT];
     cut(numbers[0], numbers[1], both);
 #pragma unroll
     for (int part = 0; part < COUNT; ++part)
-      *(uint32_t*)(parts[part] + t * ROW + column) = both[part];
+      *(uint32_t*)(parts[part][tile_of(t / TILE, column / TILE)] + t % TILE * ROW +
+                   column % TILE) = both[part];
   }
   // A first operand, of the tile in row i and column j of tiles.
   template <bool TRANSPOSED>
@@ -30,12 +33,12 @@ struct Mixed {
 #pragma unroll
     for (int part = 0; part < COUNT; ++part)
       load_tiles<TRANSPOSED, TRANSPOSED ? Four::across : Four::down>(
-          to[part], parts[part] + (i * ROW + j) * TILE, ROW);
+          to[part], parts[part][tile_of(i, j)], ROW);
   }
 };
 
 template <>
-struct Mixed<float> {
+struct Mixed<float, false> {
   static constexpr int COUNT = PARTS<float>, ROW = TILE + PAD<float>;
   float tiles[BELOW][TILE * ROW];
 

@@ -11,7 +11,7 @@
 // the state; and of float32 the long ones, C·B and C·h, in pieces (cuda_apart.cuh).
 #pragma once
 
-#include "ssd_chunk_scan/cuda_lanes.cuh"
+#include "ssd_chunk_scan/cuda_operands.cuh"
 
 namespace fuseport::ssd_chunk_scan::cuda {
 
@@ -26,12 +26,13 @@ constexpr int WALK_THREADS = ACROSS * SHARES<N> * WARP;
 
 // Tiles in shared memory. A chunk's are used while the next's are on their way, but for C, which is
 // free before the states are added to; of float32 there is room for one chunk's. OfX: x's type, or
-// dy's. C and M are there if OUT.
+// dy's. C and M are there if OUT; if not, there is room for B's parts.
 template <class Stored, class OfX, int N, bool OUT>
 struct WalkTiles {
   static constexpr int ROW = N + PAD<Stored>, X_ROW = COLUMNS + PAD<OfX>;
   static constexpr int AT_ONCE = std::is_same_v<Stored, float> ? 1 : 2;  // chunks
-  Stored C[OUT ? T * ROW : VECTOR<Stored>], B[AT_ONCE][T * ROW];
+  Stored C[OUT ? T * ROW : VECTOR<Stored>];
+  Operand<Stored, N, !OUT> B[AT_ONCE];
   OfX x[AT_ONCE][T * X_ROW];
   std::conditional_t<OUT, Mixed<Stored>, char> M;
   Factors factors[2];
@@ -53,7 +54,8 @@ constexpr int WALK_BLOCKS = WALKS == Walks::gate || WALKS == Walks::out ? 2 / SH
                             : std::is_same_v<Stored, float>             ? 2
                                                                         : 3;
 
-// N: states, at most; of more, blocks have `shares`, if there is no out. `BACK`: the state's cotangent; dy is in x's place, C in B's, exp(c_t) in w_t's.
+// N: states, at most; of more, blocks have `shares`, if there is no out. `BACK`: the state's cotangent;
+// dy is in x's place, C in B's, exp(c_t) in w_t's.
 template <class Stored, class OfX, int N, Walks WALKS, bool BACK>
 __global__ void __launch_bounds__(WALK_THREADS<N>, WALK_BLOCKS<Stored, N, WALKS>)
     walk_kernel(Problem p, Steps s, Segments segments, int64_t shares, Walk walk) {
@@ -61,6 +63,10 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, WALK_BLOCKS<Stored, N, WALKS>
   constexpr bool OUT = WALKS == Walks::out || GATE;
   static_assert(!(OUT && BACK) && (BACK || std::is_same_v<Stored, OfX>));
   using Tiles = WalkTiles<Stored, OfX, N, OUT>;
+  // Each warp cuts float32's C, but once: it has a column of M's tiles, for which is as well what it
+  // loads of C for y.
+  constexpr bool BY_COLUMNS = std::is_same_v<Stored, float> && SHARES<N> == 1;
+  static_assert(ACROSS == TILES);
   constexpr int COUNT = PARTS<Stored>, OF_M = Mixed<Stored>::COUNT, AT_ONCE = Tiles::AT_ONCE;
   FUSEPORT_SHARED(memory);
   Tiles& tiles = *(Tiles*)memory;
@@ -85,8 +91,8 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, WALK_BLOCKS<Stored, N, WALKS>
     };
     const auto bring_rest = [&](int64_t chunk) {
       const int64_t steps = p.length - chunk * T;
-      bring<N>(BACK ? p.C : p.B, batch, chunk * T, group, states, steps, p.states - states,
-               tiles.B[chunk % AT_ONCE]);
+      tiles.B[chunk % AT_ONCE].template bring<WALK_THREADS<N>>(
+          BACK ? p.C : p.B, batch, chunk * T, group, states, steps, p.states - states);
       bring<COLUMNS>(BACK ? walk.dout : p.x, batch, chunk * T, h, column, steps, p.width - column,
                      tiles.x[chunk % AT_ONCE]);
     };
@@ -112,7 +118,7 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, WALK_BLOCKS<Stored, N, WALKS>
       if (WALKS == Walks::keep || GATE) {
         part.store(state, (float*)walk.kept + ((batch * chunks + chunk) * p.heads + h) * size);
       }
-      const Stored* const B = tiles.B[chunk % AT_ONCE];
+      const auto& B = tiles.B[chunk % AT_ONCE];
       const OfX* const x = tiles.x[chunk % AT_ONCE] + beside;
       Factors& factors = tiles.factors[chunk % 2];
       const Decays<float> d = factors.decays();
@@ -128,8 +134,23 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, WALK_BLOCKS<Stored, N, WALKS>
       if (!OUT) __syncthreads();  // of factors
 
       if constexpr (OUT) {
-        // M, in tiles on and below the diagonal, in turn by all warps.
-        for (int tile = warp; tile < BELOW; tile += ACROSS * SHARES<N>) {
+        // A tile of M, from C·Bᵀ.
+        const auto mix = [&](int i, int j, const float (&CB)[2][4]) {
+#pragma unroll
+          for (int half = 0; half < 4; ++half) {
+            const int t = i * TILE + g + half % 2 * 8, from = j * TILE + c + half / 2 * 8;
+            float mixed[2];
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              const float of_CB = CB[half / 2][half % 2 * 2 + k];
+              const float of_M = of_CB * d.between(from + k, t) * d.delta(from + k);
+              mixed[k] = from + k > t ? 0.0f : of_M;
+            }
+            tiles.M.put(t, from, mixed);
+          }
+        };
+        // In tiles on and below the diagonal, in turn by all warps.
+        for (int tile = warp; !BY_COLUMNS && tile < BELOW; tile += ACROSS * SHARES<N>) {
           const int i = tile < 1 ? 0 : tile < 3 ? 1 : tile < 6 ? 2 : 3, j = tile - i * (i + 1) / 2;
           static_assert(TILES == 4);
           float CB[2][4] = {};
@@ -137,24 +158,14 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, WALK_BLOCKS<Stored, N, WALKS>
           for (int k = 0; k < N; k += TILE) {
             uint32_t of_C[COUNT][4], of_B[COUNT][4];
             load_parts<false, Four::down>(of_C, tiles.C + i * TILE * Tiles::ROW + k, Tiles::ROW);
-            load_parts<false, Four::across>(of_B, B + j * TILE * Tiles::ROW + k, Tiles::ROW);
+            B.template load<false, Four::across>(of_B, j * TILE, k);
             add_apart<Stored>(CB, of_C, of_B);
           }
-#pragma unroll
-          for (int half = 0; half < 4; ++half) {
-            const int t = i * TILE + g + half % 2 * 8, from = j * TILE + c + half / 2 * 8;
-            float mixed[2];
-#pragma unroll
-            for (int k = 0; k < 2; ++k)
-              mixed[k] = from + k > t ? 0.0f
-                                      : CB[half / 2][half % 2 * 2 + k] * d.between(from + k, t) *
-                                            d.delta(from + k);
-            tiles.M.put(t, from, mixed);
-          }
+          mix(i, j, CB);
         }
-        __syncthreads();
+        if (!BY_COLUMNS) __syncthreads();
 
-        float y[TILES][2][4] = {};
+        float y[TILES][2][4] = {}, of_column[BY_COLUMNS ? TILES : 1][2][4] = {};
 #pragma unroll
         for (int k = 0; k < OWN<N> / TILE; ++k) {
           uint32_t of_state[OF_M][4];  // of the columns of x from 0 and from 8 on, of 8 states each
@@ -165,13 +176,24 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, WALK_BLOCKS<Stored, N, WALKS>
 #pragma unroll
             for (int part = 0; part < OF_M; ++part) of_state[part][i] = parts[part];
           }
+          uint32_t of_B[COUNT][4];
+          if constexpr (BY_COLUMNS)
+            B.template load<false, Four::across>(of_B, warp * TILE, k * TILE);
 #pragma unroll
           for (int i = 0; i < TILES; ++i) {
             uint32_t of_C[COUNT][4];
             load_parts<false, Four::down>(of_C, tiles.C + mine + (i * Tiles::ROW + k) * TILE,
                                           Tiles::ROW);
             add_apart<Stored>(y[i], of_C, of_state);
+            if constexpr (BY_COLUMNS)
+              if (i >= warp) add_apart<Stored>(of_column[i], of_C, of_B);
           }
+        }
+        if constexpr (BY_COLUMNS) {
+#pragma unroll
+          for (int i = 0; i < TILES; ++i)
+            if (i >= warp) mix(i, warp, of_column[i]);
+          __syncthreads();
         }
         const LanePairs pairs(p, batch, chunk * T + g, h, column + beside + c);
         LanePairs::Pairs<Stored> of_z = {}, of_dout = {};
@@ -234,7 +256,7 @@ __global__ void __launch_bounds__(WALK_THREADS<N>, WALK_BLOCKS<Stored, N, WALKS>
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
           uint32_t of_B[COUNT][4];
-          load_parts<true, Four::down>(of_B, B + mine + (i * Tiles::ROW + k) * TILE, Tiles::ROW);
+          B.template load<true, Four::down>(of_B, i * TILE, mine + k * TILE);
           add_products(added, weighted[i], of_B);
         }
 #pragma unroll

@@ -97,15 +97,28 @@ const char* with_dy(const Problem& p, const Run& run) {
 template <Walks WALKS, bool BACK>
 const char* run_walk(const Problem& p, const Steps& s, const Segments& segments, const Walk& walk,
                      void* stream) {
-  const auto run = [&](auto stored, auto of_x, auto states) {
+  constexpr bool OUT = WALKS == Walks::gate || WALKS == Walks::out;
+  const auto with_blocks = [&](auto stored, auto of_x, auto states) {
     using Stored = decltype(stored);
     using OfX = decltype(of_x);
-    constexpr bool OUT = WALKS == Walks::gate || WALKS == Walks::out;
-    constexpr int N = OUT ? decltype(states)::value : OWN<decltype(states)::value>;
+    constexpr int N = decltype(states)::value;
     const int64_t shares = (p.states + N - 1) / N;
     const int64_t blocks = blocks_of(p, segments.count - (WALKS == Walks::add_up)) * shares;
     return launch(walk_kernel<Stored, OfX, N, WALKS, BACK>, blocks, WALK_THREADS<N>,
                   sizeof(WalkTiles<Stored, OfX, N, OUT>), stream, p, s, segments, shares, walk);
+  };
+  const auto run = [&](auto stored, auto of_x, auto states) {
+    if constexpr (OUT) {
+      return with_blocks(stored, of_x, states);
+    } else {
+      // A block's warps wait more than they work: as many blocks as there is room for at once.
+      constexpr int64_t AT_ONCE = WALK_BLOCKS<decltype(stored), 64, WALKS>;
+      const int64_t halves = blocks_of(p, segments.count) * ((p.states + 63) / 64);
+      if (halves <= AT_ONCE * multiprocessors())
+        return with_blocks(stored, of_x, std::integral_constant<int, 64>{});
+      return with_blocks(stored, of_x,
+                         std::integral_constant<int, OWN<decltype(states)::value>>{});
+    }
   };
   if constexpr (BACK) return with_dy(p, run);
   else return with_states(p, [&](auto stored, auto n) { return run(stored, stored, n); });
@@ -130,13 +143,31 @@ inline bool walks_fit(const Problem& p) {
   });
   return bytes <= most_shared();
 }
+
+// Calls run(Stored{}, OfDy{}, N, CUT) with what gradients are made with: cut once, if there is room.
+template <class Run>
+const char* with_gradients(const Problem& p, const Run& run) {
+  return with_dy(p, [&](auto stored, auto of_dy, auto states) -> const char* {
+    using Stored = decltype(stored);
+    constexpr int N = decltype(states)::value;
+    if constexpr (!std::is_same_v<Stored, float>) {
+      return run(stored, of_dy, states, std::true_type{});
+    } else {
+      if constexpr (N <= 128)
+        if (sizeof(GradientTiles<Stored, decltype(of_dy), N, true>) <= (size_t)most_shared())
+          return run(stored, of_dy, states, std::true_type{});
+      return run(stored, of_dy, states, std::false_type{});
+    }
+  });
+}
 inline bool gradients_fit(const Problem& p) {
   int64_t bytes = 0, of_walk = 0;
-  with_dy(p, [&](auto stored, auto of_dy, auto states) -> const char* {
+  with_gradients(p, [&](auto stored, auto of_dy, auto states, auto cut) -> const char* {
     using Stored = decltype(stored);
     using OfDy = decltype(of_dy);
-    bytes = sizeof(GradientTiles<Stored, OfDy, decltype(states)::value>);
-    of_walk = sizeof(WalkTiles<Stored, OfDy, decltype(states)::value, false>);
+    constexpr int N = decltype(states)::value;
+    bytes = sizeof(GradientTiles<Stored, OfDy, N, decltype(cut)::value>);
+    of_walk = sizeof(WalkTiles<Stored, OfDy, OWN<N>, false>);
     return nullptr;
   });
   return (bytes > of_walk ? bytes : of_walk) <= most_shared();
@@ -144,13 +175,14 @@ inline bool gradients_fit(const Problem& p) {
 
 inline const char* run_gradients(const Problem& p, const Steps& s, const Backward& b,
                                  void* stream) {
-  return with_dy(p, [&](auto stored, auto of_dy, auto states) {
+  return with_gradients(p, [&](auto stored, auto of_dy, auto states, auto cut) {
     using Stored = decltype(stored);
     using OfDy = decltype(of_dy);
     constexpr int N = decltype(states)::value;
+    constexpr bool CUT = decltype(cut)::value;
     const int64_t units = p.batches * p.chunks() * p.groups * sums_of_heads(p);
-    return launch(gradients_kernel<Stored, OfDy, N>, units, THREADS,
-                  sizeof(GradientTiles<Stored, OfDy, N>), stream, p, s, heads_together(p), b);
+    return launch(gradients_kernel<Stored, OfDy, N, CUT>, units, THREADS,
+                  sizeof(GradientTiles<Stored, OfDy, N, CUT>), stream, p, s, heads_together(p), b);
   });
 }
 

@@ -85,6 +85,12 @@ def test_the_chunked_scan_on_tensor_cores(
     assert_all_equal(runs)
 
 
+def test_float32_is_cut_by_each_warp_where_its_parts_find_no_room(device_of: Devices) -> None:
+    device = device_of(OPS["ssd_chunk_scan"])
+    device.shared_memory(163)
+    check(device, CHUNKED[0], torch.float32)
+
+
 @pytest.mark.parametrize("dtype", RULES[0].dtypes, ids=str)
 @pytest.mark.parametrize("case", RULES, ids=lambda case: case.name)
 def test_the_gated_delta_rule_on_tensor_cores(
