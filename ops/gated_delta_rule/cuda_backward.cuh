@@ -1,9 +1,9 @@
-// The gated delta rule on CUDA, backward: a walk that keeps the states before all chunks, one back
+// The gated delta rule on CUDA, backward, step by step: a walk that keeps the states before all chunks, one back
 // through time, by the formulas of reference.py, and sums of what blocks left. The last two take a
 // segment of time after the other, so that what blocks leave takes no more memory than a segment's.
 #pragma once
 
-#include "gated_delta_rule/cuda_forward.cuh"
+#include "gated_delta_rule/kernel.cuh"
 
 namespace fuseport::gated_delta_rule::cuda {
 
@@ -30,7 +30,6 @@ struct BackwardScratch {
   Value* decayed;                    // of each unit (32, columns, K): states before a step's update
   Value *dq, *dk, *dg;               // parts: (b, steps of a segment, H, blocks of columns, K)
   Value* dbeta;                      // parts: (b, steps of a segment, H, blocks of columns)
-  char* chunks;                      // of a walk over chunks
   int64_t bytes = 0;
 
   BackwardScratch(const Problem& p, void* base) {
@@ -42,14 +41,12 @@ struct BackwardScratch {
     take(base, heads * blocks * CHUNK * BACK_COLUMNS * p.keys, &decayed);
     for (Value** part : {&dq, &dk, &dg}) take(base, steps * blocks * p.keys, part);
     take(base, steps * blocks, &dbeta);
-    take(base, in_chunks(p) ? chunks_scratch(p) : 0, &chunks);
   }
 
  private:
-  template <class Part>
-  void take(void* base, int64_t count, Part** part) {
-    *part = (Part*)((char*)base + bytes);
-    bytes += (count * (int64_t)sizeof(Part) + 255) / 256 * 256;
+  void take(void* base, int64_t count, Value** part) {
+    *part = (Value*)((char*)base + bytes);
+    bytes += (count * (int64_t)sizeof(Value) + 255) / 256 * 256;
   }
 };
 
@@ -246,12 +243,6 @@ const char* run_back(const Problem& p, const Backward& to, const BackwardScratch
 template <class Stored>
 const char* run_backward(const Problem& p, const Backward& to,
                          const BackwardScratch<Real<Stored>>& s, void* stream) {
-  if (in_chunks(p)) {
-    const Forward forward{nullptr, s.running};
-    const Kept kept{(float*)s.states, (float*)s.errors};
-    if (const char* error = run_chunks(p, forward, kept, s.chunks, stream)) return error;
-    return run_back<Stored>(p, to, s, stream);
-  }
   Walk walk;
   walk.running = s.running;
   walk.states = s.states;

@@ -6,7 +6,7 @@
 //     N = (1 + L diag(β))⁻¹                         E = N (V - diag(exp(c)) K S), of errors e_t
 //     out = scale·diag(exp(c)) Q S + P diag(β) E    S_T = exp(c_T) S + Σ exp(c_T - c_t) k_t u_tᵀ
 //
-// The last is made for one half of the steps after the other: a backward keeps states of both.
+// The last is made for one half of the steps after the other, so that tensor cores add up little.
 // This is the WY form of Yang et al. (arXiv 2412.06464), with the inverse on errors and not on
 // keys: what is subtracted from v is then one number.
 #pragma once
@@ -29,20 +29,37 @@ struct Span {
   int64_t first, count;
 };
 
-// What is left for the walk, of a chunk and a head.
-struct alignas(16) Prepared {
+// What is left for the walks, of a chunk and a head: matrices in tiles, and of steps their factors.
+struct alignas(16) Matrices {
   float N[BELOW][TILE_SIZE], P[BELOW][TILE_SIZE];
-  // exp(c_t), exp(c_h - c_t) for the last step h of the half that t is in, and β_t.
-  float outer[T], rest[T], rate[T];
-  float kept[4];  // exp(c_h) of the first half, and exp(c_T - c_h)
 };
+struct alignas(16) Factors {
+  // exp(c_t), exp(c_h - c_t) for the last step h of the half that t is in, exp(c_T - c_t), and β_t.
+  float outer[T], rest[T], left[T], rate[T];
+  float total[T], lost[T];  // c_t is their sum
+  float kept[4];            // exp(c_h) of the first half, exp(c_T - c_h), and exp(c_T)
+
+  FUSEPORT_DEVICE float decay(int from, int to) const {  // exp(c_to - c_from)
+    return exp_of_any(total[to] - total[from] + (lost[to] - lost[from]));
+  }
+};
+struct Prepared : Matrices, Factors {};
+static_assert(sizeof(Prepared) == sizeof(Matrices) + sizeof(Factors));
+
+// Copies what a chunk has of one kind, by all threads.
+template <class Part>
+FUSEPORT_DEVICE void bring_part(const Part& from, Part& to) {
+  static_assert(sizeof(Part) % 16 == 0);
+  for (int i = (int)threadIdx.x; i < (int)sizeof(Part) / 16; i += (int)blockDim.x)
+    copy_later((char*)&to + i * 16, (const char*)&from + i * 16, true);
+}
 
 template <class Stored, int N>
 struct ChunkTiles {
   static constexpr int ROW = N + PAD<Stored>;
   Stored K[T * ROW], Q[T * ROW];
   Prepared prepared;
-  float g[T], total[T], lost[T];  // c_t is the sum of the last two
+  float g[T];
   static_assert(sizeof(K) + sizeof(Q) >= sizeof(prepared.N));
 };
 
@@ -75,11 +92,10 @@ FUSEPORT_DEVICE void find_products(float scale, ChunkTiles<Stored, N>& tiles) {
     for (int n = 0; n < 8; ++n) {
       const int down = row + n / 2 % 2 * 8, across = column + n / 4 * 8 + n % 2;
       const int t = i * TILE + down, s = j * TILE + across;
-      const float between = tiles.total[t] - tiles.total[s] + (tiles.lost[t] - tiles.lost[s]);
       const float factor = of_keys ? tiles.prepared.rate[s] : scale;
       const bool there = of_keys ? s < t : s <= t;
       to[down * TILE_ROW + across] =
-          there ? exp_of_any(between) * sums[n / 4][n % 4] * factor : 0.0f;
+          there ? tiles.prepared.decay(s, t) * sums[n / 4][n % 4] * factor : 0.0f;
     }
   }
 }
@@ -163,22 +179,21 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
     if (t < T) {
       double sum = 0;
       for (int s = 0; s <= t; ++s) sum += (double)tiles.g[s];
-      tiles.total[t] = (float)sum;
-      tiles.lost[t] = (float)(sum - (double)tiles.total[t]);
+      tiles.prepared.total[t] = (float)sum;
+      tiles.prepared.lost[t] = (float)(sum - (double)tiles.prepared.total[t]);
     }
     wait_for_copies();
     __syncthreads();
     if (t < T) {
-      const auto until = [&](int last) {
-        return exp_of_any(tiles.total[last] - tiles.total[t] + (tiles.lost[last] - tiles.lost[t]));
-      };
-      const float rest = until(t < HALF ? HALF - 1 : T - 1);
-      tiles.prepared.outer[t] = exp_of_any(tiles.total[t]);
-      tiles.prepared.rest[t] = rest;
+      Factors& of = tiles.prepared;
+      of.outer[t] = exp_of_any(of.total[t]);
+      of.rest[t] = of.decay(t, t < HALF ? HALF - 1 : T - 1);
+      of.left[t] = of.decay(t, T - 1);
       if (t == HALF - 1) {
-        tiles.prepared.kept[0] = tiles.prepared.outer[t];
-        tiles.prepared.kept[1] = until(T - 1);
-        tiles.prepared.kept[2] = tiles.prepared.kept[3] = 0;
+        of.kept[0] = of.outer[t];
+        of.kept[1] = of.left[t];
+        of.kept[2] = exp_of_any(of.total[T - 1]);
+        of.kept[3] = 0;
       }
     }
     find_products(float(p.scale), tiles);

@@ -84,10 +84,29 @@ FUSEPORT_DEVICE void write_steps(const Problem& p, const Stored* tile, int row, 
   }
 }
 
-// For a backward, in the place of out: the states before each CHUNK, and the errors; as in a Walk.
+// Calls visit(number, at) for all numbers of a state that a lane has, of columns from `beside` on, with
+// their places in (K, V) from the block's first column on.
+template <int N, class Visit>
+FUSEPORT_DEVICE void each_of_state(const Problem& p, const Place& place, int beside,
+                                   float (&state)[N / TILE][2][4], const Visit& visit) {
+  const int lane = (int)threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = beside + g + i / 2 * 8, k = j * 8 + c + i % 2;
+      if (column < place.count && k < p.keys)
+        visit(state[j / 2][j % 2][i], k * p.values + column);
+    }
+}
+
+// For a backward, in the place of out: the states before each chunk, (b, H, chunks of T, K, V), and
+// the errors, (b, l, H, V).
 struct Kept {
   float *states = nullptr, *errors = nullptr;
 };
+
+FUSEPORT_INLINED int64_t chunks_of(const Problem& p) { return (p.length + T - 1) / T; }
 
 // N: keys, at most. From `start` on, which may be the final state, too.
 template <class Stored, int N>
@@ -102,7 +121,7 @@ __global__ void __launch_bounds__(MOST_WALK)
   const int lane = (int)threadIdx.x % 32, beside = (int)threadIdx.x / 32 * TILE;
   const int g = lane / 4, c = lane % 4 * 2;
   const int width = (int)blockDim.x / 32 * TILE;
-  const int64_t units = p.batches * p.heads * blocks_of(p, width);
+  const int64_t units = p.batches * p.heads * blocks_of(p, width), all_chunks = chunks_of(p);
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const Place place(p, width, unit);
     const Prepared* const prepared = all + (place.batch * p.heads + place.head) * span.count;
@@ -115,33 +134,22 @@ __global__ void __launch_bounds__(MOST_WALK)
     const auto bring_rest = [&](int64_t i) {
       const int64_t from = (span.first + i) * T, steps = p.length - from;
       bring_steps<T, N>(p.q, place.batch, from, place.group, 0, steps, p.keys, tiles.Q);
-      for (int n = (int)threadIdx.x; n < (int)sizeof(Prepared) / 16; n += (int)blockDim.x)
-        copy_later((char*)&tiles.prepared + n * 16, (const char*)(prepared + i) + n * 16, true);
-    };
-    const auto each_of_state = [&](const auto& visit) {
-#pragma unroll
-      for (int j = 0; j < N / 8; ++j)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int column = beside + g + i / 2 * 8, k = j * 8 + c + i % 2;
-          if (column < place.count && k < p.keys)
-            visit(j, i, place.state + k * p.values + column);
-        }
+      bring_part(prepared[i], tiles.prepared);
     };
     float state[N / TILE][2][4] = {};
-    each_of_state([&](int j, int i, int64_t at) { state[j / 2][j % 2][i] = start[at]; });
+    const auto each = [&](const auto& visit) { each_of_state<N>(p, place, beside, state, visit); };
+    each([&](float& s, int64_t at) { s = start[place.state + at]; });
     __syncthreads();  // the unit before has read all
     bring_first(0);
     bring_rest(0);
     for (int64_t chunk = 0; chunk < span.count; ++chunk) {
       const Prepared& of = tiles.prepared;
       const int64_t from = (span.first + chunk) * T;
-      const auto keep = [&](int64_t step) {
-        if (!kept.states || step >= p.length) return;
-        float* const to = kept.states + chunk_state(p, place, step / CHUNK) - place.state;
-        each_of_state([&](int j, int i, int64_t at) { to[at] = state[j / 2][j % 2][i]; });
-      };
-      keep(from);
+      if (kept.states) {
+        const int64_t unit = (place.batch * p.heads + place.head) * all_chunks + span.first + chunk;
+        float* const to = kept.states + unit * p.keys * p.values + place.first;
+        each([&](float s, int64_t at) { to[at] = s; });
+      }
       wait_for_copies();
       __syncthreads();
       Sums rest = {}, out = {};
@@ -215,14 +223,13 @@ __global__ void __launch_bounds__(MOST_WALK)
             of_state = kept_by[half] * of_state + added[i / 4][i % 4];
           }
         }
-        if (half == 0) keep(from + HALF);
       }
       if (!more) continue;
       __syncthreads();  // all of K and out has been read
       bring_first(chunk + 1);
     }
     float* const end = (float*)f.final_state;
-    each_of_state([&](int j, int i, int64_t at) { end[at] = state[j / 2][j % 2][i]; });
+    each([&](float s, int64_t at) { end[place.state + at] = s; });
   }
 }
 
@@ -236,8 +243,6 @@ auto with_keys(const Problem& p, const Run& run) {
   if (p.dtype == Dtype::float32) return stored_so(float{});
   return p.dtype == Dtype::float16 ? stored_so(Half{}) : stored_so(BFloat16{});
 }
-
-static_assert(HALF == CHUNK);
 
 // Whether a walk is of chunks: a decay of each key channel would have products of their own.
 inline bool in_chunks(const Problem& p) {
@@ -254,7 +259,7 @@ inline bool in_chunks(const Problem& p) {
 inline int64_t chunks_at_once(const Problem& p) {
   constexpr int64_t LEAST = 4;
   const int64_t enough = 16 * (int64_t)multiprocessors();
-  const int64_t all = (p.length + T - 1) / T, each = enough / (p.batches * p.heads);
+  const int64_t all = chunks_of(p), each = enough / (p.batches * p.heads);
   const int64_t wanted = each < LEAST ? LEAST : each;
   return wanted < all ? wanted : all;
 }
@@ -263,29 +268,42 @@ inline int64_t chunks_scratch(const Problem& p) {
   return p.batches * p.heads * chunks_at_once(p) * (int64_t)sizeof(Prepared);
 }
 
-inline const char* run_chunks(const Problem& p, const Forward& to, const Kept& kept, void* scratch,
-                              void* stream) {
-  // Blocks of half as many columns where else some multiprocessors would have none.
+// Threads of a walk's blocks: half as many columns where else some multiprocessors would have none.
+inline int walk_threads(const Problem& p) {
   const bool few = p.batches * p.heads * blocks_of(p, MOST_COLUMNS) < multiprocessors();
-  const int threads = few ? MOST_WALK / 2 : MOST_WALK;
-  const int64_t all = (p.length + T - 1) / T, at_once = chunks_at_once(p);
-  return with_keys(p, [&](auto stored, auto keys) -> const char* {
-    using Stored = decltype(stored);
-    constexpr int N = decltype(keys)::value;
-    const int64_t blocks = p.batches * p.heads * blocks_of(p, threads / 32 * TILE);
-    for (int64_t first = 0; first < all; first += at_once) {
-      const Span span{first, all - first < at_once ? all - first : at_once};
-      auto* const prepared = (Prepared*)scratch;
-      if (auto e = launch(prepare_kernel<Stored, N>, p.batches * p.heads * span.count,
-                          CHUNK_THREADS, sizeof(ChunkTiles<Stored, N>), stream, p, span, prepared))
-        return e;
-      const auto* const start = (const float*)(first == 0 ? p.initial_state : to.final_state);
-      if (auto e = launch(chunks_kernel<Stored, N>, blocks, threads, sizeof(WalkTiles<Stored, N>),
-                          stream, p, span, (const Prepared*)prepared, start, to, kept))
-        return e;
-    }
-    return nullptr;
-  });
+  return few ? MOST_WALK / 2 : MOST_WALK;
+}
+
+inline int64_t walk_blocks(const Problem& p) {
+  return p.batches * p.heads * blocks_of(p, walk_threads(p) / 32 * TILE);
+}
+
+// The chunks that are taken together, of which chunk `first` is the first.
+inline Span span_from(const Problem& p, int64_t first) {
+  const int64_t left = chunks_of(p) - first, at_once = chunks_at_once(p);
+  return {first, left < at_once ? left : at_once};
+}
+
+template <class Stored, int N>
+const char* prepare(const Problem& p, const Span& span, Prepared* to, void* stream) {
+  return launch(prepare_kernel<Stored, N>, p.batches * p.heads * span.count, CHUNK_THREADS,
+                sizeof(ChunkTiles<Stored, N>), stream, p, span, to);
+}
+
+// Leaves in `scratch` what is prepared of the last span.
+template <class Stored, int N>
+const char* run_chunks(const Problem& p, const Forward& to, const Kept& kept, Prepared* scratch,
+                       void* stream) {
+  for (int64_t first = 0; first < chunks_of(p); first += chunks_at_once(p)) {
+    const Span span = span_from(p, first);
+    if (auto e = prepare<Stored, N>(p, span, scratch, stream)) return e;
+    const auto* const start = (const float*)(first == 0 ? p.initial_state : to.final_state);
+    if (auto e = launch(chunks_kernel<Stored, N>, walk_blocks(p), walk_threads(p),
+                        sizeof(WalkTiles<Stored, N>), stream, p, span, (const Prepared*)scratch,
+                        start, to, kept))
+      return e;
+  }
+  return nullptr;
 }
 
 }  // namespace fuseport::gated_delta_rule::cuda
