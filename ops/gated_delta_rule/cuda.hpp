@@ -5,8 +5,10 @@
 // what is summed over columns in each thread, and over blocks and heads of a group by a kernel of its
 // own. Which sums are made in which order depends on sizes alone.
 //
-// A forward of many steps is of chunks, and on tensor cores, where there is one decay for a head, and
-// where shared memory suffices; but in float64.
+// Many steps are taken in chunks, and on tensor cores, where there is one decay for a head, and where
+// shared memory suffices; but in float64, and a backward of very few keys. Walks forth and back go from
+// chunk to chunk; what a chunk has of its own is prepared before, and gradients are found after, of
+// many chunks at once.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
-// The gated delta rule on CUDA, backward, step by step: a walk that keeps the states before all chunks, one back
-// through time, by the formulas of reference.py, and sums of what blocks left. The last two take a
-// segment of time after the other, so that what blocks leave takes no more memory than a segment's.
+// The gated delta rule on CUDA, backward, step by step: a walk that keeps the states before all
+// chunks, one back through time, by the formulas of reference.py, and sums of what blocks left. The
+// last two take a segment of time after the other, so that what blocks leave takes no more memory than
+// a segment's.
 #pragma once
 
 #include "gated_delta_rule/kernel.cuh"

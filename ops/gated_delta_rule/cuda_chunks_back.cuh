@@ -6,14 +6,16 @@
 //     R = diag(exp(c_T - c)) K D + Pᵀ dout          W = Nᵀ diag(β) R, since (1 + Lᵀ diag(β)) du = R
 //     D before the chunk = exp(c_T) D + Σ exp(c_t) (scale·q_t dout_tᵀ - k_t w_tᵀ)
 //
-// Blocks, warps and lanes have of D what they have of S in the walk forth.
+// Blocks, warps and lanes have of D what they have of S in the walk forth. Sums of products are made
+// apart for all dtypes: gradients of states, decays and rates are float32, and of one step's are sums
+// over all later ones, where tensor cores' errors, which go one way, do not cancel.
 #pragma once
 
 #include "gated_delta_rule/cuda_forward.cuh"
 
 namespace fuseport::gated_delta_rule::cuda {
 
-// sums += from·m, where m is lower triangular, and `from` in parts: get(tile, parts) has a tile of it.
+// sums += from·m, where m is lower triangular, and of `from` get(tile, parts) gives a tile in parts.
 template <int COUNT, class Get>
 FUSEPORT_DEVICE void add_steps_back(Sums& sums, const float (*m)[TILE_SIZE], const Get& get) {
 #pragma unroll
@@ -29,7 +31,7 @@ FUSEPORT_DEVICE void add_steps_back(Sums& sums, const float (*m)[TILE_SIZE], con
   }
 }
 
-// What the walk leaves for gradients: the cotangents of states after chunks, (b, H, span, K, V), and
+// What the walk leaves for gradients: cotangents of states after chunks, (b, H, span, K, V), and
 // those of values, (b, l, H, V), which are dv where that is float32.
 struct Left {
   float *dstates, *dvalues;
@@ -130,9 +132,9 @@ __global__ void __launch_bounds__(MOST_WALK)
             const int at = ((half * SOME + i) * ROW + k) * TILE;
             uint32_t some[COUNT][4];
             load_parts<true, Four::down>(some, tiles.Q + at, ROW);
-            add_products(of_queries, seen[i], some);
+            add_apart<float>(of_queries, seen[i], some);
             load_parts<true, Four::down>(some, tiles.K + at, ROW);
-            add_products(of_keys, taken[i], some);
+            add_apart<float>(of_keys, taken[i], some);
           }
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
@@ -142,11 +144,12 @@ __global__ void __launch_bounds__(MOST_WALK)
           }
         }
       }
+      const int64_t step = p.heads * p.values;
+      float* const to_values = left.dvalues + place.row(p, from) * p.values + place.first;
       int n = 0;
       each_step(dvalues, [&](float& sum, int t) {
         const int column = beside + g + n++ / 2 % 2 * 8;
-        if (column < place.count && from + t < p.length)
-          left.dvalues[place.row(p, from + t) * p.values + place.first + column] = sum;
+        if (column < place.count && from + t < p.length) to_values[t * step + column] = sum;
         if constexpr (!std::is_same_v<Stored, float>) from_real(sum, tiles.V + t * V_ROW + column);
       });
       if (!more && std::is_same_v<Stored, float>) continue;

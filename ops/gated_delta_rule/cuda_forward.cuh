@@ -84,8 +84,8 @@ FUSEPORT_DEVICE void write_steps(const Problem& p, const Stored* tile, int row, 
   }
 }
 
-// Calls visit(number, at) for all numbers of a state that a lane has, of columns from `beside` on, with
-// their places in (K, V) from the block's first column on.
+// Calls visit(number, at) for all numbers of a state that a lane has, of columns from `beside` on,
+// with their places in (K, V) from the block's first column on.
 template <int N, class Visit>
 FUSEPORT_DEVICE void each_of_state(const Problem& p, const Place& place, int beside,
                                    float (&state)[N / TILE][2][4], const Visit& visit) {

@@ -11,8 +11,8 @@
 //     dg_t = exp(c_T) Σ S∘D + Σ_{s ≥ t} (q_s·x_s - k_s·z_s) + Σ_{s < t} β_s k_s·y_s
 //            + Σ_{r < t ≤ s} F_sr β_r
 //
-// Each term of the last has all of its decays, and none is a difference of what others have summed up:
-// where steps forget, dg is far less than q_t·dq_t and v_t·dv_t, whose sums would give it, too.
+// Each term of the last has all of its decays, and none is a difference of sums of others: where steps
+// forget, dg is far less than q_t·dq_t and v_t·dv_t, whose sums would give it, too.
 #pragma once
 
 #include "gated_delta_rule/cuda_chunks_back.cuh"
@@ -178,18 +178,22 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
 #pragma unroll 1
       for (int v = 0; v < AT_ONCE; v += TILE) {
         const int row = own * TILE;
-        uint32_t of_out[COUNT][4], of_errors[3][4], of_values[3][4], some[3][4];
-        load_parts<false, Four::down>(of_out, columns.dout + row * DOUT_ROW + v, DOUT_ROW);
-        load_parts<false, Four::down>(of_errors, columns.errors + row * REAL_ROW + v, REAL_ROW);
-        load_parts<false, Four::down>(of_values, columns.dvalues + row * REAL_ROW + v, REAL_ROW);
+        uint32_t of_out[COUNT][4], of_steps[3][4], some[3][4];
+        load_parts<false, Four::down>(of_steps, columns.errors + row * REAL_ROW + v, REAL_ROW);
 #pragma unroll
         for (int k = 0; k < OF_KEYS; ++k) {
-          const int at = (first_key + k * TILE) * REAL_ROW + v;
-          load_parts<false, Four::across>(some, columns.state + at, REAL_ROW);
+          const float* const right = columns.dstate + (first_key + k * TILE) * REAL_ROW + v;
+          load_parts<false, Four::across>(some, right, REAL_ROW);
+          add_apart<float>(y[k], of_steps, some);
+        }
+        load_parts<false, Four::down>(of_out, columns.dout + row * DOUT_ROW + v, DOUT_ROW);
+        load_parts<false, Four::down>(of_steps, columns.dvalues + row * REAL_ROW + v, REAL_ROW);
+#pragma unroll
+        for (int k = 0; k < OF_KEYS; ++k) {
+          const float* const right = columns.state + (first_key + k * TILE) * REAL_ROW + v;
+          load_parts<false, Four::across>(some, right, REAL_ROW);
           add_apart<float>(x[k], of_out, some);
-          add_apart<float>(z[k], of_values, some);
-          load_parts<false, Four::across>(some, columns.dstate + at, REAL_ROW);
-          add_apart<float>(y[k], of_errors, some);
+          add_apart<float>(z[k], of_steps, some);
         }
 #pragma unroll
         for (int n = 0; n < TURNS; ++n) {
@@ -201,9 +205,9 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
             load_parts<false, Four::down>(of_out, columns.dout + i * TILE * DOUT_ROW + v, DOUT_ROW);
             add_apart<float>(products[n], of_out, some);
           } else {
-            load_parts<false, Four::down>(of_values, columns.dvalues + i * TILE * REAL_ROW + v,
-                                          REAL_ROW);
-            add_apart<float>(products[n], of_values, some);
+            const float* const values = columns.dvalues + i * TILE * REAL_ROW + v;
+            load_parts<false, Four::down>(of_steps, values, REAL_ROW);
+            add_apart<float>(products[n], of_steps, some);
           }
         }
       }
@@ -252,7 +256,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     __syncthreads();
     write_factors(p, to, (batch * p.length + start) * p.heads + head, steps, tiles);
 
-    // x becomes dq, and z is what dk has of states; of the rest, products are A's and less those of C.
+    // x becomes dq, and z, which is what dk has of states, dk but for what is of C.
     float of_C[OF_KEYS][2][4] = {};
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
@@ -299,96 +303,6 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         parts.dk[at] = z[k][n / 4][n % 4] - of_C[k][n / 4][n % 4];
       }
   }
-}
-
-// dq and dk of a span, from parts of all heads of a group.
-template <class Stored>
-__global__ void __launch_bounds__(GRADIENT_THREADS)
-    join_kernel(Problem p, Span span, Parts parts, Backward to) {
-  const int64_t size = p.heads_per_group(), start = span.first * T, of_head = span.count * T * p.keys;
-  const int64_t steps = p.length - start < span.count * T ? p.length - start : span.count * T;
-  const int64_t of_step = p.groups * p.keys;
-  for (int64_t i = blockIdx.x * (int64_t)GRADIENT_THREADS + threadIdx.x;
-       i < p.batches * steps * of_step; i += gridDim.x * (int64_t)GRADIENT_THREADS) {
-    const int64_t row = quotient_of(i, of_step), batch = quotient_of(row, steps);
-    const int64_t rest = i - row * of_step, group = quotient_of(rest, p.keys);
-    const int64_t t = row - batch * steps, k = rest - group * p.keys;
-    const int64_t from = (batch * p.heads + group * size) * of_head + t * p.keys + k;
-    float dq = 0, dk = 0;
-    for (int64_t head = 0; head < size; ++head) {
-      dq += parts.dq[from + head * of_head];
-      dk += parts.dk[from + head * of_head];
-    }
-    const int64_t at = (batch * p.length + start + t) * of_step + rest;
-    from_real(dq, (Stored*)to.dq + at);
-    from_real(dk, (Stored*)to.dk + at);
-  }
-}
-
-// Whether a backward is of chunks, too.
-inline bool back_in_chunks(const Problem& p) {
-  return in_chunks(p) && with_keys(p, [](auto stored, auto keys) {
-    using Tiles = GradientTiles<decltype(stored), decltype(keys)::value>;
-    return (int64_t)sizeof(Tiles) <= most_shared();
-  });
-}
-
-// Memory of the passes' own.
-struct ChunksScratch {
-  Kept kept;
-  Left left;
-  Parts parts;
-  float* last;  // (b, H, K, V), the final state
-  Prepared* prepared;
-  int64_t bytes = 0;
-
-  ChunksScratch(const Problem& p, void* base) {
-    const int64_t heads = p.batches * p.heads, at_once = chunks_at_once(p);
-    const int64_t state = p.keys * p.values, steps = heads * p.length * p.values;
-    take(base, heads * chunks_of(p) * state, &kept.states);
-    take(base, steps, &kept.errors);
-    take(base, heads * at_once * state, &left.dstates);
-    take(base, p.dtype == Dtype::float32 ? 0 : steps, &left.dvalues);
-    for (float** part : {&parts.dq, &parts.dk}) take(base, heads * at_once * T * p.keys, part);
-    take(base, heads * state, &last);
-    take(base, heads * at_once, &prepared);
-  }
-
- private:
-  template <class Part>
-  void take(void* base, int64_t count, Part** part) {
-    *part = (Part*)((char*)base + bytes);
-    bytes += (count * (int64_t)sizeof(Part) + 255) / 256 * 256;
-  }
-};
-
-// A walk forth that keeps states and errors, and of each span, from the last on, a walk back, and
-// gradients of its chunks.
-inline const char* run_backward_in_chunks(const Problem& p, const Backward& to,
-                                          const ChunksScratch& s, void* stream) {
-  Left left = s.left;
-  if (p.dtype == Dtype::float32) left.dvalues = (float*)to.dv;
-  return with_keys(p, [&](auto stored, auto keys) -> const char* {
-    using Stored = decltype(stored);
-    constexpr int N = decltype(keys)::value;
-    if (auto e = run_chunks<Stored, N>(p, {nullptr, s.last}, s.kept, s.prepared, stream)) return e;
-    const int64_t at_once = chunks_at_once(p), last = (chunks_of(p) - 1) / at_once * at_once;
-    for (int64_t first = last; first >= 0; first -= at_once) {
-      const Span span = span_from(p, first);
-      if (first != last)
-        if (auto e = prepare<Stored, N>(p, span, s.prepared, stream)) return e;
-      if (auto e = run_chunks_back<Stored, N>(p, span, s.prepared, to, left, stream)) return e;
-      if (auto e = launch(gradients_kernel<Stored, N>, p.batches * p.heads * span.count,
-                          GRADIENT_THREADS, sizeof(GradientTiles<Stored, N>), stream, p, span,
-                          (const Prepared*)s.prepared, s.kept, left, to, s.parts))
-        return e;
-      const int64_t numbers = p.batches * span.count * T * p.groups * p.keys;
-      if (auto e = launch(join_kernel<Stored>, (numbers + GRADIENT_THREADS - 1) / GRADIENT_THREADS,
-                          GRADIENT_THREADS, 0, stream, p, span, s.parts, to))
-        return e;
-    }
-    return nullptr;
-  });
 }
 
 }  // namespace fuseport::gated_delta_rule::cuda

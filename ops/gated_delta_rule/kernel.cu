@@ -1,6 +1,6 @@
 // The kernels for CUDA, for all dtypes; ops/cuda.py compiles this file with nvcc.
 #include "gated_delta_rule/cuda_backward.cuh"
-#include "gated_delta_rule/cuda_gradients.cuh"
+#include "gated_delta_rule/cuda_chunks_backward.cuh"
 
 namespace fuseport::gated_delta_rule::cuda {
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from fuseport.ops.gated_delta_rule.cases import _ALL, expanded_time, transposed
 from fuseport.ops.gated_delta_rule.cases import _Shape as _Rule
-from fuseport.ops.gated_delta_rule.cases import expanded_time
 from fuseport.ops.spec import Case
 from fuseport.ops.ssd_chunk_scan.cases import _Shape, offset
 
@@ -54,6 +54,10 @@ _RULES = {
     ),
     "forgets_nothing": _Rule(b=1, l=190, G=1, H=1, K=16, V=9, layouts=_FORGETS_NOTHING),
     "cut_off": _Rule(b=1, l=140, G=1, H=1, K=16, V=16, layouts={"g": cut_off}),
+    # Gradients of decays are small differences of what they could be made of.
+    "forgets": _Rule(b=1, l=100, G=1, H=3, K=20, V=33, forgets=3.0),
+    "transposed": _Rule(b=1, l=66, G=1, H=2, K=9, V=12, layouts=dict.fromkeys(_ALL, transposed)),
+    "without_rates": _Rule(b=1, l=65, G=1, H=2, K=12, V=9, layouts={"beta": torch.zeros_like}),
 }
 
 RULES = tuple(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import OPS
+from fuseport.ops.gated_delta_rule.cases import _Shape as _Rule
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
 from fuseport.ops.ssd_chunk_scan.cases import _Shape
 from fuseport.tests.ops.cuda_on_cpu import stand_in
@@ -112,10 +113,40 @@ def drawn(device: Device, case: Case, dtype: torch.dtype) -> tuple[Operator, Inp
     return operator, inputs, stand_in.cotangents_of(device.spec, operator, inputs, 2)
 
 
-def test_the_gated_delta_rule_is_of_steps_where_shared_memory_is_small(device_of: Devices) -> None:
+@pytest.mark.parametrize("length", [63, 64, 65, 127, 128, 129, 200])
+def test_the_gated_delta_rule_at_edges_of_chunks(device_of: Devices, length: int) -> None:
+    shape = _Rule(b=1, l=length, G=1, H=2, K=9, V=11)
+    check(device_of(OPS["gated_delta_rule"]), _case_of(shape), torch.float32)
+
+
+@pytest.mark.parametrize(("keys", "values"), [(64, 33), (65, 1), (1, 70), (128, 35)])
+def test_the_gated_delta_rule_at_edges_of_tiles(device_of: Devices, keys: int, values: int) -> None:
+    shape = _Rule(b=1, l=67, G=1, H=1, K=keys, V=values)
+    check(device_of(OPS["gated_delta_rule"]), _case_of(shape), torch.bfloat16)
+
+
+def _case_of(shape: _Rule) -> Case:
+    return Case("drawn", "gated_delta_rule", shape.make)
+
+
+def test_the_gated_delta_rule_takes_cotangents_in_any_layout(device_of: Devices) -> None:
     device = device_of(OPS["gated_delta_rule"])
-    device.shared_memory(48)
-    check(device, RULES[0], torch.float32)
+    _, inputs, seeds = drawn(device, _case_of(_Rule(b=2, l=65, G=1, H=1, K=8, V=8)), torch.float16)
+    gradient, dout = device.spec.operator("gated_delta_rule_backward"), seeds["dout"]
+    for wanted in (dout[:, :1].expand(dout.shape), dout.mT.contiguous().mT, dout.movedim(1, 3)):
+        given = wanted if wanted.shape == dout.shape else wanted.movedim(3, 1)
+        rest = (seeds["dfinal_state"], *inputs.values())
+        found, expected = (device(gradient, t, *rest) for t in (given, given.contiguous()))
+        assert all(map(torch.equal, found, expected))
+
+
+def test_the_gated_delta_rule_is_of_steps_where_shared_memory_is_small(device_of: Devices) -> None:
+    device, found = device_of(OPS["gated_delta_rule"]), []
+    for kibibytes in (48, 227):
+        device.shared_memory(kibibytes)
+        found.append(check(device, RULES[0], torch.float32))
+    few, many = found
+    assert not any(torch.equal(few[name], many[name]) for name in ("dq", "dk", "dv", "dg"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
