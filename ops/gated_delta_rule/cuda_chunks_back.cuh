@@ -106,43 +106,31 @@ __global__ void __launch_bounds__(MOST_WALK)
       __syncthreads();
       if (more) bring_matrices(chunk - 1);
       const float scale = (float)p.scale, kept_by = of.kept[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        constexpr int SOME = TILES / 2;
-        uint32_t seen[SOME][3][4], taken[SOME][3][4];
-#pragma unroll
-        for (int i = 0; i < SOME; ++i) {
-          const int tile = half * SOME + i;
-          float pairs[4][2], of_out[2][4], of_values[2][4];
-          load_pairs<true, Four::across>(pairs, dout + tile * TILE * V_ROW, V_ROW);
-#pragma unroll
-          for (int n = 0; n < 8; ++n) {
-            const float outer = of.outer[tile * TILE + n / 4 * 8 + lane % 4 * 2 + n % 2];
-            of_out[n / 4][n % 4] = scale * outer * pairs[n / 2][n % 2];
-            of_values[n / 4][n % 4] = -outer * dvalues[tile][n / 4][n % 4];
-          }
-          cut_tile(of_out, seen[i]);
-          cut_tile(of_values, taken[i]);
-        }
+      const auto add = [&](const uint32_t(&of_steps)[3][4], const Stored* steps) {
 #pragma unroll
         for (int k = 0; k < N / TILE; ++k) {
-          float of_queries[2][4] = {}, of_keys[2][4] = {};
-#pragma unroll
-          for (int i = 0; i < SOME; ++i) {
-            const int at = ((half * SOME + i) * ROW + k) * TILE;
-            uint32_t some[COUNT][4];
-            load_parts<true, Four::down>(some, tiles.Q + at, ROW);
-            add_apart<float>(of_queries, seen[i], some);
-            load_parts<true, Four::down>(some, tiles.K + at, ROW);
-            add_apart<float>(of_keys, taken[i], some);
-          }
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            float& d = dstate[k][i / 4][i % 4];
-            const float added = of_queries[i / 4][i % 4] + of_keys[i / 4][i % 4];
-            d = half == 0 ? kept_by * d + added : d + added;
-          }
+          uint32_t some[COUNT][4];
+          load_parts<true, Four::down>(some, steps + k * TILE, ROW);
+          add_apart<float>(dstate[k], of_steps, some);
         }
+      };
+#pragma unroll
+      for (int k = 0; k < N / 2; ++k) dstate[k / 8][k / 4 % 2][k % 4] *= kept_by;
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) {
+        float pairs[4][2], of_out[2][4], of_values[2][4];
+        uint32_t parts[3][4];
+        load_pairs<true, Four::across>(pairs, dout + i * TILE * V_ROW, V_ROW);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          const float outer = of.outer[i * TILE + n / 4 * 8 + lane % 4 * 2 + n % 2];
+          of_out[n / 4][n % 4] = scale * outer * pairs[n / 2][n % 2];
+          of_values[n / 4][n % 4] = -outer * dvalues[i][n / 4][n % 4];
+        }
+        cut_tile(of_out, parts);
+        add(parts, tiles.Q + i * TILE * ROW);
+        cut_tile(of_values, parts);
+        add(parts, tiles.K + i * TILE * ROW);
       }
       const int64_t step = p.heads * p.values;
       float* const to_values = left.dvalues + place.row(p, from) * p.values + place.first;

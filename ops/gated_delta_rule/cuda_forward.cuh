@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(MOST_WALK)
   FUSEPORT_SHARED(memory);
   Tiles& tiles = *(Tiles*)memory;
   const int lane = (int)threadIdx.x % 32, beside = (int)threadIdx.x / 32 * TILE;
-  const int g = lane / 4, c = lane % 4 * 2;
+  const int g = lane / 4;
   const int width = (int)blockDim.x / 32 * TILE;
   const int64_t units = p.batches * p.heads * blocks_of(p, width), all_chunks = chunks_of(p);
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
