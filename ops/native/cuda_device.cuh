@@ -66,10 +66,18 @@ __device__ __forceinline__ void store_words(const uint32_t (&words)[4], void* to
                : "memory");
 }
 
+// Loads 16 bytes at once from device memory that the kernel does not write.
+__device__ __forceinline__ void load_words(const void* from, uint32_t (&words)[4]) {
+  asm("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+      : "l"(__cvta_generic_to_global(from)));
+}
+
 // Lanes of a warp see what the others wrote to shared memory before.
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 
 __device__ __forceinline__ float bits_to_float(uint32_t x) { return __uint_as_float(x); }
+__device__ __forceinline__ uint32_t float_to_bits(float x) { return __float_as_uint(x); }
 
 __device__ __forceinline__ float half_to_float(uint16_t x) {
   float y;

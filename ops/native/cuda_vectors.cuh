@@ -73,6 +73,17 @@ FUSEPORT_DEVICE void store_pack(const Real<Stored>* from, Stored* to, int64_t st
   if (whole) *(Pack<Stored, COUNT>*)to = pack;
 }
 
+// Loads 16 bytes of numbers at once, which the kernel does not write: of a Pack that is taken apart
+// the compiler may make a load for each number.
+template <class Stored>
+FUSEPORT_DEVICE void load_vector(const Stored* from, Real<Stored>* to) {
+  uint32_t words[4];
+  load_words(from, words);
+  Pack<Stored, VECTOR<Stored>> pack;
+  memcpy(&pack, words, sizeof words);
+  to_reals(pack, to);
+}
+
 // Stores 16 bytes of numbers at once: of a Pack's assignment the compiler may make several stores.
 template <class Stored>
 FUSEPORT_DEVICE void store_vector(const Real<Stored>* from, Stored* to) {

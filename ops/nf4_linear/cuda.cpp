@@ -37,9 +37,10 @@ Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const
   const Tensor addend = bias.contiguous();
   Tensor out = empty_rows(x, p.out);
   if (out.numel() == 0) return out;
-  if (p.rows <= cuda::FEW) {
+  if (p.rows <= cuda::FEW || cuda::decodes_once(p, inputs.rows)) {
     const Forward f{inputs.rows, addend.const_data_ptr(), out.mutable_data_ptr()};
-    check_cuda(op, cuda::forward(p, f, nullptr, device.stream()));
+    const Tensor scratch = at::empty({cuda::forward_scratch(p)}, x.options().dtype(at::kByte));
+    check_cuda(op, cuda::forward(p, f, scratch.mutable_data_ptr(), device.stream()));
     return out;
   }
   const int64_t count = tile_of(p.out, p.in, x);

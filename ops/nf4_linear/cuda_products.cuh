@@ -235,6 +235,14 @@ inline int64_t product_scratch(const Problem& p, const Product& product) {
   return bytes;
 }
 
+// Adds up what is in m.sums.
+template <class Stored>
+const char* run_add_parts(const Problem& p, const Product& m, void* stream) {
+  const int64_t count = p.rows * m.columns;
+  return launch(add_parts_kernel<Stored>, (count + THREADS - 1) / THREADS, THREADS, 0, stream, m,
+                count);
+}
+
 template <bool BACK>
 const char* run_product(const Problem& p, const Product& product, void* scratch, void* stream) {
   return with_tiling(p, product, [&](auto tiling, Product m) {
@@ -248,10 +256,7 @@ const char* run_product(const Problem& p, const Product& product, void* scratch,
     const char* const error =
         launch(product_kernel<Tiling, BACK>, tiles_of<Tiling>(p.rows, m.columns) * m.parts,
                Tiling::THREADS, shared, stream, p, m);
-    if (error || m.parts == 1) return error;
-    const int64_t count = p.rows * m.columns;
-    return launch(add_parts_kernel<Stored>, (count + THREADS - 1) / THREADS, THREADS, 0, stream, m,
-                  count);
+    return error || m.parts == 1 ? error : run_add_parts<Stored>(p, m, stream);
   });
 }
 

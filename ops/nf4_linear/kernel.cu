@@ -1,13 +1,18 @@
 // The kernels for CUDA, for all dtypes; ops/cuda.py compiles this file with nvcc.
-#include "nf4_linear/cuda_products.cuh"
+#include "nf4_linear/cuda_few.cuh"
 
 namespace fuseport::nf4_linear::cuda {
 
 int64_t forward_scratch(const Problem& p) {
-  return p.rows <= FEW ? 0 : product_scratch(p, product_of(p, Forward{}));
+  const int64_t few = few_fit(p) ? few_scratch(p) : 0;
+  const int64_t many = p.rows <= FEW ? 0 : product_scratch(p, product_of(p, Forward{}));
+  return few > many ? few : many;
 }
 
+bool decodes_once(const Problem& p, const nf4_linear::Rows& x) { return few_fit(p, x); }
+
 const char* forward(const Problem& p, const Forward& f, void* scratch, void* stream) {
+  if (few_fit(p, f.x)) return run_few(p, f, scratch, stream);
   return p.rows <= FEW ? run_forward(p, f, stream)
                        : run_product<false>(p, product_of(p, f), scratch, stream);
 }

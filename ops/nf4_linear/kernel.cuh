@@ -1,6 +1,7 @@
 // The layer on CUDA. Values are looked up in a table in shared memory, of which each has a bank of its
-// own: no lanes wait for each other. Here are the product of few rows, and the decoding of a part
-// of the weight for products of torch's; cuda_products.cuh has those of more rows.
+// own: no lanes wait for each other. Here are the product of few rows, of any shape, and the decoding
+// of a part of the weight for products of torch's; cuda_few.cuh has the product of few rows as
+// layers mostly are, cuda_products.cuh those of more rows.
 #pragma once
 
 #include "native/cuda_vectors.cuh"
@@ -68,7 +69,7 @@ template <class Stored>
 FUSEPORT_DEVICE void load_run(const Stored* from, Real<Stored>* to) {
   constexpr int V = VECTOR<Stored>;
 #pragma unroll
-  for (int i = 0; i < RUN; i += V) to_reals<V>(*(const Pack<Stored, V>*)(from + i), to + i);
+  for (int i = 0; i < RUN; i += V) load_vector(from + i, to + i);
 }
 
 // A warp for COLUMNS of the result and ROWS rows; its lanes go through the row of x.

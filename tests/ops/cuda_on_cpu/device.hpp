@@ -75,10 +75,20 @@ inline void store_words(const uint32_t (&words)[4], void* to) {
   std::memcpy(to, words, sizeof words);
 }
 
+inline void load_words(const void* from, uint32_t (&words)[4]) {
+  std::memcpy(words, from, sizeof words);
+}
+
 inline void sync_warp() { on_cpu::exchange(0, 1); }
 
 inline float bits_to_float(uint32_t x) {
   float y;
+  std::memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+inline uint32_t float_to_bits(float x) {
+  uint32_t y;
   std::memcpy(&y, &x, sizeof y);
   return y;
 }
