@@ -48,7 +48,7 @@ template <int V, class Real>
 FUSEPORT_DEVICE void load_reals(const Real* from, Real* to) {
   constexpr int W = V < VECTOR<Real> ? V : VECTOR<Real>;
 #pragma unroll
-  for (int i = 0; i < V; i += W) to_reals<W>(*(const Pack<Real, W>*)(from + i), to + i);
+  for (int i = 0; i < V; i += W) load_at_once<W>(from + i, to + i);
 }
 
 // Gradients of offsets and mask. All lanes of a warp go through as many channels, since sums are
@@ -150,8 +150,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
       for (int k = 0; k < V; ++k) sums[k] += shuffled(sums[k], mask);
     if (lane >= deal.lanes || c >= each) continue;
-    store_pack<V>(sums, to + (batch * p.pixels() + pixel) * p.channels + offset_group * each + c, 1,
-                  V, true);
+    store_at_once<V>(sums,
+                     to + (batch * p.pixels() + pixel) * p.channels + offset_group * each + c);
   }
 }
 

@@ -17,7 +17,7 @@ inline int64_t steps_of(int64_t inner, int step) { return (inner + step - 1) / s
 template <int WIDTH, class Stored>
 FUSEPORT_DEVICE void put_row(const Real<Stored>* from, Stored* to, int count) {
   const bool whole = count == WIDTH && (uintptr_t)to % (WIDTH * sizeof(Stored)) == 0;
-  store_pack<WIDTH>(from, to, 1, count, whole);
+  store_line<WIDTH>(from, to, count, whole);
 }
 
 // Outputs: rows are output channels of a group, columns places, the inner dimension terms.

@@ -59,11 +59,21 @@ inline int64_t most_shared() {
   return bytes;
 }
 
-// Stores 16 bytes at once to device memory.
-__device__ __forceinline__ void store_words(const uint32_t (&words)[4], void* to) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
-               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-               : "memory");
+// Stores 4, 8 or 16 bytes at once to device memory.
+template <int COUNT>
+__device__ __forceinline__ void store_words(const uint32_t (&words)[COUNT], void* to) {
+  static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+  const auto at = __cvta_generic_to_global(to);
+  if constexpr (COUNT == 1) {
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(at), "r"(words[0]) : "memory");
+  } else if constexpr (COUNT == 2) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(words[0]), "r"(words[1])
+                 : "memory");
+  } else {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
+                 : "memory");
+  }
 }
 
 // Loads 16 bytes at once from device memory that the kernel does not write.

@@ -73,26 +73,54 @@ FUSEPORT_DEVICE void store_pack(const Real<Stored>* from, Stored* to, int64_t st
   if (whole) *(Pack<Stored, COUNT>*)to = pack;
 }
 
-// Loads 16 bytes of numbers at once, which the kernel does not write: of a Pack that is taken apart
-// the compiler may make a load for each number.
-template <class Stored>
-FUSEPORT_DEVICE void load_vector(const Stored* from, Real<Stored>* to) {
-  uint32_t words[4];
-  load_words(from, words);
-  Pack<Stored, VECTOR<Stored>> pack;
-  memcpy(&pack, words, sizeof words);
+// Loads COUNT numbers, at once if they are 16 bytes; they are aligned, and the kernel does not write
+// them. Of a Pack that is taken apart the compiler may make a load for each number.
+template <int COUNT, class Stored>
+FUSEPORT_DEVICE void load_at_once(const Stored* from, Real<Stored>* to) {
+  Pack<Stored, COUNT> pack;
+  if constexpr (sizeof pack == 16) {
+    uint32_t words[4];
+    load_words(from, words);
+    memcpy(&pack, words, sizeof words);
+  } else {
+    pack = *(const Pack<Stored, COUNT>*)from;
+  }
   to_reals(pack, to);
 }
 
-// Stores 16 bytes of numbers at once: of a Pack's assignment the compiler may make several stores.
+template <class Stored>
+FUSEPORT_DEVICE void load_vector(const Stored* from, Real<Stored>* to) {
+  load_at_once<VECTOR<Stored>>(from, to);
+}
+
+// Stores COUNT numbers at once to device memory, which are aligned. Of a Pack's assignment the
+// compiler may make several stores.
+template <int COUNT, class Stored>
+FUSEPORT_DEVICE void store_at_once(const Real<Stored>* from, Stored* to) {
+  Pack<Stored, COUNT> pack;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) from_real(from[i], &pack.at[i]);
+  if constexpr (sizeof pack % 4 == 0) {
+    uint32_t words[sizeof pack / 4];
+    memcpy(words, &pack, sizeof words);
+    store_words(words, to);
+  } else {
+    *(Pack<Stored, COUNT>*)to = pack;
+  }
+}
+
+// The same of 16 bytes.
 template <class Stored>
 FUSEPORT_DEVICE void store_vector(const Real<Stored>* from, Stored* to) {
-  Pack<Stored, VECTOR<Stored>> pack;
-#pragma unroll
-  for (int i = 0; i < VECTOR<Stored>; ++i) from_real(from[i], &pack.at[i]);
-  uint32_t words[4];
-  memcpy(words, &pack, sizeof words);
-  store_words(words, to);
+  store_at_once<VECTOR<Stored>>(from, to);
+}
+
+// The same where `whole` says so; else the first `count` numbers one by one. Of store_pack the
+// compiler makes the latter for both.
+template <int COUNT, class Stored>
+FUSEPORT_DEVICE void store_line(const Real<Stored>* from, Stored* to, int count, bool whole) {
+  if (whole) store_at_once<COUNT>(from, to);
+  else store_pack<COUNT>(from, to, 1, count, false);
 }
 
 // Whether packs of COUNT numbers can be moved at once from `data` on, at multiples of each stride.

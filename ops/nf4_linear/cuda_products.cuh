@@ -111,7 +111,7 @@ FUSEPORT_DEVICE void finish(const Product& m, const Real<Stored>* sums, int64_t 
     values[i] = sums[i];
     if (m.bias && i < count) values[i] += to_real(((const Stored*)m.bias)[column + i]);
   }
-  store_pack<COUNT>(values, (Stored*)m.to + at, 1, count, whole);
+  store_line<COUNT>(values, (Stored*)m.to + at, count, whole);
 }
 
 // Tiles of the result in a row share x, and the packed weight is in L2 for the rows of them below.
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(Tiling::THREADS, Tiling::BLOCKS)
       const int count = left < WIDTH ? (int)left : WIDTH;
       const int64_t at = (part * p.rows + row + r) * m.columns + column + c;
       const bool whole = count == WIDTH && at % WIDTH == 0;
-      if (m.parts > 1) store_pack<WIDTH>(numbers, (Real*)m.sums + at, 1, count, whole);
+      if (m.parts > 1) store_line<WIDTH>(numbers, (Real*)m.sums + at, count, whole);
       else finish<WIDTH, Stored>(m, numbers, at, column + c, count, whole);
     });
   }

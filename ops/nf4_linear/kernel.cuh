@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(Problem p, Tile tile, S
       Real values[RUN];
       code.run(p, place, values);
 #pragma unroll
-      for (int j = 0; j < RUN; j += V) store_pack<V>(values + j, to + i + j, 1, V, true);
+      for (int j = 0; j < RUN; j += V) store_vector(values + j, to + i + j);
     } else {
       from_real(code.one(p, place), to + i);
     }

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(Problem p, Forward f) 
           row, p.classes, lane, LANES,
           [&](int64_t i) {
             Real<Stored> x[V];
-            to_reals<V>(*(const Pack<Stored, V>*)(row + i), x);
+            load_at_once<V>(row + i, x);
             mine.template add<V>(x, smooth);
           },
           [&](int64_t i) {
@@ -176,10 +176,10 @@ __global__ void __launch_bounds__(THREADS) backward_kernel(Problem p, Backward b
         row, count, lane, LANES,
         [&](int64_t i) {
           Value x[V];
-          to_reals<V>(*(const Pack<Stored, V>*)(row + i), x);
+          load_at_once<V>(row + i, x);
 #pragma unroll
           for (int j = 0; j < V; ++j) x[j] = gradient(x[j], i + j);
-          store_pack<V>(x, to + i, 1, V, true);
+          store_at_once<V>(x, to + i);
         },
         [&](int64_t i) { from_real(gradient(to_real(row[i]), i), to + i); });
   }

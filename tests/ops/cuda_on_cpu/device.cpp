@@ -174,6 +174,10 @@ void copy_later(void* to, const void* from, bool there) {
   current->copies.push_back({to, there ? from : nullptr});
 }
 
+void expect_aligned(const void* at, int64_t bytes) {
+  if ((uintptr_t)at % (size_t)bytes != 0) error = "numbers moved at once that are not aligned";
+}
+
 void wait_for_copies() {
   for (const Copy& copy : current->copies) {
     if (copy.from) std::memcpy(copy.to, copy.from, 16);

@@ -32,6 +32,7 @@ uint64_t exchange(uint64_t mine, int mask);
 const void* gather(const void* mine, int size);
 void copy_later(void* to, const void* from, bool there);
 void wait_for_copies();
+void expect_aligned(const void* at, int64_t bytes);  // or it is an error, as on a GPU
 const char* run(int64_t blocks, int threads, int64_t shared, const std::function<void()>& body);
 int multiprocessors();
 int64_t most_shared();
@@ -71,11 +72,15 @@ inline const char* sort_pairs(int32_t* (&keys)[2], int32_t* (&values)[2], int64_
   return on_cpu::sort(keys, values, count, bits, scratch, bytes);
 }
 
-inline void store_words(const uint32_t (&words)[4], void* to) {
+template <int COUNT>
+void store_words(const uint32_t (&words)[COUNT], void* to) {
+  static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+  on_cpu::expect_aligned(to, sizeof words);
   std::memcpy(to, words, sizeof words);
 }
 
 inline void load_words(const void* from, uint32_t (&words)[4]) {
+  on_cpu::expect_aligned(from, sizeof words);
   std::memcpy(words, from, sizeof words);
 }
 
