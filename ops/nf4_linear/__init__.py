@@ -47,9 +47,10 @@ def nf4_linear(
 
     The first product is computed in float32, or float64 for a float64 `x`, and rounded once, bias
     included; W is never whole in memory. That of LoRA is two products of torch's. On CUDA, for more
-    than 64 rows (16 where `in_features` is no multiple of 64, or a block has fewer values) and in
-    the backward, torch multiplies tiles of W, of 32 MiB or one of 64 rows or columns, whose values
-    are rounded to x's dtype, as bitsandbytes rounds them.
+    than 64 rows, torch multiplies tiles of W, of 32 MiB or one of 64 rows or columns, whose values
+    are rounded to x's dtype, as bitsandbytes rounds them; so it does for more than 16, and in the
+    backward, where `in_features` is no multiple of 64 or blocks are smaller than 64, and in the
+    backward where `out_features` is no multiple of 16.
 
     Args:
         x: (…, in), float16, bfloat16, float32 or float64, in any memory layout.

@@ -37,8 +37,8 @@ Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const
   const Tensor addend = bias.contiguous();
   Tensor out = empty_rows(x, p.out);
   if (out.numel() == 0) return out;
-  if (p.rows <= cuda::FEW || cuda::decodes_once(p, inputs.rows)) {
-    const Forward f{inputs.rows, addend.const_data_ptr(), out.mutable_data_ptr()};
+  const Forward f{inputs.rows, addend.const_data_ptr(), out.mutable_data_ptr()};
+  if (p.rows <= cuda::FEW || cuda::decodes_once(p, f)) {
     const Tensor scratch = at::empty({cuda::forward_scratch(p)}, x.options().dtype(at::kByte));
     check_cuda(op, cuda::forward(p, f, scratch.mutable_data_ptr(), device.stream()));
     return out;
@@ -63,6 +63,12 @@ std::tuple<Tensor, Tensor> linear_backward(const Tensor& dout, const Tensor& pac
   const Inputs inputs(dout, packed, absmax, in_features, dout.size(-1), block_size);
   const Problem& p = inputs.problem;
   Tensor dx = empty_rows(dout, p.in), dbias = at::empty({p.out}, dout.options());
+  const Backward b{inputs.rows, dx.mutable_data_ptr(), dbias.mutable_data_ptr()};
+  if (cuda::decodes_once(p, b)) {
+    const Tensor scratch = at::empty({cuda::backward_scratch(p)}, dout.options().dtype(at::kByte));
+    check_cuda(op, cuda::backward(p, b, scratch.mutable_data_ptr(), device.stream()));
+    return {dx, dbias};
+  }
   at::sum_out(dbias, inputs.flat, 0);
   if (dx.numel() == 0) return {dx, dbias};
   // Each tile has all rows of some columns, so that a sum is rounded once.

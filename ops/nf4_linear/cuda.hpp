@@ -1,9 +1,9 @@
 // The CUDA kernels of the layer as their bindings see them; no header of CUDA, none of torch.
 //
-// For few rows the weight is decoded as it is multiplied, as exactly as in float32 or float64, and
-// never written anywhere. For more, and in the backward, its values are rounded to the dtype of x: in
-// shared memory, by products that need no library; or, by `decode`, in memory of a host that has a
-// product of its own, as torch has.
+// For few rows the weight is decoded as it is multiplied, and neither rounded nor written
+// anywhere. For more, and in the backward of shapes that tensor cores take no few rows of, its
+// values are rounded to the dtype of x: in shared memory, by products that need no library; or, by
+// `decode`, in memory of a host that has a product of its own, as torch has.
 #pragma once
 
 #include "nf4_linear/kernel.hpp"
@@ -22,7 +22,9 @@ struct Tile {
 // null, or what CUDA says is wrong. Scratch memory is of the device, of so many bytes, aligned to
 // 16, and there until they are done. So are outputs aligned, but those of FEW rows.
 int64_t forward_scratch(const Problem&);
-bool decodes_once(const Problem&, const nf4_linear::Rows& x);  // a forward of up to MOST_FEW rows
+// Whether the kernels for up to MOST_FEW rows, on tensor cores, are for it.
+bool decodes_once(const Problem&, const Forward&);
+bool decodes_once(const Problem&, const Backward&);
 const char* forward(const Problem&, const Forward&, void* scratch, void* stream);
 int64_t backward_scratch(const Problem&);
 const char* backward(const Problem&, const Backward&, void* scratch, void* stream);

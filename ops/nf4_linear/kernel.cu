@@ -1,26 +1,36 @@
 // The kernels for CUDA, for all dtypes; ops/cuda.py compiles this file with nvcc.
-#include "nf4_linear/cuda_few.cuh"
+#include "nf4_linear/cuda_few_backward.cuh"
 
 namespace fuseport::nf4_linear::cuda {
 
 int64_t forward_scratch(const Problem& p) {
-  const int64_t few = few_fit(p) ? few_scratch(p) : 0;
+  const int64_t few = few_fit(p) ? few_scratch(p, Forward{}) : 0;
   const int64_t many = p.rows <= FEW ? 0 : product_scratch(p, product_of(p, Forward{}));
   return few > many ? few : many;
 }
 
-bool decodes_once(const Problem& p, const nf4_linear::Rows& x) { return few_fit(p, x); }
+bool decodes_once(const Problem& p, const Forward& f) { return few_fit(p) && in_vectors(p, f.x); }
+
+bool decodes_once(const Problem& p, const Backward& b) {
+  return few_fit_back(p) && in_vectors(p, b.dout);
+}
 
 const char* forward(const Problem& p, const Forward& f, void* scratch, void* stream) {
-  if (few_fit(p, f.x)) return run_few(p, f, scratch, stream);
+  if (decodes_once(p, f)) return run_few(p, f, scratch, stream);
   return p.rows <= FEW ? run_forward(p, f, stream)
                        : run_product<false>(p, product_of(p, f), scratch, stream);
 }
 
-int64_t backward_scratch(const Problem& p) { return product_scratch(p, product_of(p, Backward{})); }
+int64_t backward_scratch(const Problem& p) {
+  const int64_t few = few_fit_back(p) ? few_scratch(p, Backward{}) : 0;
+  const int64_t many = product_scratch(p, product_of(p, Backward{}));
+  return few > many ? few : many;
+}
 
 const char* backward(const Problem& p, const Backward& b, void* scratch, void* stream) {
-  const char* const error = run_product<true>(p, product_of(p, b), scratch, stream);
+  const char* const error = decodes_once(p, b)
+                                ? run_few(p, b, scratch, stream)
+                                : run_product<true>(p, product_of(p, b), scratch, stream);
   return error ? error : run_sum_rows(p, b, stream);
 }
 

@@ -1,4 +1,4 @@
-"""The NF4 layer's product of few rows on tensor cores, on a CPU that stands in for the GPU.
+"""The NF4 layer's products of few rows on tensor cores, on a CPU that stands in for the GPU.
 
 It is of groups of 64 in a row, in blocks of 64 and more; the op's cases are mostly of other shapes.
 """
@@ -15,7 +15,7 @@ from fuseport.ops.spec import Inputs
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.stand_in import Device
 
-FORWARD = SPEC.operators[0]
+FORWARD, BACKWARD = SPEC.operators
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Of the GPU: with one multiprocessor, tiles are wide, and a block has them all in turn.
 ONE, MANY = 1, 40
@@ -50,9 +50,7 @@ def assert_exact(out: Tensor, inputs: Inputs) -> None:
     Beside bfloat16, the code of the weight has 16 bits.
     """
     x, bias, dtype = inputs["x"].double(), inputs["bias"].double(), inputs["x"].dtype
-    size = (len(bias), inputs["in_features"])
-    absmax = inputs["absmax"].double()
-    weight = dequantize_nf4(inputs["packed"], absmax, size, inputs["block_size"])
+    weight = _weight(inputs)
     truth, magnitudes = x @ weight.T + bias, x.abs() @ weight.abs().T + bias.abs()
     assert (out.dtype, out.shape) == (dtype, truth.shape)
     allowed = torch.finfo(dtype).eps / 2 * truth.abs()
@@ -83,6 +81,51 @@ def test_more_multiprocessors_sum_few_columns_in_parts(device: Device) -> None:
     [whole] = device(FORWARD, *inputs.values())
     device.multiprocessors(MANY)
     assert not torch.equal(device(FORWARD, *inputs.values())[0], whole)
+
+
+BACK = {
+    **{f"rows_{n}": (_Shape((n,), 128, 48, 64), ONE) for n in (1, 7, 8, 9, 16, 17, 33, 64)},
+    "blocks_over_rows": (_Shape((4,), 320, 32, 128), ONE),
+    "one_block": (_Shape((3, 2), 64, 16, 4096), ONE),
+    # Sums of parts, the last one short.
+    "parts": (_Shape((5,), 64, 1040, 64), MANY),
+    # Sixteen rows of the weight are a group.
+    "other_outputs": (_Shape((5,), 64, 40, 64), ONE),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", BACK)
+def test_gradients_of_few_rows_are_rounded_once(
+    device: Device, name: str, dtype: torch.dtype
+) -> None:
+    shape, multiprocessors = BACK[name]
+    inputs = drawn(shape, dtype)
+    dout = stand_in.cotangents_of(SPEC, FORWARD, inputs, 2)["dout"]
+    known = {**inputs, "dout": dout}
+    given = [known[name] for name in BACKWARD.inputs]
+    device.multiprocessors(multiprocessors)
+    found = []
+    for order in (0, 1, 7):
+        device.order(order)
+        found.append(device(BACKWARD, *given))
+        assert all(map(torch.equal, found[-1], found[0]))
+    dx, dbias = found[0]
+    weight = _weight(inputs)
+    truth, magnitudes = dout.double() @ weight, dout.double().abs() @ weight.abs()
+    allowed = torch.finfo(dtype).eps / 2 * truth.abs()
+    # Beside numbers of 16 bits, the code and what scales multiply have as many.
+    of_parts = 2.0**-16 if dtype.itemsize == 2 else 4 * torch.finfo(torch.float32).eps
+    if name == "other_outputs":  # by tiles of the weight, which are rounded
+        of_parts = torch.finfo(dtype).eps
+    assert ((dx.double() - truth).abs() <= allowed + of_parts * magnitudes).all()
+    expected = dout.double().flatten(0, -2).sum(0)
+    torch.testing.assert_close(dbias.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+def _weight(inputs: Inputs) -> Tensor:
+    size = (len(inputs["bias"]), inputs["in_features"])
+    return dequantize_nf4(inputs["packed"], inputs["absmax"].double(), size, inputs["block_size"])
 
 
 def _column_strided(inputs: Inputs) -> Inputs:
