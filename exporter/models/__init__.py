@@ -18,6 +18,7 @@ from torch import nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import _lora as lora
+from fuseport.exporter.models import _nf4 as nf4
 from fuseport.exporter.models import user, weights
 from fuseport.exporter.models._forward import ordered, takes
 from fuseport.exporter.models._inputs import with_inputs
@@ -117,13 +118,13 @@ def _fitted(
 ) -> tuple[Model, tuple[str, ...]]:
     if code is not None:
         training = list(checkpoint.training)
-        model = user.model(code, checkpoint.config, inputs, shim, given, training)
+        stored = nf4.stored(checkpoint, own_code=True)
+        model = user.model(code, checkpoint.config, inputs, shim, given, training, stored)
         source = str(checkpoint.path)
         others = [note for note in checkpoint.notes if note.endswith("(--weights)")]
         got = model.notes[0] if checkpoint.config else "no hyperparameters are in the checkpoint"
-        report = weights.fit(
-            model.module, checkpoint.tensors, source, own_code="; ".join([got, *others])
-        )
+        tensors = model.renamed(checkpoint.tensors)
+        report = weights.fit(model.module, tensors, source, own_code="; ".join([got, *others]))
         return model, (*model.notes, *report.notes())
     found = recognised(checkpoint)
     if found is not None:

@@ -15,7 +15,17 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.ops.nf4_linear import dequantize_nf4, from_bitsandbytes, nf4_linear
 
-__all__ = ["LAYERS", "Nf4Linear", "features", "place", "stored", "taken", "without"]
+__all__ = [
+    "LAYERS",
+    "InNf4",
+    "Nf4Linear",
+    "features",
+    "layers",
+    "place",
+    "stored",
+    "taken",
+    "without",
+]
 
 LAYERS = "nf4"
 """Under which name a configuration has what `stored` returns."""
@@ -25,29 +35,32 @@ _DEQUANTIZE = (  # without that, transformers 5 fails to save what it has dequan
     "load the model with transformers, call its dequantize(), and"
     " save_pretrained(FOLDER, save_original_format=False)"
 )
+_IN_CODE = 'quantize its layers in NF4, quant_type="nf4", or save it with plain ones'
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
-class Nf4Linear(nn.Module):
-    """`nn.Linear` with its weight in NF4.
-
-    Args:
-        like: the layer whose place it takes, transformers' Conv1D perhaps: its weight is stored as
-            that of a linear layer, too.
-        block_size: values of the weight that share an absmax.
-    """
+class InNf4(nn.Module):
+    """A linear layer that multiplies by a weight in NF4."""
 
     packed: Tensor
     absmax: Tensor
+    bias: nn.Parameter | None
+    in_features: int
+    out_features: int
+    block_size: int
+    compute_dtype: torch.dtype | None = None
+    """What `x` is cast to, and the result from it; None for x's own."""
 
-    def __init__(self, like: Any, block_size: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = features(like)
+    def store(self, block_size: int) -> None:
+        """Take in the place of the weight what there is of it in NF4, its values not set yet.
+
+        Args:
+            block_size: values of the weight that share an absmax.
+        """
         self.block_size = block_size
         count = self.in_features * self.out_features
         self.register_buffer("packed", torch.zeros((count + 1) // 2, dtype=torch.uint8))
         self.register_buffer("absmax", torch.zeros(-(-count // block_size)))
-        self.bias = like.bias
 
     @property
     def weight(self) -> Tensor:
@@ -56,28 +69,58 @@ class Nf4Linear(nn.Module):
         return dequantize_nf4(self.packed, self.absmax, shape, self.block_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        if self.compute_dtype is not None:
+            x = x.to(self.compute_dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)  # it may stay in float32
-        return nf4_linear(
+        out = nf4_linear(
             x, self.packed, self.absmax, self.out_features, bias, block_size=self.block_size
         )
+        return out if self.compute_dtype is None else out.to(dtype)
 
 
-def stored(checkpoint: Checkpoint) -> dict[str, int]:
+class Nf4Linear(InNf4):
+    """`nn.Linear` with its weight in NF4.
+
+    Args:
+        like: the layer whose place it takes, transformers' Conv1D perhaps: its weight is stored as
+            that of a linear layer, too.
+        block_size: see `store`.
+    """
+
+    def __init__(self, like: Any, block_size: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = features(like)
+        self.bias = like.bias
+        self.store(block_size)
+
+
+def stored(checkpoint: Checkpoint, *, own_code: bool = False) -> dict[str, int]:
     """The layers whose weights are in NF4, by name, each with its block size; none as a rule.
 
+    Args:
+        checkpoint: from `checkpoint.load`.
+        own_code: whether it is of the user's own code, and not a folder of transformers.
+
     Raises:
-        Missing: weights are in another 4-bit code of bitsandbytes.
+        Missing: weights are in another 4-bit code of bitsandbytes, or in eight bits.
         CorruptInput: what is there of one is no weight in NF4.
     """
     found = {}
+    said = f"only NF4 is read; {_IN_CODE if own_code else _DEQUANTIZE}"
     for name in checkpoint.tensors:
+        if name.endswith(".SCB") and name.replace(".SCB", ".weight") in checkpoint.tensors:
+            raise Missing(
+                f"{checkpoint.path}: {show(name[:-4])}.weight is in eight bits of bitsandbytes: "
+                + said
+            )
         weight, marked, code = name.partition(_STATE)
         if not marked or not weight.endswith(".weight"):
             continue
         if code != "nf4":
             raise Missing(
                 f"{checkpoint.path}: {show(weight)} is in {show(code.upper(), 20)} of bitsandbytes:"
-                f" only NF4 is read; {_DEQUANTIZE}"
+                f" {said}"
             )
         try:
             found[weight.removesuffix(".weight")] = from_bitsandbytes(
@@ -105,7 +148,7 @@ def place(module: nn.Module, config: Mapping[str, Any]) -> None:
         CorruptInput: it does not name them as `stored` does.
         Missing: the module has no linear layer of one of the names.
     """
-    for name, block_size in _layers(config).items():
+    for name, block_size in layers(config).items():
         owner, _, leaf = name.rpartition(".")
         try:
             like: Any = module.get_submodule(name)
@@ -126,13 +169,27 @@ def place(module: nn.Module, config: Mapping[str, Any]) -> None:
 def taken(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """A checkpoint's tensors by the names of a module with layers placed."""
     left = dict(tensors)
-    for name in _layers(config):
+    for name in layers(config):
         weight = f"{name}.weight"
         found = from_bitsandbytes(left, weight)
         for part in ("", f"{_STATE}nf4", *(f".{part}" for part in _PARTS)):
             left.pop(weight + part, None)
         left |= {f"{name}.packed": found.packed, f"{name}.absmax": found.absmax}
     return left
+
+
+def layers(config: Mapping[str, Any]) -> Mapping[str, int]:
+    """What a configuration says of layers in NF4, as `stored` does; nothing as a rule.
+
+    Raises:
+        CorruptInput: it is not that.
+    """
+    found = config.get(LAYERS, {})
+    if not isinstance(found, Mapping) or not all(
+        isinstance(size, int) and size >= 16 and size & (size - 1) == 0 for size in found.values()
+    ):
+        raise CorruptInput(f"what is said of layers in NF4 is no block size each: {show(found)}")
+    return found
 
 
 def features(layer: Any) -> tuple[int, int]:
@@ -144,12 +201,3 @@ def features(layer: Any) -> tuple[int, int]:
     if hasattr(layer, "nx"):
         return layer.nx, layer.nf
     return layer.in_features, layer.out_features
-
-
-def _layers(config: Mapping[str, Any]) -> Mapping[str, int]:
-    layers = config.get(LAYERS, {})
-    if not isinstance(layers, Mapping) or not all(
-        isinstance(size, int) and size >= 16 and size & (size - 1) == 0 for size in layers.values()
-    ):
-        raise CorruptInput(f"what is said of layers in NF4 is no block size each: {show(layers)}")
-    return layers

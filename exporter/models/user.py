@@ -19,6 +19,8 @@ from fuseport.exporter import shims, user_code
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.interrupts import Interrupted
+from fuseport.exporter.models import _bitsandbytes as bitsandbytes
+from fuseport.exporter.models import _nf4 as nf4
 from fuseport.exporter.models import huggingface
 from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._inputs import kept, with_inputs
@@ -112,6 +114,7 @@ def model(
     shim: Sequence[str] = (),
     given: Given | None = None,
     training: Sequence[str] = (),
+    stored: Mapping[str, int] | None = None,
 ) -> Model:
     """Call the user's code for a module.
 
@@ -125,15 +128,18 @@ def model(
         shim: which stand-ins there are for packages that it imports; see `shims.installed`.
         given: example inputs, which tell those of the module instead.
         training: names of the training script's settings, for the error: they are not passed.
+        stored: layers that the checkpoint has in NF4; see `nf4.stored`.
 
     Raises:
         UsageError: nothing of that name can be called, or the inputs are unknown.
-        Missing: the code needs a package that is not installed, or fails.
+        Missing: the code needs a package that is not installed, or fails; or it has layers of
+            bitsandbytes that have no form here.
     """
     with shims.installed(shim) as used:
         file, function = _find(code)
         passed = _passed(function, hyper_parameters)
         module = _call(code, function, passed, hyper_parameters, training)
+    in_nf4 = bitsandbytes.place(code, module, stored or {})
     renew(module)
     if given is not None:
         specs = specs_of(given, module)
@@ -150,6 +156,7 @@ def model(
         "inputs": [],
         "shims": sorted(used),
         "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
+        **({nf4.LAYERS: in_nf4} if in_nf4 else {}),
     }
     notes = [_told(code, passed, hyper_parameters)] if hyper_parameters else []
     if used:
@@ -161,6 +168,7 @@ def model(
         config,
         inputs=(),
         sizes={},
+        renamed=lambda tensors: nf4.taken(tensors, {nf4.LAYERS: stored or {}}),
         fused=lambda: huggingface.fused(modelings),
         notes=tuple(notes),
         stand_ins=tuple(shim),
@@ -184,7 +192,8 @@ def rebuild(code: str, config: Mapping[str, Any]) -> Model:
     Raises:
         Missing: as `model`.
     """
-    return model(code, config["hyper_parameters"], kept(config), config.get("shims", ()))
+    shim, stored = config.get("shims", ()), nf4.layers(config)
+    return model(code, config["hyper_parameters"], kept(config), shim, stored=stored)
 
 
 def _find(code: str) -> tuple[Path, Any]:

@@ -173,6 +173,11 @@ def hint(error: BaseException) -> str:
         )
     if isinstance(error, NameError):
         return _swallowed(error)
+    if isinstance(error, AttributeError) and error.name == "quant_state":
+        return (
+            "; a layer of bitsandbytes holds its weight as fuseport.ops.nf4_linear takes it here:"
+            " call the layer itself, or ask it for its `weight`, which has the values"
+        )
     if type(error) is ImportError and _is_in_a_copy(error):
         return "; --shim auto,mamba_ssm has fuseport's stand-in take the place of the whole copy"
     name = error.name if isinstance(error, ModuleNotFoundError) else None
