@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
       for (int k = 0; k < V; ++k) sums[k] += shuffled(sums[k], mask);
     if (lane >= deal.lanes || c >= p.channels) continue;
     const int64_t row = (pair / p.heads * p.positions + position) * p.heads + pair % p.heads;
-    store_pack<V>(sums, (Stored*)b.dvalue + row * p.channels + c, 1, V, true);
+    store_at_once<V>(sums, (Stored*)b.dvalue + row * p.channels + c);
   }
 }
 

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) forward_kernel(Problem p, For
         }
       }
     });
-    store_pack<V>(sums, (Stored*)f.out + number * p.channels + c, 1, V, true);
+    store_at_once<V>(sums, (Stored*)f.out + number * p.channels + c);
   }
 }
 

@@ -73,19 +73,25 @@ FUSEPORT_DEVICE void store_pack(const Real<Stored>* from, Stored* to, int64_t st
   if (whole) *(Pack<Stored, COUNT>*)to = pack;
 }
 
-// Loads COUNT numbers, at once if they are 16 bytes; they are aligned, and the kernel does not write
-// them. Of a Pack that is taken apart the compiler may make a load for each number.
+// COUNT numbers, loaded 16 bytes at once if they have these; they are aligned, and the kernel does not
+// write them. Of a Pack's own copy the compiler may make a load for each number.
 template <int COUNT, class Stored>
-FUSEPORT_DEVICE void load_at_once(const Stored* from, Real<Stored>* to) {
+FUSEPORT_DEVICE Pack<Stored, COUNT> pack_at(const Stored* from) {
   Pack<Stored, COUNT> pack;
-  if constexpr (sizeof pack == 16) {
-    uint32_t words[4];
-    load_words(from, words);
+  if constexpr (sizeof pack % 16 == 0) {
+    uint32_t words[sizeof pack / 16][4];
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof pack / 16); ++i) load_words((const char*)from + i * 16, words[i]);
     memcpy(&pack, words, sizeof words);
   } else {
     pack = *(const Pack<Stored, COUNT>*)from;
   }
-  to_reals(pack, to);
+  return pack;
+}
+
+template <int COUNT, class Stored>
+FUSEPORT_DEVICE void load_at_once(const Stored* from, Real<Stored>* to) {
+  to_reals(pack_at<COUNT>(from), to);
 }
 
 template <class Stored>
@@ -96,10 +102,7 @@ FUSEPORT_DEVICE void load_vector(const Stored* from, Real<Stored>* to) {
 // Stores COUNT numbers at once to device memory, which are aligned. Of a Pack's assignment the
 // compiler may make several stores.
 template <int COUNT, class Stored>
-FUSEPORT_DEVICE void store_at_once(const Real<Stored>* from, Stored* to) {
-  Pack<Stored, COUNT> pack;
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) from_real(from[i], &pack.at[i]);
+FUSEPORT_DEVICE void put_pack(const Pack<Stored, COUNT>& pack, Stored* to) {
   if constexpr (sizeof pack % 4 == 0) {
     uint32_t words[sizeof pack / 4];
     memcpy(words, &pack, sizeof words);
@@ -107,6 +110,14 @@ FUSEPORT_DEVICE void store_at_once(const Real<Stored>* from, Stored* to) {
   } else {
     *(Pack<Stored, COUNT>*)to = pack;
   }
+}
+
+template <int COUNT, class Stored>
+FUSEPORT_DEVICE void store_at_once(const Real<Stored>* from, Stored* to) {
+  Pack<Stored, COUNT> pack;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) from_real(from[i], &pack.at[i]);
+  put_pack(pack, to);
 }
 
 // The same of 16 bytes.

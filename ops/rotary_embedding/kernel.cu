@@ -78,30 +78,29 @@ FUSEPORT_DEVICE Stored* row_of(const Problem& p, void* contiguous, int64_t b, in
 // The numbers of V pairs, or of V channels and nothing, as they lie in memory.
 template <class Stored, int V>
 struct Numbers {
-  using Some = Pack<Stored, V>;
-  Some at[2];
+  Pack<Stored, V> at[2];
 
   FUSEPORT_DEVICE void load(const Problem& p, const Place<V>& place, const Stored* row) {
     if (!place.pairs) {
-      at[0] = *(const Some*)(row + place.first);
+      at[0] = pack_at<V>(row + place.first);
     } else if (p.interleaved) {
-      at[0] = *(const Some*)(row + 2 * place.first);
-      at[1] = *(const Some*)(row + 2 * place.first + V);
+      at[0] = pack_at<V>(row + 2 * place.first);
+      at[1] = pack_at<V>(row + 2 * place.first + V);
     } else {
-      at[0] = *(const Some*)(row + place.first);
-      at[1] = *(const Some*)(row + p.pairs + place.first);
+      at[0] = pack_at<V>(row + place.first);
+      at[1] = pack_at<V>(row + p.pairs + place.first);
     }
   }
 
   FUSEPORT_DEVICE void store(const Problem& p, const Place<V>& place, Stored* row) const {
     if (!place.pairs) {
-      *(Some*)(row + place.first) = at[0];
+      put_pack(at[0], row + place.first);
     } else if (p.interleaved) {
-      *(Some*)(row + 2 * place.first) = at[0];
-      *(Some*)(row + 2 * place.first + V) = at[1];
+      put_pack(at[0], row + 2 * place.first);
+      put_pack(at[1], row + 2 * place.first + V);
     } else {
-      *(Some*)(row + place.first) = at[0];
-      *(Some*)(row + p.pairs + place.first) = at[1];
+      put_pack(at[0], row + place.first);
+      put_pack(at[1], row + p.pairs + place.first);
     }
   }
 
@@ -131,9 +130,9 @@ FUSEPORT_DEVICE void load_angles(const Problem& p, const Table& table, const Pla
                                  Real<Stored>* to) {
   const int64_t at = place.table * table.batch_stride + place.t * table.stride + place.first;
   if (p.wide_angles) {
-    to_reals<V>(*(const Pack<Real<Stored>, V>*)((const Real<Stored>*)table.data + at), to);
+    load_at_once<V>((const Real<Stored>*)table.data + at, to);
   } else {
-    to_reals<V>(*(const Pack<Stored, V>*)((const Stored*)table.data + at), to);
+    load_at_once<V>((const Stored*)table.data + at, to);
   }
 }
 

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
         dz[k] = dy[k] * y[k] * share * (1 + z[k] * (1 - share));
         dy[k] *= z[k] * share;
       }
-      store_pack<V>(dz, (Stored*)b.dz + at.flat(p), 1, V, true);
+      store_at_once<V>(dz, (Stored*)b.dz + at.flat(p));
     }
     const Real outer = Decays<Real>(p, s, at.chunk, at.h).outer(at.t);
 #pragma unroll
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     Real dx[V];
 #pragma unroll
     for (int k = 0; k < V; ++k) dx[k] = within.at[k] + w * gB.at[k] + D[k] * dy.at[k];
-    store_pack<V>(dx, (Stored*)b.dx + at.flat(p), 1, V, true);
+    store_at_once<V>(dx, (Stored*)b.dx + at.flat(p));
   });
 }
 

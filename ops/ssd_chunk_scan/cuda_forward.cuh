@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) finish_kernel(Problem p, Step
 #pragma unroll
       for (int k = 0; k < V; ++k) y[k] *= z[k] * logistic(z[k]);
     }
-    store_pack<V>(y, (Stored*)f.out + at.flat(p), 1, V, true);
+    store_at_once<V>(y, (Stored*)f.out + at.flat(p));
   });
 }
 

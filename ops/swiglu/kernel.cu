@@ -24,14 +24,13 @@ FUSEPORT_DEVICE void for_each(const Problem& p, const Work& work) {
 
 template <int V, class Stored>
 FUSEPORT_DEVICE void load(const Rows& rows, int64_t row, int64_t channel, Real<Stored>* to) {
-  to_reals<V>(*(const Pack<Stored, V>*)((const Stored*)rows.data + row * rows.stride + channel),
-              to);
+  load_at_once<V>((const Stored*)rows.data + row * rows.stride + channel, to);
 }
 
 template <int V, class Stored>
 FUSEPORT_DEVICE void store(const Real<Stored>* from, const MutableRows& rows, int64_t row,
                            int64_t channel) {
-  store_pack<V>(from, (Stored*)rows.data + row * rows.stride + channel, 1, V, true);
+  store_at_once<V>(from, (Stored*)rows.data + row * rows.stride + channel);
 }
 
 template <class Stored, int V>
