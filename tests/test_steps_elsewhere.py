@@ -265,6 +265,49 @@ def test_a_step_of_the_users_own_is_exported_and_verified(tmp_path: Path) -> Non
     assert set(load_file(bundle.weights)) == {"parts.weight", "parts.bias", "A_log", "scale"}
 
 
+ATTENDS = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.Linear(4, 12)
+
+    def forward(self, x):
+        q, k, v = self.parts(x).split(4, -1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def initial_states(self, batch_size):
+        return torch.zeros(batch_size, 0, 4), torch.zeros(batch_size, 0, 4)
+
+    def step(self, x, keys, values):
+        q, k, v = self.parts(x).split(4, -1)
+        keys, values = torch.cat([keys, k], 1), torch.cat([values, v], 1)
+        return F.scaled_dot_product_attention(q, keys, values), keys, values
+"""
+
+
+def test_states_of_the_users_own_may_grow(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(ATTENDS)
+    torch.manual_seed(0)
+    torch.save(torch.nn.Linear(4, 12).state_dict(prefix="parts."), tmp_path / "w.pth")
+    code = f"{tmp_path / 'net.py'}:Net"
+    bundle = api.export(
+        tmp_path / "w.pth", tmp_path / "b", model=code, inputs=INPUTS, programs=["step"],
+        format=["onnx", "torchscript"],
+    )  # fmt: skip
+    program = bundle.manifest["programs"]["step"]
+    assert [spec["dims"] for spec in program["inputs"][1:]] == 2 * [["batch", "past", 4]]
+    assert [spec["dims"] for spec in program["outputs"][1:]] == 2 * [["batch", "past + 1", 4]]
+    report = api.verify(bundle.folder, runtime=["onnxruntime", "torchscript"], model=code)
+    assert report.exit_code(strict=True) == 0, report.failures()
+    rows = {(row.runtime, row.case) for row in report.results}
+    first = {(runtime, "step, first token") for runtime in ("onnxruntime", "torchscript")}
+    assert {("float64", "token by token"), *first} <= rows
+
+
 def test_a_wrong_step_of_the_users_own_is_found(tmp_path: Path) -> None:
     """It agrees with itself in all runtimes, and is not the forward."""
     weights, code = written(tmp_path, ("return (y * self.scale)", "return (y + self.scale)"))

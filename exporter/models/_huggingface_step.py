@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseport.exporter.errors import Missing, UsageError
-from fuseport.exporter.models._stepping import called_by
+from fuseport.exporter.models._stepping import PAST, PAST_SIZE, called_by
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec, one_line
 from fuseport.ops.causal_conv1d_update import causal_conv1d_update
@@ -22,8 +22,7 @@ from fuseport.ops.selective_state_update import selective_state_update
 
 __all__ = ["LIMITED", "REPLACEMENTS", "limited", "step"]
 
-_PAST = "past"
-_SIZES = {"batch": 2, _PAST: 5}
+_SIZES = {"batch": 2, PAST: PAST_SIZE}
 # Of all layers together, and what the layers of a cache call them.
 _STACKED = {"conv_states": "conv_states", "ssm_states": "recurrent_states"}
 
@@ -89,7 +88,7 @@ def _states(module: nn.Module) -> tuple[TensorSpec, ...]:
     for number, layer in attending:
         for name, of_layer in (("key", layer.keys), ("value", layer.values)):
             _, heads, _, width = of_layer.shape
-            dims = ("batch", heads, _PAST, width)
+            dims = ("batch", heads, PAST, width)
             specs.append(_spec(f"{name}_{number}", of_layer.dtype, dims))
     return tuple(specs)
 

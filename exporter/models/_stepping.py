@@ -6,7 +6,12 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["called_by"]
+__all__ = ["PAST", "PAST_SIZE", "called_by"]
+
+PAST = "past"
+"""The dimension of states that have a place for each token before this one: 0 before the first."""
+PAST_SIZE = 5
+"""Of it in the example that is captured."""
 
 
 def called_by(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:

@@ -6,7 +6,8 @@
     def step(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         '''One token: what `forward` takes, of length 1. What it returns for it, and new states.'''
 
-The states have the names of `step`'s parameters. It returns new ones and writes to none.
+The states have the names of `step`'s parameters. It returns new ones and writes to none. What grows
+with each token, as keys and values do, has no size before the first one: a dimension of 0.
 """
 
 import inspect
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models._stand_ins import under
-from fuseport.exporter.models._stepping import called_by
+from fuseport.exporter.models._stepping import PAST, PAST_SIZE, called_by
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec, one_line
 
@@ -61,12 +62,13 @@ def step(
     batch = specs[0].dims[0]
     token = replace(specs[0], dims=(batch, 1, *specs[0].dims[2:]))
     states = _states(module, batch)
+    grows = {dim: PAST_SIZE for state in states for dim in state.dims if dim == PAST}
     return Model(
         module=called_by(module, under(stand_ins, _forward) if stand_ins else _forward),
         architecture="user",
         config=config,
         inputs=(token, *states),
-        sizes={dim: sizes[dim] for dim in token.dims if isinstance(dim, str)},
+        sizes={dim: sizes[dim] for dim in token.dims if isinstance(dim, str)} | grows,
         outputs=("output", *(f"new_{state.name}" for state in states)),
         differentiable=False,
         stand_ins=tuple(stand_ins),
@@ -93,7 +95,8 @@ def _states(module: Any, batch: int | str) -> tuple[TensorSpec, ...]:
         dims = tuple(batch if m != n else m for m, n in pairs)
         if one.dim() != other.dim() or any(m != n and (m, n) != probes for m, n in pairs):
             raise UsageError(f"program step: initial_states: {name} does not follow the batch")
-        specs.append(TensorSpec(name, str(one.dtype).removeprefix("torch."), dims))
+        grown = tuple(PAST if dim == 0 else dim for dim in dims)
+        specs.append(TensorSpec(name, str(one.dtype).removeprefix("torch."), grown))
     return tuple(specs)
 
 
