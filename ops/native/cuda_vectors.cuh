@@ -103,10 +103,12 @@ FUSEPORT_DEVICE void load_vector(const Stored* from, Real<Stored>* to) {
 // compiler may make several stores.
 template <int COUNT, class Stored>
 FUSEPORT_DEVICE void put_pack(const Pack<Stored, COUNT>& pack, Stored* to) {
-  if constexpr (sizeof pack % 4 == 0) {
-    uint32_t words[sizeof pack / 4];
+  constexpr int BYTES = sizeof pack < 16 ? sizeof pack : 16;  // at once
+  if constexpr (BYTES % 4 == 0) {
+    uint32_t words[sizeof pack / BYTES][BYTES / 4];
     memcpy(words, &pack, sizeof words);
-    store_words(words, to);
+#pragma unroll
+    for (int i = 0; i < (int)sizeof pack / BYTES; ++i) store_words(words[i], (char*)to + i * BYTES);
   } else {
     *(Pack<Stored, COUNT>*)to = pack;
   }
