@@ -117,8 +117,8 @@ def test_a_step_that_loses_a_state_is_found(
     model = loaded(saved("Mamba", tmp_path))
     right = _huggingface_step._forward
 
-    def forgetful(self: Any, ids: Tensor, *past: Tensor, names: Any) -> Any:
-        return right(self, ids, past[0], torch.zeros_like(past[1]), names=names)
+    def forgetful(self: Any, ids: Tensor, *past: Tensor, **known: Any) -> Any:
+        return right(self, ids, past[0], torch.zeros_like(past[1]), **known)
 
     monkeypatch.setattr(_huggingface_step, "_forward", forgetful)
     (row,) = decoded(model, {"step": {}}, 0, lambda _: None)

@@ -58,7 +58,7 @@ def step(
     names = tuple(spec.name for spec in states)
     dims = {dim for spec in states for dim in spec.dims}
     return Model(
-        module=called_by(module, partial(_forward, names=names)),
+        module=called_by(module, partial(_forward, names=names, limit=_limit_of(module))),
         architecture="huggingface",
         config=config,
         inputs=(TensorSpec("input_ids", "int64", ("batch", 1), vocab_size), *states),
@@ -133,7 +133,11 @@ def _scanning(cache: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _forward(
-    self: nn.Module, input_ids: Tensor, *past: Tensor, names: Sequence[str]
+    self: nn.Module,
+    input_ids: Tensor,
+    *past: Tensor,
+    names: Sequence[str],
+    limit: tuple[float, float] | None,
 ) -> tuple[Tensor, ...]:
     """Logits of the token after this one, and the states after it.
 
@@ -146,6 +150,7 @@ def _forward(
             key_0, value_0, …: of a layer of attention, (b, heads, past, width); `past` is 0 before
             the first token.
         names: of the states.
+        limit: of the time steps.
 
     Returns:
         logits (b, 1, vocab_size), and the new states: keys and values are of one token more.
@@ -169,11 +174,11 @@ def _forward(
         # As `generate` gives them: some models count from 0 by themselves, whatever the cache has.
         before = held[0][1].shape[2]
         options["position_ids"] = torch.arange(before, before + 1, device=input_ids.device)[None]
-    limit = _limits.set(_limit_of(self))
+    before_this = _limits.set(limit)
     try:
         out = type(self).forward(self, input_ids=input_ids, **options)
     finally:
-        _limits.reset(limit)
+        _limits.reset(before_this)
     new = [out.logits]
     for _, attribute in stacked:
         new.append(torch.stack([getattr(layer, attribute)[i] for layer, i in _scanning(cache)]))

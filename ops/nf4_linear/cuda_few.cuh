@@ -99,7 +99,7 @@ void cut_few(const Problem& p, Product& m, int64_t least) {
   m.parts = (groups + span - 1) / span;
 }
 
-inline int64_t few_scratch(const Problem& p, const Product& m) {
+inline int64_t scratch_of(const Problem& p, const Product& m) {
   return m.parts > 1 ? m.parts * p.rows * m.columns * (int64_t)sizeof(float) : 0;
 }
 
@@ -111,6 +111,20 @@ const char* launch_few(const Problem& p, const Product& m, void* stream) {
                                    Tiling::THREADS, Tiling::SHARED, stream, p, m);
   if (error || m.parts == 1) return error;
   return run_add_parts<typename Tiling::Stored>(p, m, stream);
+}
+
+// Calls call(Sums*, m) with the product cut into parts.
+template <class Sums, class Call>
+auto with_cut(const Problem& p, Product m, int64_t least, const Call& call) {
+  cut_few<Sums>(p, m, least);
+  return call((Sums*)nullptr, m);
+}
+
+// Calls call with a number of the problem's dtype, which is not float64.
+template <class Call>
+auto with_few_dtype(const Problem& p, const Call& call) {
+  if (p.dtype == Dtype::float16) return call(Half{});
+  return p.dtype == Dtype::bfloat16 ? call(BFloat16{}) : call(float{});
 }
 
 constexpr int64_t MOST_SIDE = 1 << 24, MOST_COLUMNS = 1 << 30;  // some indices are of 32 bits

@@ -147,32 +147,30 @@ inline bool few_fit_back(const Problem& p) {
   return few_fit(p) && p.out % 16 == 0;
 }
 
-// Calls call(Sums*, m) with what is summed by, and with the parts set.
+// Calls call(Sums*, m) with what is summed by, and with the product in parts.
 template <class Call>
-auto with_back_sums(const Problem& p, Product m, const Call& call) {
+auto with_sums(const Problem& p, const Backward& b, const Call& call) {
   constexpr int64_t LEAST = 4;
   constexpr int WARPS = 8;
-  const auto with = [&](auto* sums) {
-    cut_few<std::remove_pointer_t<decltype(sums)>>(p, m, LEAST);
-    return call(sums, m);
-  };
-  const auto of = [&](auto stored) {
+  const Product m = product_of(p, b);
+  return with_few_dtype(p, [&](auto stored) {
     using Stored = decltype(stored);
     using Parts = PartsOfBack<Stored>;
-    return p.rows <= 8 ? with((BackSums<FewTiling<Stored, Parts, 8, 1, WARPS>>*)nullptr)
-                       : with((BackSums<FewTiling<Stored, Parts, 8, 2, WARPS>>*)nullptr);
-  };
-  if (p.dtype == Dtype::float16) return of(Half{});
-  return p.dtype == Dtype::bfloat16 ? of(BFloat16{}) : of(float{});
+    return p.rows <= 8
+               ? with_cut<BackSums<FewTiling<Stored, Parts, 8, 1, WARPS>>>(p, m, LEAST, call)
+               : with_cut<BackSums<FewTiling<Stored, Parts, 8, 2, WARPS>>>(p, m, LEAST, call);
+  });
 }
 
-inline int64_t few_scratch(const Problem& p, const Backward& b) {
-  return with_back_sums(p, product_of(p, b),
-                        [&](auto*, const Product& m) { return few_scratch(p, m); });
+// Of a forward or a backward pass.
+template <class Pass>
+int64_t few_scratch(const Problem& p, const Pass& pass) {
+  return with_sums(p, pass, [&](auto*, const Product& m) { return scratch_of(p, m); });
 }
 
-inline const char* run_few(const Problem& p, const Backward& b, void* scratch, void* stream) {
-  return with_back_sums(p, product_of(p, b), [&](auto* sums, Product m) {
+template <class Pass>
+const char* run_few(const Problem& p, const Pass& pass, void* scratch, void* stream) {
+  return with_sums(p, pass, [&](auto* sums, Product m) {
     m.sums = scratch;
     return launch_few<std::remove_pointer_t<decltype(sums)>>(p, m, stream);
   });

@@ -197,38 +197,22 @@ inline bool in_vectors(const Problem& p, const nf4_linear::Rows& x) {
          x.row_stride * (p.dtype == Dtype::float32 ? 4 : 2) % 16 == 0;
 }
 
-// Calls call(Sums*, m) with what is summed by, and with the parts set.
+// Calls call(Sums*, m) with what is summed by, and with the product in parts.
 template <class Call>
-auto with_forward_sums(const Problem& p, Product m, const Call& call) {
+auto with_sums(const Problem& p, const Forward& f, const Call& call) {
   constexpr int64_t LEAST = 8;
-  const auto with = [&](auto* sums) {
-    cut_few<std::remove_pointer_t<decltype(sums)>>(p, m, LEAST);
-    return call(sums, m);
-  };
-  const auto of = [&](auto stored) {
+  const Product m = product_of(p, f);
+  return with_few_dtype(p, [&](auto stored) {
     using Stored = decltype(stored);
     using Wide = ForwardSums<Stored, 4, 2>;
     // Wide tiles read x less often, if they are enough for the GPU's multiprocessors, or nearly.
     const bool wide = p.out >= Wide::Tiling::COLUMNS &&
                       4 * few_units<typename Wide::Tiling>(p, m) >= 3 * multiprocessors();
     if (p.rows <= 8)
-      return wide ? with((ForwardSums<Stored, 4, 1>*)nullptr)
-                  : with((ForwardSums<Stored, 2, 1>*)nullptr);
-    return wide ? with((Wide*)nullptr) : with((ForwardSums<Stored, 2, 2>*)nullptr);
-  };
-  if (p.dtype == Dtype::float16) return of(Half{});
-  return p.dtype == Dtype::bfloat16 ? of(BFloat16{}) : of(float{});
-}
-
-inline int64_t few_scratch(const Problem& p, const Forward& f) {
-  return with_forward_sums(p, product_of(p, f),
-                           [&](auto*, const Product& m) { return few_scratch(p, m); });
-}
-
-inline const char* run_few(const Problem& p, const Forward& f, void* scratch, void* stream) {
-  return with_forward_sums(p, product_of(p, f), [&](auto* sums, Product m) {
-    m.sums = scratch;
-    return launch_few<std::remove_pointer_t<decltype(sums)>>(p, m, stream);
+      return wide ? with_cut<ForwardSums<Stored, 4, 1>>(p, m, LEAST, call)
+                  : with_cut<ForwardSums<Stored, 2, 1>>(p, m, LEAST, call);
+    return wide ? with_cut<Wide>(p, m, LEAST, call)
+                : with_cut<ForwardSums<Stored, 2, 2>>(p, m, LEAST, call);
   });
 }
 
