@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.errors import CorruptInput, Missing
+from fuseport.exporter.models._nf4 import Nf4Linear
 from fuseport.exporter.verify.report import Report
 from fuseport.ops.nf4_linear import dequantize_nf4, quantize_nf4
 from fuseport.ops.nf4_linear.storage import CODE
@@ -30,6 +31,20 @@ def passes(report: Report) -> None:
 
 def nodes(file: Path) -> int:
     return sum(node.op_type == "nf4_linear" for node in onnx.load(file).graph.node)
+
+
+def test_a_layer_computes_in_the_dtype_that_it_is_told() -> None:
+    """As bitsandbytes: inputs are rounded to it, and the result comes back in theirs."""
+    torch.manual_seed(0)
+    layer, x = Nf4Linear(nn.Linear(64, 8), 64), torch.randn(3, 64)
+    layer.packed, layer.absmax = quantize_nf4(torch.randn(8, 64), 64)
+    plain = layer(x)
+    layer.compute_dtype = torch.bfloat16
+    out = layer(x)
+    assert out.dtype == x.dtype
+    assert not torch.equal(out, plain)
+    assert torch.equal(out, out.bfloat16().float())
+    assert torch.equal(out, layer(x.bfloat16().float()))
 
 
 def test_it_computes_what_bitsandbytes_does_and_verifies(tmp_path: Path) -> None:
