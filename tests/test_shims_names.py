@@ -16,6 +16,14 @@ IMPORTED = {
     "selective_scan": "selective_scan_fn selective_scan_ref SelectiveScanFn",
     "rotary_emb": "apply_rotary",
     "Dwconv.dwconv_layer": "DepthwiseFunction DwConv2d",
+    "pointnet2_ops": "pointnet2_utils pointnet2_modules",
+    "pointnet2_ops._ext": "furthest_point_sampling ball_query group_points three_nn",
+    "pointnet2_ops.pointnet2_utils": "furthest_point_sample gather_operation grouping_operation "
+    "three_nn three_interpolate ball_query QueryAndGroup GroupAll FurthestPointSampling",
+    "pointnet2_ops.pointnet2_modules": "PointnetSAModule PointnetSAModuleMSG PointnetFPModule "
+    "build_shared_mlp",
+    "knn_cuda": "KNN knn",
+    "chamfer": "forward backward",
     "MultiScaleDeformableAttention": "ms_deform_attn_forward ms_deform_attn_backward",
     "causal_conv1d_cuda": "causal_conv1d_fwd causal_conv1d_bwd causal_conv1d_update",
     "causal_conv1d": "causal_conv1d_fn causal_conv1d_update",
