@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
+from fuseport.exporter.program._grouped import convolution, transposed_convolution
+
 __all__ = ["DIFFERENTIABLE", "PORTABLE", "masked_select"]
 
 aten = torch.ops.aten
@@ -93,7 +95,16 @@ _ADAPTIVE_AVG_POOLS = (
     aten.adaptive_avg_pool3d.default,
 )
 
+_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+_TRANSPOSED = (
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+)
+
 DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(_CONVOLUTIONS, convolution),
+    **dict.fromkeys(_TRANSPOSED, transposed_convolution),
     aten.copy.default: _copy,
     aten.pow.Tensor_Scalar: _power,
     aten.pow.Scalar: _power,
@@ -101,7 +112,7 @@ DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
     aten.select_scatter.default: partial(_of_real, aten.select_scatter.default),
 }
 """What the forward program computes instead of an operator that torch has no derivative of, or none
-of complex numbers; NotImplemented leaves it where it is."""
+of complex numbers, or that ONNX has no form of; NotImplemented leaves it where it is."""
 
 PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.view.default: aten.reshape.default,  # what stands before it may have other strides here

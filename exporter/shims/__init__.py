@@ -14,7 +14,8 @@ as those of mamba_ssm itself are.
 Some packages run on GPUs only in parts: flash-linear-attention, `fla`, is imported as it is
 installed, and its functions that launch Triton kernels give way to ours, see `_overlay`.
 
-One is of a device: `torch.cuda`, under which `x.cuda()` and `device="cuda"` leave all on the CPU.
+One is of a device: `torch.cuda`, under which `x.cuda()` and `device="cuda"` leave all on the CPU,
+and one of a compiler, `torch.utils.cpp_extension`, which then leaves CUDA sources alone.
 """
 
 import importlib.util
@@ -32,6 +33,7 @@ from typing import Any
 
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.shims import _cuda, _overlay
+from fuseport.exporter.shims._compiled import COMPILER, none_compiled, watched
 from fuseport.exporter.shims._overlay import OVERLAID, Lender
 
 __all__ = ["AUTO", "OVERLAID", "SHIMS", "active", "at_call", "chosen", "installed"]
@@ -74,8 +76,8 @@ def chosen(which: str | Iterable[str]) -> tuple[str, ...]:
     given = [which] if isinstance(which, str) else which
     names = tuple(dict.fromkeys(name for some in given for name in some.split(",")))
     for name in names:
-        if name not in (AUTO, _cuda.MOVES, *SHIMS, *OVERLAID):
-            known = ", ".join((AUTO, *SHIMS, *OVERLAID, _cuda.MOVES))
+        if name not in (AUTO, _cuda.MOVES, COMPILER, *SHIMS, *OVERLAID):
+            known = ", ".join((AUTO, *SHIMS, *OVERLAID, _cuda.MOVES, COMPILER))
             raise UsageError(f"shim {name}: there is no such stand-in; there are: {known}")
     return names
 
@@ -97,7 +99,8 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
     Args:
         which: `auto` for all whose package is not installed, or names, or both. A package that is
             installed is replaced only when it is named; it is back afterwards. `torch.cuda`, which
-            `auto` is where torch sees no GPU, keeps what is moved to CUDA where it is.
+            `auto` is where torch sees no GPU, keeps what is moved to CUDA where it is; so does
+            `torch.utils.cpp_extension` with what code has torch compile of CUDA sources.
 
     Yields:
         The names of the packages whose stand-ins have been imported, filled as that happens.
@@ -119,7 +122,7 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
         outside |= _overlay.aside()
     sys.meta_path.insert(0, finder)
     try:
-        with _cuda.of_cpu_allowed(), _device(names, used):
+        with _cuda.of_cpu_allowed(), _device(names, used), _compiler(names, used):
             yield used
     finally:
         sys.meta_path.remove(finder)
@@ -147,6 +150,12 @@ def _device(names: Iterable[str], used: list[str]) -> AbstractContextManager[Any
     return nullcontext()
 
 
+def _compiler(names: Iterable[str], used: list[str]) -> AbstractContextManager[Any]:
+    if COMPILER in names or (AUTO in names and not _cuda.is_there()):
+        return none_compiled(SHIMS, used)
+    return nullcontext()
+
+
 class _Finder(MetaPathFinder):
     """Serves stand-ins, from the front of `sys.meta_path`."""
 
@@ -162,6 +171,8 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         root = _root(fullname)
+        if fullname == COMPILER:
+            return watched(fullname, self._elsewhere(fullname, path))
         if root in OVERLAID and self.overlays():
             return _overlay.lent(fullname, self._elsewhere(fullname, path), self.used)
         if (own := self._kernels_of(fullname, path)) and self._replaces_kernels():

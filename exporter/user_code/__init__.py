@@ -168,8 +168,9 @@ def hint(error: BaseException) -> str:
     if place := _compiling(error):
         return (
             f"; {place} compiles an extension (torch.utils.cpp_extension), for which its sources "
-            "and a compiler have to be there: compute it by functions of torch, or make it an op "
-            "of your own (README, Ops of your own)"
+            "and a compiler have to be there: --shim auto leaves out one of CUDA, where the code "
+            "has a way without; else compute it by functions of torch, or make it an op of your "
+            "own (README, Ops of your own)"
         )
     if isinstance(error, NameError):
         return _swallowed(error)

@@ -1,0 +1,125 @@
+"""Extensions that model code has torch compile: `torch.utils.cpp_extension.load`.
+
+Those with CUDA sources cannot be compiled where there is no CUDA, and code with a path of its own
+for the CPU wants them only when it is imported. Here they compile to a module whose functions
+refuse to be called; or to its stand-in, where an extension of that name has one.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+__all__ = ["COMPILER", "Extension", "none_compiled", "watched"]
+
+COMPILER = "torch.utils.cpp_extension"
+"""The name of a stand-in for the compiler of CUDA sources."""
+
+_CUDA = (".cu", ".cuh")
+
+# Those that do not compile now, the last one first: names with stand-ins, and the names used.
+_active: list[tuple[Sequence[str], list[str]]] = []
+
+_real: dict[str, Callable[..., Any]] = {}
+
+
+class Extension(ModuleType):
+    """An extension that was not compiled, with functions of any name, which refuse to be called."""
+
+    def __init__(self, name: str, place: str) -> None:
+        super().__init__(name)
+        self._place = place
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        if name.startswith("__"):
+            raise AttributeError(f"extension {self.__name__} has no attribute {name!r}")
+
+        def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+            raise NotImplementedError(
+                f"{self.__name__}.{name} was called, of the extension that {self._place} compiles: "
+                "its CUDA sources run on GPUs only, and no exported format holds them. Take the "
+                "model's path without it, if there is one, compute it by functions of torch, or "
+                "make it an op of your own (README, Ops of your own)"
+            )
+
+        return refuse
+
+
+@contextmanager
+def none_compiled(names: Sequence[str], used: list[str]) -> Iterator[None]:
+    """For the time of the context, extensions with CUDA sources are not compiled.
+
+    Args:
+        names: of extensions that have stand-ins.
+        used: `COMPILER` joins them when an extension is asked for.
+    """
+    _active.append((names, used))
+    if COMPILER in sys.modules:
+        _patch(sys.modules[COMPILER])
+    try:
+        yield
+    finally:
+        _active.pop()
+        if not _active and COMPILER in sys.modules:
+            vars(sys.modules[COMPILER]).update(_real)
+
+
+def watched(fullname: str, spec: ModuleSpec | None) -> ModuleSpec | None:
+    """How the compiler is imported, `COMPILER`, while extensions are not compiled."""
+    if spec is None or spec.loader is None:
+        return spec
+    return spec_from_loader(fullname, _Patching(spec.loader), origin=spec.origin)
+
+
+class _Patching(Loader):
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = module.__spec__.origin if module.__spec__ else None
+        self._loader.exec_module(module)
+        _patch(module)
+
+
+def _patch(compiler: ModuleType) -> None:
+    if "load" not in _real:
+        _real.update(load=compiler.load, load_inline=compiler.load_inline)
+    vars(compiler).update(load=_load, load_inline=_load_inline)
+
+
+def _load(name: str, sources: str | Sequence[str], *args: Any, **options: Any) -> Any:
+    """`load`, which model code may keep beyond the context."""
+    paths = [sources] if isinstance(sources, str) else sources
+    if _active and any(Path(source).suffix in _CUDA for source in paths):
+        return _stand_in(name, options.get("is_python_module", True))
+    return _real["load"](name, sources, *args, **options)
+
+
+def _load_inline(
+    name: str, cpp_sources: Any, cuda_sources: Any = None, *args: Any, **o: Any
+) -> Any:
+    """`load_inline`, likewise."""
+    if _active and cuda_sources:
+        return _stand_in(name, o.get("is_python_module", True))
+    return _real["load_inline"](name, cpp_sources, cuda_sources, *args, **o)
+
+
+def _stand_in(name: str, as_module: bool) -> ModuleType | None:
+    names, used = _active[-1]
+    if COMPILER not in used:
+        used.append(COMPILER)
+    if name in names:
+        return importlib.import_module(name)
+    frame = sys._getframe(2)
+    place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return Extension(name, place) if as_module else None
