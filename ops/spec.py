@@ -156,7 +156,9 @@ class OpSpec:
     For an op of the user's own, `namespace` is that of its operators, which may be registered with
     torch already, by Python or by the compiled `library` that is loaded then. `onnx` are its nodes'
     bodies, where it has no `onnx.py`. `stands_for` are parts of the names of functions, modules and
-    kernels elsewhere that compute the same, by which a user is told of the op. `keeps_float32` are
+    kernels elsewhere that compute the same, by which a user is told of the op; `replaces` are
+    operators of other packages, `<namespace>::<name>`, in whose place programs call it, with a
+    function of the same arguments for each. `keeps_float32` are
     ends of the names that published models give to parameters which stay float32 in half precision,
     and `float32_arguments` arguments of its operators of which the same holds, whatever the name.
     `evidence` is what of a checkpoint's tensors tells that its model calls the op.
@@ -175,6 +177,7 @@ class OpSpec:
     library: Path | None = None
     onnx: Bodies | None = None
     stands_for: tuple[str, ...] = ()
+    replaces: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     keeps_float32: tuple[str, ...] = ()
     float32_arguments: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()

@@ -42,6 +42,7 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program.portable import DIFFERENTIABLE
 from fuseport.exporter.program.symbolic import Symbolic, orders_of_products, whole_quotients
+from fuseport.ops import OPS
 
 __all__ = [
     "FixedDimension",
@@ -51,6 +52,7 @@ __all__ = [
     "failing_as",
     "known_constants",
     "output_specs",
+    "replaced_operators",
 ]
 
 aten = torch.ops.aten
@@ -109,7 +111,7 @@ def capture_forward(
         _detach_regions(exported.graph_module)
         # In-place operators become functional ones; composite operators stay whole.
         with asked_once():
-            exported = exported.run_decompositions(DIFFERENTIABLE)
+            exported = exported.run_decompositions({**DIFFERENTIABLE, **replaced_operators()})
     _check_dynamic(kind, exported, specs)
     for node in exported.graph.nodes:
         # Contiguous examples make a view of what callers may pass in another layout.
@@ -130,6 +132,16 @@ def capture_forward(
     exported = _untied(exported, module)
     outputs = output_specs(exported, specs, names)
     return Program(kind, exported, tuple(specs), outputs, left_out=tuple(beside))
+
+
+def replaced_operators() -> dict[Any, Callable[..., Any]]:
+    """Operators of other packages that are registered here and have an op in their place."""
+    found = {}
+    for name, function in [pair for op in OPS.values() for pair in op.replaces.items()]:
+        namespace, _, short = name.partition("::")
+        if operator := getattr(getattr(torch.ops, namespace), short, None):
+            found[operator.default] = function
+    return found
 
 
 def output_specs(

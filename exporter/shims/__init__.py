@@ -14,6 +14,9 @@ as those of mamba_ssm itself are.
 Some packages run on GPUs only in parts: flash-linear-attention, `fla`, is imported as it is
 installed, and its functions that launch Triton kernels give way to ours, see `_overlay`.
 
+Some are compiled by a repository for a package of its own, `theirs.ops.deform_conv_ext`: they have
+their stand-ins wherever they are imported from, see `_extensions`.
+
 One is of a device: `torch.cuda`, under which `x.cuda()` and `device="cuda"` leave all on the CPU,
 and one of a compiler, `torch.utils.cpp_extension`, which then leaves CUDA sources alone.
 """
@@ -32,19 +35,31 @@ from types import ModuleType
 from typing import Any
 
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.shims import _cuda, _overlay
+from fuseport.exporter.shims import _cuda, _extensions, _overlay
 from fuseport.exporter.shims._compiled import COMPILER, none_compiled, watched
+from fuseport.exporter.shims._extensions import DCN_V2, EXTENSIONS
 from fuseport.exporter.shims._overlay import OVERLAID, Lender
 
-__all__ = ["AUTO", "OVERLAID", "SHIMS", "active", "at_call", "chosen", "installed"]
+__all__ = [
+    "AUTO",
+    "EXTENSIONS",
+    "OVERLAID",
+    "SHIMS",
+    "active",
+    "at_call",
+    "called",
+    "chosen",
+    "installed",
+]
 
 AUTO = "auto"
 """In the place of names: all stand-ins whose package, or device, is not there."""
 
-SHIMS: tuple[str, ...] = tuple(
-    module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+SHIMS: tuple[str, ...] = (
+    *(name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith("_")),
+    *EXTENSIONS,
 )
-"""The packages that there are stand-ins for."""
+"""The packages, and extensions inside packages, that there are stand-ins for."""
 
 _FOLDER = Path(__file__).parent
 
@@ -59,6 +74,9 @@ _THEIRS = re.compile(
 # Each stand-in is executed once in a process, so that `isinstance` of its classes holds from one
 # use to the next: user modules that stay imported keep the classes of the first.
 _executed: dict[str, ModuleType] = {}
+
+# Of them, those of extensions.
+_of_extensions: list[ModuleType] = []
 
 # Packages that no finder serves just now.
 _aside: set[str] = set()
@@ -80,6 +98,17 @@ def chosen(which: str | Iterable[str]) -> tuple[str, ...]:
             known = ", ".join((AUTO, *SHIMS, *OVERLAID, _cuda.MOVES, COMPILER))
             raise UsageError(f"shim {name}: there is no such stand-in; there are: {known}")
     return names
+
+
+def called(name: str) -> str:
+    """What a module is called that may have a stand-in: an extension as such, others as packages.
+
+    In a package, `_ext` may be any.
+    """
+    last = name.rpartition(".")[2]
+    if name in EXTENSIONS or (last in EXTENSIONS and last != DCN_V2):
+        return name if name in EXTENSIONS else last
+    return _root(name)
 
 
 def active(which: Iterable[str]) -> bool:
@@ -113,7 +142,7 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
     finder = _Finder(names, used)
     if "triton" in names and "triton" not in _executed and finder.is_there("triton"):
         _ask_torch()  # before the answer becomes another one
-    replaced = {n: m for n, m in sys.modules.items() if _root(n) in names and not _is_ours(m)}
+    replaced = {n: m for n, m in sys.modules.items() if called(n) in names and not _is_ours(m)}
     _lent.update({n: m for n, m in replaced.items() if _root(n) == "triton"})
     outside = {n: m for n, m in sys.modules.items() if _is_ours(m)}
     for name in (*replaced, *outside):
@@ -122,7 +151,12 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
         outside |= _overlay.aside()
     sys.meta_path.insert(0, finder)
     try:
-        with _cuda.of_cpu_allowed(), _device(names, used), _compiler(names, used):
+        with (
+            _cuda.of_cpu_allowed(),
+            _cuda.said_beside(_of_extensions),
+            _device(names, used),
+            _compiler(names, used),
+        ):
             yield used
     finally:
         sys.meta_path.remove(finder)
@@ -170,6 +204,9 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        extension = _extensions.called(fullname)
+        if extension is not None:
+            return self._extension(extension, fullname, path)
         root = _root(fullname)
         if fullname == COMPILER:
             return watched(fullname, self._elsewhere(fullname, path))
@@ -199,9 +236,19 @@ class _Finder(MetaPathFinder):
         folder = [str(file.parent)] if file.name == "__init__.py" else None
         if file.stem == "_any":
             folder = []
+        loader = _Loader(file, self.used, fullname)
         return importlib.util.spec_from_file_location(
-            fullname, file, loader=_Loader(file, self.used), submodule_search_locations=folder
+            fullname, file, loader=loader, submodule_search_locations=folder
         )
+
+    def _extension(self, name: str, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """How `fullname` is imported, which is the extension of that name in whatever package."""
+        given = name in self._names
+        if not given and (AUTO not in self._names or self._elsewhere(fullname, path) is not None):
+            return None
+        file = _extensions.file(name)
+        loader = _Loader(file, self.used, name)
+        return importlib.util.spec_from_file_location(fullname, file, loader=loader)
 
     def _kernels_of(self, fullname: str, path: Sequence[str] | None) -> str | None:
         """The stand-in for a file of Triton kernels that is copied from mamba_ssm; None if it is no
@@ -244,22 +291,28 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    def __init__(self, file: Path, used: list[str]) -> None:
+    """Executes a stand-in, of the name that it is kept under."""
+
+    def __init__(self, file: Path, used: list[str], name: str) -> None:
         self._file = file
         self._used = used
+        self._name = name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return _executed.get(spec.name)
+        return _executed.get(self._name)
 
     def exec_module(self, module: ModuleType) -> None:
-        root = _root(module.__name__)
-        if root not in self._used:
-            self._used.append(root)
-        if module.__name__ not in _executed:
+        name = self._name
+        package = called(name)
+        if package not in self._used:
+            self._used.append(package)
+        if name not in _executed:
             code = compile(self._file.read_bytes(), self._file, "exec", dont_inherit=True)
             exec(code, module.__dict__)
-            vars(module).setdefault("__getattr__", partial(_private, module.__name__))
-            _executed[module.__name__] = module
+            vars(module).setdefault("__getattr__", partial(_private, name))
+            _executed[name] = module
+            if name in EXTENSIONS:
+                _of_extensions.append(module)
 
 
 def _private(module: str, name: str) -> Any:
@@ -269,7 +322,7 @@ def _private(module: str, name: str) -> Any:
 
     def part(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            f"{module}.{name} was called, of which fuseport's stand-in for {_root(module)} has no "
+            f"{module}.{name} was called, of which fuseport's stand-in for {called(module)} has no "
             "form: call the public function that it is a part of"
         )
 

@@ -2,18 +2,21 @@
 
 A guard with nothing to guard: code around Triton kernels says `with torch.cuda.device(x.device):`,
 or `x.device.index`, also where x may be on the CPU. And moves: research code says
-`torch.empty(n).cuda()`, `device="cuda"`, `.to("cuda")` in the middle of a forward.
+`torch.empty(n).cuda()`, `device="cuda"`, `.to("cuda")` in the middle of a forward. And a question:
+code that calls an extension for CUDA raises unless `x.is_cuda`, which its stand-in does not want.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # torch takes seconds to load
     from torch.overrides import TorchFunctionMode
 
-__all__ = ["MOVES", "is_there", "none_moves", "of_cpu_allowed"]
+__all__ = ["MOVES", "is_there", "none_moves", "of_cpu_allowed", "said_beside"]
 
 MOVES = "torch.cuda"
 """The name of a stand-in for the device: what is moved there stays."""
@@ -51,6 +54,33 @@ def of_cpu_allowed() -> Iterator[None]:
         yield
     finally:
         torch.cuda.device = real  # type: ignore[misc]
+
+
+@contextmanager
+def said_beside(stand_ins: Collection[ModuleType]) -> Iterator[None]:
+    """For the time of the context, all tensors are on CUDA to code of a file that has one of these
+    modules among its names; more of them may come meanwhile."""
+    import torch
+
+    before = torch.Tensor.is_cuda
+    replaced = "is_cuda" in vars(torch.Tensor)
+
+    def is_cuda(tensor: torch.Tensor) -> bool:
+        on_cuda: bool = before.__get__(tensor)  # type: ignore[attr-defined]  # a descriptor
+        return on_cuda or _names_one(sys._getframe(1), stand_ins)
+
+    torch.Tensor.is_cuda = property(is_cuda)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if replaced:
+            torch.Tensor.is_cuda = before
+        else:
+            del torch.Tensor.is_cuda
+
+
+def _names_one(frame: FrameType, stand_ins: Collection[ModuleType]) -> bool:
+    return any(value is module for value in [*frame.f_globals.values()] for module in stand_ins)
 
 
 def none_moves(used: list[str]) -> "TorchFunctionMode":

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import itertools
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -173,6 +174,8 @@ def hint(error: BaseException) -> str:
             "own (README, Ops of your own)"
         )
     if isinstance(error, NameError):
+        return _swallowed(error, error.name)
+    if isinstance(error, NotImplementedError) and not str(error):
         return _swallowed(error)
     if isinstance(error, AttributeError) and error.name == "quant_state":
         return (
@@ -181,12 +184,13 @@ def hint(error: BaseException) -> str:
         )
     if type(error) is ImportError and _is_in_a_copy(error):
         return "; --shim auto,mamba_ssm has fuseport's stand-in take the place of the whole copy"
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    name = error.name if isinstance(error, ModuleNotFoundError) else _not_beside(error)
     if name is None:
         return ""
     root = name.partition(".")[0]
-    if root in shims.SHIMS:
-        return "" if root != name else f"; fuseport has a stand-in for {root}: --shim auto"
+    if (package := shims.called(name)) in shims.SHIMS:
+        inside = package == root != name  # a part that the stand-in has not
+        return "" if inside else f"; fuseport has a stand-in for {package}: --shim auto"
     package = shims.OVERLAID.get(root, root)
     return f"; if it is a package, and not a file of yours: pip install {package}"
 
@@ -220,10 +224,22 @@ def _compiling(error: BaseException) -> str | None:
 _COMPILER = str(Path(torch.__file__).parent / "utils" / "cpp_extension.py")
 
 
-def _swallowed(error: NameError) -> str:
-    """The import that a name that is not there should have come from, if it failed in a `try`."""
+def _not_beside(error: BaseException) -> str | None:
+    """What `from . import NAME` did not find, where Python names the package alone."""
+    if type(error) is not ImportError or error.name is None:
+        return None
+    found = re.match(r"cannot import name '(\w+)'", str(error))
+    return f"{error.name}.{found[1]}" if found and found[1] in shims.SHIMS else None
+
+
+def _swallowed(error: BaseException, name: str | None = None) -> str:
+    """The import, failed in a `try`, that a name that is not there should have come from.
+
+    Without a name: that of an extension which has a stand-in, if the file that raises has one: such
+    code refuses the CPU before it calls the extension.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not error.name:
+    if not frames:
         return ""
     file = Path(frames[-1].filename)
     try:
@@ -236,7 +252,11 @@ def _swallowed(error: NameError) -> str:
             continue
         bound = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         module = (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name) or ""
-        if error.name in bound and not _findable(module.partition(".")[0]):
+        imports = {module, *(alias.name for alias in node.names)}
+        known = [each for each in imports if shims.called(each) in shims.EXTENSIONS]
+        if not name and known:
+            module = known[0]
+        if (name in bound if name else known) and not _findable(module.partition(".")[0]):
             what_to_do = advice(module, otherwise=f"pip install {module.partition('.')[0]}")
             return f"; {file.name}:{node.lineno}: {module} is not installed; {what_to_do}"
     return ""

@@ -23,6 +23,11 @@ _SHIMMED = (
     "layer_norm_fn",
     "triton",
     "MultiScaleDeformableAttention",
+    "deform_conv_ext",
+    "deform_conv_cuda",
+    "DeformConv",
+    "DCNv2",
+    "_ext.dcn",
 )
 """Modules that `--shim auto` has a stand-in for, by parts of the names of what is in them."""
 

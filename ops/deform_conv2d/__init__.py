@@ -66,6 +66,35 @@ def deform_conv2d(
     return out
 
 
+def _of_torchvision(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    bias: Tensor,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    groups: int,
+    offset_groups: int,
+    use_mask: bool,
+) -> Tensor:
+    """The operator under `torchvision.ops.deform_conv2d`; shapes tell the groups, too."""
+    return deform_conv2d(
+        input,
+        offset,
+        weight,
+        bias,
+        (stride_h, stride_w),
+        (pad_h, pad_w),
+        (dilation_h, dilation_w),
+        mask if use_mask else None,
+    )
+
+
 def _pair(option: int | tuple[int, int]) -> tuple[int, int]:
     rows, columns = (option, option) if isinstance(option, int) else option
     return rows, columns
@@ -124,6 +153,7 @@ SPEC = OpSpec(
         "DCNv",
         "_ext.dcn",
     ),
+    replaces={"torchvision::deform_conv2d": _of_torchvision},
     bench=BENCH,
     evidence=(
         Evidence(

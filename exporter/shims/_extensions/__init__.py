@@ -1,0 +1,65 @@
+"""Extensions that repositories compile into packages of their own, such as `theirs.ops._ext`.
+
+The files beside this one stand in for them, wherever code imports them from.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+__all__ = ["DCN_V2", "EXTENSIONS", "called", "file"]
+
+DCN_V2 = "_ext"
+"""That of DCNv2, which is called as many others are."""
+
+EXTENSIONS: Mapping[str, str] = {
+    DCN_V2: "dcn_v2",
+    "mmcv._ext": "mmcv",
+    "deform_conv_cuda": "deform_conv_cuda",
+    "deform_conv_ext": "deform_conv_ext",
+    "deform_pool_cuda": "deform_pool_cuda",
+    "deform_pool_ext": "deform_pool_ext",
+}
+"""By their names, the files of their stand-ins. A name without a dot is the last part of that of a
+module; `_ext` has to be imported by code that calls DCNv2's."""
+
+_CALLS = b"dcn_v2_"
+
+
+def called(fullname: str) -> str | None:
+    """The name in `EXTENSIONS` that a module has, be it in a package; None if it is none of them.
+
+    `_ext` is the name of many an extension: it is DCNv2's where the file that imports it calls
+    functions of DCNv2's.
+    """
+    if fullname.startswith(__name__):
+        return None
+    if fullname in EXTENSIONS and fullname != DCN_V2:
+        return fullname
+    last = fullname.rpartition(".")[2]
+    if last == DCN_V2:
+        return DCN_V2 if _CALLS in _importing() else None
+    return last if last in EXTENSIONS else None
+
+
+def file(name: str) -> Path:
+    """The file that stands in for one of `EXTENSIONS`."""
+    return Path(__file__).with_name(f"{EXTENSIONS[name]}.py")
+
+
+def _importing() -> bytes:
+    """The source of the code that imports something just now; nothing where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _of_imports(frame.f_globals):
+        frame = frame.f_back
+    source = None if frame is None else frame.f_globals.get("__file__")
+    if not isinstance(source, str) or not source.endswith(".py"):
+        return b""
+    return Path(source).read_bytes()
+
+
+def _of_imports(names: Mapping[str, Any]) -> bool:
+    name = str(names.get("__name__"))
+    return name.partition(".")[0] == "importlib" or name.startswith("fuseport.exporter.shims")
