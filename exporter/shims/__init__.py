@@ -204,7 +204,8 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        extension = _extensions.called(fullname)
+        parent = sys.modules.get(fullname.rpartition(".")[0])
+        extension = None if _is_ours(parent) else _extensions.called(fullname)
         if extension is not None:
             return self._extension(extension, fullname, path)
         root = _root(fullname)
@@ -219,7 +220,6 @@ class _Finder(MetaPathFinder):
         if root == "triton" and _torch_imports():
             real = _lent.get(fullname)
             return importlib.util.spec_from_loader(fullname, Lender(real)) if real else None
-        parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is None:
             if root not in self._names and (AUTO not in self._names or self.is_there(fullname)):
                 return None
