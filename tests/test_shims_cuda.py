@@ -23,6 +23,9 @@ MADE: dict[str, Callable[[], Tensor]] = {
     "made there": lambda: torch.ones(2, device="cuda"),
     "made there by number": lambda: torch.arange(1, 3, device=0),
     "made like another": lambda: torch.zeros_like(torch.ones(2), device="cuda") + 1,
+    "a tensor to write to": lambda: torch.cuda.FloatTensor(2).fill_(1),
+    "a tensor of such a size": lambda: torch.cuda.IntTensor(torch.Size([2]), device=0).zero_(),
+    "a tensor of values": lambda: torch.cuda.LongTensor([3, 4]),
     "of a parameter's kind": lambda: torch.ones(2).new_zeros(2, device=torch.device("cuda")),
 }
 
@@ -35,6 +38,15 @@ def test_what_is_moved_or_made_there_is_on_the_cpu(way: str) -> None:
     assert found.device.type == "cpu"
     assert found.shape == (2,)
     assert used == ["torch.cuda"]
+
+
+def test_constructors_make_their_dtypes_and_are_torchs_again() -> None:
+    before = torch.cuda.HalfTensor
+    with shims.installed("torch.cuda"):
+        assert torch.cuda.HalfTensor(2, 3).dtype == torch.float16
+        assert torch.cuda.BoolTensor([0, 1]).tolist() == [False, True]
+        assert torch.cuda.DoubleTensor(torch.ones(2)).dtype == torch.float64
+    assert torch.cuda.HalfTensor is before
 
 
 def test_modules_stay_and_keep_the_dtype_that_is_asked_for() -> None:

@@ -22,6 +22,10 @@ IMPORTED = {
     "three_nn three_interpolate ball_query QueryAndGroup GroupAll FurthestPointSampling",
     "pointnet2_ops.pointnet2_modules": "PointnetSAModule PointnetSAModuleMSG PointnetFPModule "
     "build_shared_mlp",
+    "pointnet2_batch_cuda": "furthest_point_sampling_wrapper ball_query_wrapper three_nn_wrapper",
+    "pointnet2_cuda": "group_points_wrapper gather_points_wrapper three_interpolate_wrapper",
+    "upfirdn2d_ext": "upfirdn2d",
+    "fused_act_ext": "fused_bias_act",
     "knn_cuda": "KNN knn",
     "chamfer": "forward backward",
     "_ext": "dcn_v2_forward dcn_v2_backward dcn_v2_psroi_pooling_forward "

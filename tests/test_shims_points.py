@@ -14,6 +14,8 @@ from fuseport.exporter.models.user import parse_inputs
 with shims.installed(shims.SHIMS):
     import chamfer
     import knn_cuda
+    import pointnet2_batch_cuda
+    import pointnet2_cuda
     from pointnet2_ops import _ext, pointnet2_modules, pointnet2_utils
 
 NET = """
@@ -36,8 +38,8 @@ def cloud(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def furthest(points: list[list[float]], count: int) -> list[int]:
-    distance = [-1.0 if sum(x * x for x in p) <= 1e-3 else 1e10 for p in points]
+def furthest(points: list[list[float]], count: int, padded: bool = True) -> list[int]:
+    distance = [-1.0 if padded and sum(x * x for x in p) <= 1e-3 else 1e10 for p in points]
     found = [0]
     while len(found) < count:
         for i, p in enumerate(points):
@@ -127,6 +129,44 @@ def test_neighbours(transposed: bool) -> None:
     alone = knn_cuda.knn(ref[0].T, query[0].T, 5)
     assert torch.equal(alone[0], distance[0].T)
     assert torch.equal(alone[1], index[0].T)
+
+
+def test_what_writes_to_its_arguments() -> None:
+    assert pointnet2_cuda.__all__ == pointnet2_batch_cuda.__all__
+    ops, empty = pointnet2_batch_cuda, torch.empty
+    xyz, features = cloud(2, 30, 3), cloud(2, 4, 30)
+    xyz[1, 7:12] = 0.01  # no padding here
+    index = empty(2, 8, dtype=torch.int32)
+    ops.furthest_point_sampling_wrapper(2, 30, 8, xyz, empty(2, 30), index)
+    assert index.tolist() == [furthest(points.tolist(), 8, padded=False) for points in xyz]
+    centers = torch.stack([xyz[b, index[b].long()] for b in range(2)])
+    places, grouped = empty(2, 8, 5, dtype=torch.int32), empty(2, 4, 8, 5, dtype=torch.float64)
+    ops.ball_query_wrapper(2, 30, 8, 1.1, 5, centers, xyz, places)
+    assert torch.equal(places, pointnet2_utils.ball_query(1.1, 5, xyz, centers))
+    ops.group_points_wrapper(2, 4, 30, 8, 5, features, places, grouped)
+    assert torch.equal(grouped, pointnet2_utils.grouping_operation(features, places))
+    few = empty(2, 4, 8, dtype=torch.float64)
+    ops.gather_points_wrapper(2, 4, 30, 8, features, index, few)
+    assert torch.equal(few, pointnet2_utils.gather_operation(features, index))
+    squared, near = empty(2, 30, 3, dtype=torch.float64), empty(2, 30, 3, dtype=torch.int32)
+    ops.three_nn_wrapper(2, 30, 8, xyz, centers, squared, near)
+    distance, expected = pointnet2_utils.three_nn(xyz, centers)
+    assert torch.equal(near, expected)
+    torch.testing.assert_close(squared.sqrt(), distance)
+    weight, back = cloud(2, 30, 3), empty(2, 4, 30, dtype=torch.float64)
+    ops.three_interpolate_wrapper(2, 4, 8, 30, few, near, weight, back)
+    assert torch.equal(back, pointnet2_utils.three_interpolate(few, near, weight))
+    before = torch.ones_like(features)
+    for add, at, cotangent in (
+        (ops.group_points_grad_wrapper, places, torch.randn_like(grouped)),
+        (ops.gather_points_grad_wrapper, index, torch.randn_like(few)),
+    ):
+        of = before.clone()
+        add(2, 4, 30, *at.shape[1:], cotangent, at, of)
+        torch.testing.assert_close(of - before, _ext.gather_points_grad(cotangent, at, 30))
+    of = torch.ones_like(few)
+    ops.three_interpolate_grad_wrapper(2, 4, 30, 8, back, near, weight, of)
+    torch.testing.assert_close(of - 1, _ext.three_interpolate_grad(back, near, weight, 8))
 
 
 def test_chamfer_distance() -> None:

@@ -247,7 +247,16 @@ def test_progress_is_told_and_nothing_is_left(
     assert sorted(state_spaces_bundle.rglob("*")) == before
 
 
-def test_a_layout_that_the_model_s_own_code_does_not_take_is_no_crash(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("guard", "refused"),
+    [
+        ("x = x.view(-1, 6).view(-1, 3, 6)", {"odd, transposed"}),
+        ("assert x.is_contiguous()", {"odd, transposed", "past a chunk, sliced"}),
+    ],
+)
+def test_a_layout_that_the_model_s_own_code_does_not_take_is_no_crash(
+    guard: str, refused: set[str], tmp_path: Path
+) -> None:
     """Its programs take any: they copy what comes in so."""
     code = (
         "from torch import nn\n"
@@ -255,7 +264,8 @@ def test_a_layout_that_the_model_s_own_code_does_not_take_is_no_crash(tmp_path: 
         "    def __init__(self):\n"
         "        super().__init__(6, 2)\n"
         "    def forward(self, x):\n"
-        "        return super().forward(x.view(-1, 6)).view(-1, 3, 2)\n"
+        f"        {guard}\n"
+        "        return super().forward(x.reshape(-1, 6)).view(-1, 3, 2)\n"
     )
     (tmp_path / "net.py").write_text(code)
     torch.save(torch.nn.Linear(6, 2).state_dict(), tmp_path / "w.pth")
@@ -271,5 +281,5 @@ def test_a_layout_that_the_model_s_own_code_does_not_take_is_no_crash(tmp_path: 
     assert report.exit_code() == 0, report.failures()
     rows = [row for row in compared(report) if row.verdict == "unsupported"]
     assert {row.runtime for row in rows} == {"eager"}
-    assert {row.case for row in rows} == {"odd, transposed"}
+    assert {row.case for row in rows} == refused
     assert all("no inputs of this memory layout" in str(row.reason) for row in rows)

@@ -27,6 +27,10 @@ AUTOGRAD = True
 DEVICES = OF_TORCH
 
 
+# What code raises that takes no inputs of a layout, by a view of them or on purpose.
+_OF_LAYOUT = (RuntimeError, AssertionError, ValueError)
+
+
 def missing() -> str | None:
     """Nothing can be missing: torch is what fuseport is built on."""
     return None
@@ -46,7 +50,7 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
         with model.fused():
             try:
                 return model.module(*inputs)
-            except RuntimeError as error:
+            except _OF_LAYOUT as error:
                 _blame_layout(model.module, inputs, error)
                 raise
 
@@ -66,10 +70,11 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     return session
 
 
-def _blame_layout(module: nn.Module, inputs: Sequence[Tensor], error: RuntimeError) -> None:
+def _blame_layout(module: nn.Module, inputs: Sequence[Tensor], error: Exception) -> None:
     """Raise Unsupported where it is the inputs' memory layout that the model's code does not take.
 
-    `x.view(-1, c, h, w)` is of contiguous inputs, for one. Programs copy what comes in so.
+    `x.view(-1, c, h, w)` is of contiguous inputs, for one, and some code asserts that they are.
+    Programs copy what comes in so.
     """
     contiguous = [x.detach().contiguous() for x in inputs]
     if all(a is b or a.stride() == b.stride() for a, b in zip(contiguous, inputs, strict=True)):
@@ -77,7 +82,7 @@ def _blame_layout(module: nn.Module, inputs: Sequence[Tensor], error: RuntimeErr
     try:
         with torch.no_grad():
             module(*contiguous)
-    except RuntimeError:
+    except _OF_LAYOUT:
         return  # it is something else
     raise Unsupported(
         f"the model's own code takes no inputs of this memory layout: {one_line(error)}"

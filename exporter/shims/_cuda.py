@@ -2,14 +2,15 @@
 
 A guard with nothing to guard: code around Triton kernels says `with torch.cuda.device(x.device):`,
 or `x.device.index`, also where x may be on the CPU. And moves: research code says
-`torch.empty(n).cuda()`, `device="cuda"`, `.to("cuda")` in the middle of a forward. And a question:
+`torch.empty(n).cuda()`, `device="cuda"`, `.to("cuda")` in the middle of a forward, and
+`torch.cuda.FloatTensor(n)` for a tensor to write to. And a question:
 code that calls an extension for CUDA raises unless `x.is_cuda`, which its stand-in does not want.
 """
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,18 @@ __all__ = ["MOVES", "is_there", "none_moves", "of_cpu_allowed", "said_beside"]
 
 MOVES = "torch.cuda"
 """The name of a stand-in for the device: what is moved there stays."""
+
+
+_CONSTRUCTORS = {
+    "BoolTensor": "bool",
+    "ByteTensor": "uint8",
+    "DoubleTensor": "float64",
+    "FloatTensor": "float32",
+    "HalfTensor": "float16",
+    "IntTensor": "int32",
+    "LongTensor": "int64",
+}
+"""In `torch.cuda`, with the dtypes of what they make."""
 
 
 def is_there() -> bool:
@@ -100,6 +113,25 @@ def _mode() -> Any:
         def __init__(self, used: list[str]) -> None:
             super().__init__()
             self._used = used
+            self._replaced: dict[str, Any] = {}
+
+        def __enter__(self) -> Any:
+            for name in _CONSTRUCTORS:
+                self._replaced[name] = getattr(torch.cuda, name)
+                setattr(torch.cuda, name, partial(self._tensor, name))
+            return super().__enter__()  # type: ignore[no-untyped-call]
+
+        def __exit__(self, *raised: Any) -> None:
+            for name, constructor in self._replaced.items():
+                setattr(torch.cuda, name, constructor)
+            super().__exit__(*raised)  # type: ignore[no-untyped-call]
+
+        def _tensor(self, name: str, *given: Any, device: Any = None) -> Any:
+            """`torch.cuda.FloatTensor`: of sizes, without values; or of values."""
+            dtype = getattr(torch, _CONSTRUCTORS[name])
+            if len(given) == 1 and not isinstance(given[0], (int, torch.SymInt, torch.Size)):
+                return torch.as_tensor(given[0], dtype=dtype, device=self._stays())
+            return torch.empty(*given, dtype=dtype, device=self._stays())
 
         def _stays(self) -> str:
             if MOVES not in self._used:

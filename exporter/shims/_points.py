@@ -28,11 +28,15 @@ _FAR = 1e10
 _NONE = 2**31 - 1
 
 
-def furthest_points(xyz: Tensor, count: int) -> Tensor:
-    """(b, count): the first point, and then each time that which is furthest from all chosen."""
+def furthest_points(xyz: Tensor, count: int, padded: bool = True) -> Tensor:
+    """(b, count): the first point, and then each time that which is furthest from all chosen.
+
+    If `padded`, what is next to the origin is no point.
+    """
     xyz = xyz.detach()
-    padding = xyz.square().sum(-1) <= _PADDING
-    distance = torch.full_like(xyz[..., 0], _FAR).masked_fill(padding, -1)
+    distance = torch.full_like(xyz[..., 0], _FAR)
+    if padded:
+        distance = distance.masked_fill(xyz.square().sum(-1) <= _PADDING, -1)
     chosen = torch.zeros_like(distance[:, 0], dtype=torch.int64)
 
     def one(state: list[Tensor], _: Tensor) -> tuple[list[Tensor], Tensor]:

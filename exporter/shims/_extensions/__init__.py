@@ -21,6 +21,10 @@ EXTENSIONS: Mapping[str, str] = {
     "deform_conv_ext": "deform_conv_ext",
     "deform_pool_cuda": "deform_pool_cuda",
     "deform_pool_ext": "deform_pool_ext",
+    "fused_act_ext": "fused_act_ext",
+    "pointnet2_batch_cuda": "pointnet2",
+    "pointnet2_cuda": "pointnet2",
+    "upfirdn2d_ext": "upfirdn2d_ext",
 }
 """By their names, the files of their stand-ins. A name without a dot is the last part of that of a
 module; `_ext` has to be imported by code that calls DCNv2's."""
