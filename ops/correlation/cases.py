@@ -59,6 +59,7 @@ _SHAPES = {
     "patch_beyond_the_image": _Shape(patch=(7, 9), dilation_patch=(3, 2), image=(3, 2)),
     "padding": _Shape(padding=(2, 1)),
     "negative_padding": _Shape(padding=(-2, -1), patch=(5, 3)),
+    "first_place_between_two_rows": _Shape(padding=(-1, -2), patch=(5, 3)),
     "stride": _Shape(stride=(2, 3), padding=(1, 2), image=(9, 14)),
     "stride_and_dilated_patch": _Shape(
         stride=(2, 3), patch=(5, 5), dilation_patch=(3, 2), image=(11, 20)
