@@ -1,0 +1,26 @@
+// Correlation as custom ops of ONNX Runtime's CUDA provider.
+#include "correlation/cuda.hpp"
+#include "correlation/ort.hpp"
+#include "native/ort_cuda.hpp"
+
+namespace fuseport::correlation {
+namespace {
+
+struct Passes {
+  using Context = ort::CudaContext;
+
+  static void forward(const Context& context, const Problem& p, const Forward& f) {
+    const auto scratch = context.scratch(cuda::scratch(p));
+    context.started(cuda::forward(p, f, scratch.data(), context.stream()));
+  }
+
+  static void backward(const Context& context, const Problem& p, const Backward& b) {
+    const auto scratch = context.scratch(cuda::scratch(p));
+    context.started(cuda::backward(p, b, scratch.data(), context.stream()));
+  }
+};
+
+[[maybe_unused]] const bool added = add_nodes<Passes>();
+
+}  // namespace
+}  // namespace fuseport::correlation
