@@ -42,6 +42,7 @@ from fuseport.exporter.verify.op_check.subject import (
 from fuseport.ops import OPS, registration
 from fuseport.ops.causal_conv1d.cases import _Shape as ConvShape
 from fuseport.ops.causal_conv1d_update.cases import _Shape as ConvStepShape
+from fuseport.ops.correlation.cases import _Shape as CorrelationShape
 from fuseport.ops.cross_scan.cases import ImageShape
 from fuseport.ops.deform_conv2d.cases import _Shape as DeformConvShape
 from fuseport.ops.gated_delta_rule.cases import _Shape as DeltaShape
@@ -245,6 +246,27 @@ def _deform_conv(r: Source) -> tuple[str, Any]:
     return "deform_conv2d_modulated" if shape.modulated else "deform_conv2d", shape
 
 
+def _correlation(r: Source) -> tuple[str, Any]:
+    kernel = (1, 1) if flag(r) else (size(r, 4), size(r, 4))
+    dilation = size(r, 3), size(r, 3)
+    padding = r.randrange(-3, 5), r.randrange(-3, 5)
+    # So large that a window is within the padded image.
+    reached = zip(dilation, kernel, padding, strict=True)
+    least = [max(1, d * (k - 1) + 1 - 2 * p) for d, k, p in reached]
+    shape = CorrelationShape(
+        b=size(r, 3),
+        c=size(r, 150),
+        image=(least[0] + size(r, 24) - 1, least[1] + size(r, 40) - 1),
+        kernel=kernel,
+        patch=(size(r, 9), size(r, 9)),
+        stride=(size(r, 3), size(r, 3)),
+        padding=padding,
+        dilation=dilation,
+        dilation_patch=(size(r, 4), size(r, 4)),
+    )
+    return "correlation", shape
+
+
 def _linear(r: Source) -> tuple[str, Any]:
     block = 2 ** r.randrange(4, 9)
     return "nf4_linear", LinearShape((size(r, 70),), size(r, 600), size(r, 200), block)
@@ -296,6 +318,7 @@ DRAWS: dict[str, Draw] = {
     "gated_delta_rule": _delta,
     "rms_norm": lambda r: ("rms_norm", _norm(r, None)),
     "rms_norm_gated": lambda r: ("rms_norm_gated", _norm(r, flag(r))),
+    "correlation": _correlation,
     "deform_conv2d": _deform_conv,
     "ms_deform_attn": _deform,
     "nf4_linear": _linear,

@@ -163,6 +163,7 @@ def test_the_gradient_of_a_is_exact_where_states_hardly_matter(
 
 
 IN_ANY_ORDER = {
+    "correlation": "kernel_stride_padding",
     "cross_scan": "height_17_width_33",
     "cross_merge": "height_17_width_33",
     "deform_conv2d": "groups_across_offset_groups",
@@ -192,6 +193,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(device_of: Devices, name: st
 @pytest.mark.parametrize(
     ("name", "tensor"),
     [
+        *(("correlation", tensor) for tensor in ("input1", "input2")),
         ("cross_scan", "x"),
         ("cross_merge", "ys"),
         *(("deform_conv2d", tensor) for tensor in ("input", "offset", "weight", "bias")),
