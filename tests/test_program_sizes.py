@@ -87,7 +87,20 @@ class Products(nn.Module):
         return torch.einsum("bld,bmd,bme->ble", x, x.sin(), x.cos())
 
 
-@pytest.mark.parametrize("module", [Tokens(), Ordered(), Listed(), Powers(), Products()])
+class Places(nn.Module):
+    """As warps and look-ups of optical flow and stereo: places within an image, and rows of half
+    its width that are reshaped by that, and so to a size that is 1 in truth."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        rows, columns = torch.meshgrid(torch.arange(batch), torch.arange(length))
+        inside = (9 * x).clamp(0, length - 1) + x.clamp(min=batch / 8) + x.clamp_max(length - 3)
+        half = (length + 1) // 2
+        pooled = F.avg_pool1d(F.pad(x.mT, (1, 0)), 2).reshape(batch, 8, -1, half).squeeze(2)
+        return inside * (rows + columns)[..., None] + pooled.sum(-1)[:, None]
+
+
+@pytest.mark.parametrize("module", [Tokens(), Ordered(), Listed(), Powers(), Products(), Places()])
 def test_sizes_stay_dynamic(module: nn.Module) -> None:
     forward, gradient = captured(module)
     for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):

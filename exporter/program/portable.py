@@ -89,6 +89,17 @@ def _power(base: Any, exponent: Any) -> Any:
     return aten.pow.Tensor_Tensor(tensor(base), tensor(exponent))
 
 
+def _clamp(x: Tensor, *bounds: Any) -> Any:
+    """With a bound that is a size, ONNX's exporter has no form of it."""
+    if not any(isinstance(bound, (torch.SymInt, torch.SymFloat)) for bound in bounds):
+        return NotImplemented
+    tensors = (
+        None if bound is None else torch.scalar_tensor(bound, dtype=x.dtype, device=x.device)
+        for bound in bounds
+    )
+    return aten.clamp.Tensor(x, *tensors)
+
+
 _ADAPTIVE_AVG_POOLS = (
     aten.adaptive_avg_pool1d.default,
     aten.adaptive_avg_pool2d.default,
@@ -108,6 +119,9 @@ DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
     aten.copy.default: _copy,
     aten.pow.Tensor_Scalar: _power,
     aten.pow.Scalar: _power,
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_max.default: lambda x, most: _clamp(x, None, most),
     aten.slice_scatter.default: partial(_of_real, aten.slice_scatter.default),
     aten.select_scatter.default: partial(_of_real, aten.select_scatter.default),
 }

@@ -43,6 +43,10 @@ class Symbolic(TorchFunctionMode):
             made = _of_numbers(*args, **(kwargs or {}))
             if made is not None:
                 return made
+        if func in (torch.squeeze, Tensor.squeeze):
+            return _squeeze(func, *args, **(kwargs or {}))
+        if func is torch.meshgrid:  # whose meta computation has to be told what is the default
+            kwargs = {"indexing": (kwargs or {}).get("indexing") or "ij"}
         layers = recurrent(func, args, kwargs or {})
         if layers is not None:
             return layers
@@ -93,6 +97,16 @@ def _max_pool1d(
     )
     values, indices = pytree.tree_map(lambda t: t.squeeze(-2), pooled)
     return (values, indices) if return_indices else values
+
+
+def _squeeze(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    # A dimension that is 1 here, where the sizes say no more: without, it would stay.
+    dim = kwargs.get("dim", args[0] if args else None)
+    if isinstance(dim, int) and x.dim():
+        size = x.shape[dim]
+        if isinstance(size, torch.SymInt) and size.node.hint == 1 and size == 1:
+            return x.select(dim, 0)
+    return func(x, *args, **kwargs)
 
 
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:

@@ -1,0 +1,1 @@
+"""Stands in for `correlation_package`, which PWC-Net (NVlabs) is installed with."""

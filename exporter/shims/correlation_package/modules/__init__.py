@@ -1,0 +1,1 @@
+"""The correlations as modules."""
