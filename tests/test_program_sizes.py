@@ -97,7 +97,8 @@ class Places(nn.Module):
         inside = (9 * x).clamp(0, length - 1) + x.clamp(min=batch / 8) + x.clamp_max(length - 3)
         half = (length + 1) // 2
         pooled = F.avg_pool1d(F.pad(x.mT, (1, 0)), 2).reshape(batch, 8, -1, half).squeeze(2)
-        return inside * (rows + columns)[..., None] + pooled.sum(-1)[:, None]
+        one, two = torch.cat([inside, x.sin()]).split(split_size=batch, dim=0)
+        return one * two * (rows + columns)[..., None] + pooled.sum(-1)[:, None]
 
 
 @pytest.mark.parametrize("module", [Tokens(), Ordered(), Listed(), Powers(), Products(), Places()])

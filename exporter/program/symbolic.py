@@ -45,6 +45,8 @@ class Symbolic(TorchFunctionMode):
                 return made
         if func in (torch.squeeze, Tensor.squeeze):
             return _squeeze(func, *args, **(kwargs or {}))
+        if func in (torch.split, Tensor.split):
+            return _split(func, *args, **(kwargs or {}))
         if func is torch.meshgrid:  # whose meta computation has to be told what is the default
             kwargs = {"indexing": (kwargs or {}).get("indexing") or "ij"}
         layers = recurrent(func, args, kwargs or {})
@@ -107,6 +109,16 @@ def _squeeze(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(size, torch.SymInt) and size.node.hint == 1 and size == 1:
             return x.select(dim, 0)
     return func(x, *args, **kwargs)
+
+
+def _split(func: Any, x: Tensor, *args: Any, dim: int = 0, **kwargs: Any) -> Any:
+    size, *rest = (*args, *kwargs.values())
+    dim = rest[0] if rest else dim
+    if not isinstance(size, torch.SymInt):
+        return func(x, size, dim=dim)
+    # Of a size that is none, torch would know the parts by number, and take them for fixed ones.
+    count = int((x.shape[dim] + size - 1) // size)
+    return x.split([size] * (count - 1) + [x.shape[dim] - size * (count - 1)], dim=dim)
 
 
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
