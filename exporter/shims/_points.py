@@ -46,7 +46,7 @@ def furthest_points(xyz: Tensor, count: int, padded: bool = True) -> Tensor:
         return [distance, distance.argmax(1)], chosen.to(torch.int32)
 
     if detect_fake_mode([xyz]) is not None:  # a program has one step of it, however many there are
-        steps = torch.empty(count, device=xyz.device)
+        steps = torch.arange(count, device=xyz.device)
         found: Tensor = scan(one, [distance, chosen], steps)[1]
         return found.T
     each, state = [], [distance, chosen]
