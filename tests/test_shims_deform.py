@@ -17,7 +17,8 @@ from fuseport.exporter.user_code import hint
 from fuseport.exporter.user_code.known_calls import advice
 from fuseport.tests.test_shims_values import close, rand
 
-with shims.installed(shims.EXTENSIONS):
+with shims.installed(("DCNv3", *shims.EXTENSIONS)):
+    import DCNv3
     import deform_conv_cuda
     import deform_conv_ext
     import deform_pool_cuda
@@ -366,3 +367,43 @@ def test_what_is_missing_is_named_with_its_stand_in(theirs: Written) -> None:
         importlib.import_module("their_ops")
     assert hint(raised.value) == "; fuseport has a stand-in for deform_conv_cuda: --shim auto"
     assert "--shim auto" in advice("ModulatedDeformConvFunction")
+
+
+def dcnv3_slowly(
+    x: Tensor, offset: Tensor, mask: Tensor, stride: int, scale: float, remove_center: int
+) -> Tensor:
+    """By `grid_sample`, tap by tap: 3×3, of dilation 2 and padding 2, two groups."""
+    height, width, (rows, columns) = x.shape[1], x.shape[2], offset.shape[1:3]
+    taps = [(i, j) for i in (-2, 0, 2) for j in (-2, 0, 2) if (i, j) != (0, 0) or not remove_center]
+    moves = offset.unflatten(-1, (2, len(taps), 2))
+    out = []
+    for group, part in enumerate(x.movedim(-1, 1).chunk(2, 1)):
+        total = torch.zeros((), dtype=x.dtype)
+        for tap, (i, j) in enumerate(taps):
+            dx, dy = (moves[:, :, :, group, tap] * scale).unbind(-1)
+            px = torch.arange(columns) * stride + i * scale + dx
+            py = torch.arange(rows)[:, None] * stride + j * scale + dy
+            grid = torch.stack([(px * 2 + 1) / width - 1, (py * 2 + 1) / height - 1], -1)
+            weight = mask[..., group * len(taps) + tap]
+            total = total + F.grid_sample(part, grid, align_corners=False) * weight[:, None]
+        out.append(total)
+    return torch.cat(out, 1).movedim(1, -1)
+
+
+@pytest.mark.parametrize(
+    ("stride", "scale", "remove_center"), [(1, 1.0, 0), (2, 0.5, 1), (1, 2.0, 1)]
+)
+def test_that_of_internimage(stride: int, scale: float, remove_center: int) -> None:
+    rows, columns, taps = (6 - 1) // stride + 1, (8 - 1) // stride + 1, 2 * (9 - remove_center)
+    given = rand(2, 6, 8, 6), rand(2, rows, columns, 2 * taps), rand(2, rows, columns, taps)
+    leaves = [t.requires_grad_() for t in given]
+    right = dcnv3_slowly(*given, stride, scale, remove_center)
+    dout = rand(*right.shape)
+    gradients = torch.autograd.grad(right, leaves, dout)
+    sizes = (3, 3, stride, stride, 2, 2, 2, 2, 2, 3, scale)
+    removed = [remove_center] if remove_center else []  # version 1.0 takes none
+    with torch.no_grad():
+        close(DCNv3.dcnv3_forward(*given, *sizes, 256, *removed), right)
+        found = DCNv3.dcnv3_backward(*given, *sizes, dout, 256, *removed)
+    for gradient, expected_gradient in zip(found, gradients, strict=True):
+        close(gradient, expected_gradient)

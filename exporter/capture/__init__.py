@@ -236,18 +236,25 @@ def _captures(
     entry: Entry,
     state: Callable[[nn.Module], AbstractContextManager[None]],
 ) -> list[Program]:
-    """The program of an entry; before it, one whose sizes stay dynamic where the model's code makes
-    numbers of them by `int` or `len`, if it does and takes others."""
+    """The program of an entry; before it, those whose sizes stay dynamic where the model's code
+    makes numbers of them by `int` or `len`, if it does and takes others.
+
+    What one module of that code has made a number of is none to another: that is known only once
+    the first leaves it what it is.
+    """
     found: list[Program] = []
     failure: ExportFailed | None = None
-    with integers.noticed() as code:
-        try:
-            found.append(_forward(model, inputs, entry, state))
-        except ExportFailed as error:
-            failure = error
-    if code:
-        with integers.symbolic(code), suppress(ExportFailed):
-            found.insert(0, _forward(model, inputs, entry, state))
+    code: list[integers.Place] = []
+    while True:
+        with integers.symbolic(code), integers.noticed() as more:
+            try:
+                found.insert(0, _forward(model, inputs, entry, state))
+            except ExportFailed as error:
+                failure = failure or error
+        known = {(id(names), called) for names, called in code}
+        if not (new := [place for place in more if (id(place[0]), place[1]) not in known]):
+            break
+        code += new
     if not found:
         assert failure is not None
         raise failure
