@@ -71,6 +71,45 @@ def test_code_that_takes_no_other_int_has_the_sizes_of_the_example(
     assert f"net.py:{line}" in said
 
 
+HALVED = """
+def halved(x, size):
+    return x.new_ones(int(size / 2), 3) * x.mean(1, keepdim=True)
+"""
+TWICE = """
+import torch
+from their_other import halved as of_other
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 4)
+
+    def forward(self, x):
+        y = halved(x, x.shape[1])
+        return self.a(of_other(y, y.shape[1]))
+"""
+
+
+def test_each_of_several_modules_leaves_sizes_what_they_are(
+    tmp_path: Path, saved_with: Saved
+) -> None:
+    """What the first has made a number of is a number to the second: mmcv's two convolutions."""
+    checkpoint, model = saved_with(TWICE + HALVED, a=torch.nn.Linear(3, 4))
+    (tmp_path / "their_other.py").write_text(HALVED)
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    made = api.export(
+        checkpoint,
+        tmp_path / "b",
+        model=model,
+        inputs=inputs,
+        format="exported_program",
+        programs="forward",
+    )
+    program = torch.export.load(made.folder / "forward.pt2").module()
+    for length in (7, 20):
+        assert program(torch.zeros(3, length, 3)).shape == (3, length // 4, 4)
+
+
 def test_an_unknown_dimension_is_a_usage_error(tmp_path: Path, saved_with: Saved) -> None:
     code = NET.format(more="")
     with pytest.raises(
