@@ -1,4 +1,4 @@
-"""Pooling and nearest upsampling, and their gradients, in operators that ONNX has.
+"""Pooling, nearest upsampling and volumes' samples, with gradients, in operators that ONNX has.
 
 Which elements belong together is computed from sizes, by axis. Averages and nearest upsampling are
 linear: their gradients are products with a matrix for each axis.
@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch._decomp import decomposition_table
 
 from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.program.volumes import grid_sampler_3d
 
 __all__ = ["ADAPTIVE", "DIVIDED", "RESAMPLING", "even"]
 
@@ -240,7 +241,14 @@ DIVIDED: Table = {
 }
 """For average pooling with a divisor of its own, the last argument."""
 
+
+def _grid_sampler(x: Tensor, *arguments: Any) -> Any:
+    # Of volumes ONNX has it from opset 20 on, and few runtimes.
+    return grid_sampler_3d(x, *arguments) if x.dim() == 5 else NotImplemented
+
+
 RESAMPLING: Table = {
+    aten.grid_sampler.default: _grid_sampler,
     aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool_backward(3),
     aten.adaptive_max_pool2d_backward.default: _max_backward(2),

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 
 from fuseport.exporter.program._grouped import convolution, transposed_convolution
+from fuseport.exporter.program.volumes import grid_sampler_3d
 
 __all__ = ["DIFFERENTIABLE", "PORTABLE", "masked_select"]
 
@@ -24,7 +25,7 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = Non
 
 def _grid_sampler(x: Tensor, *arguments: Any) -> Any:
     if x.dim() != 4:
-        return aten.grid_sampler.default(x, *arguments)
+        return grid_sampler_3d(x, *arguments)
     return decomposition_table[aten.grid_sampler_2d.default](x, *arguments)
 
 
