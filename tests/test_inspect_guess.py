@@ -20,6 +20,7 @@ from fuseport.ops import OPS
 from fuseport.ops.evidence import Evidence
 
 WITHOUT = {
+    "correlation": "a cost volume has no parameters",
     "causal_conv1d_update": "decoding has no parameters of its own",
     "selective_state_update": "decoding has no parameters of its own",
     "softmax_cross_entropy": "a loss has no parameters",
