@@ -12,6 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter import shims
+from fuseport.exporter.program.conditions import violated
+from fuseport.tests.test_program import (
+    SEQUENCE,
+    assert_same,
+    captured,
+    cotangents_of,
+    eager,
+    inputs_of,
+)
 
 with shims.installed(shims.SHIMS):
     import alt_cuda_corr
@@ -146,6 +155,26 @@ def test_flownets_correlation_of_halves_sums_beyond_what_they_hold() -> None:
     correlation_cuda.forward(x, x, x.new_empty(0), x.new_empty(0), output, 0, 1, 0, 1, 1, 1)
     assert output.dtype == torch.float16
     assert (output == 40000).all()
+
+
+class Correlated(torch.nn.Module):
+    """As FlowNet2's `CorrelationFunction` calls it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = x[:, None], x.sin()[:, None]
+        scratch, output = (a.new(), b.new()), a.new()
+        correlation_cuda.forward(a, b, *scratch, output, 2, 1, 2, 1, 1, 1)
+        return output.flatten(1, 2)
+
+
+def test_an_output_is_given_its_size_in_a_capture() -> None:
+    forward, gradient = captured(Correlated())
+    for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):
+        assert not violated(forward, sizes)
+        inputs = inputs_of(SEQUENCE, sizes)
+        cotangents = cotangents_of(Correlated(), inputs)
+        expected = eager(Correlated(), inputs, cotangents)
+        assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
 
 
 @pytest.mark.parametrize("sizes", [(2, 1, 2, 1, 1), (3, 3, 3, 2, 2), (1, 3, 2, 1, 1)])

@@ -108,6 +108,7 @@ def capture_forward(
             ),
             strict=False,
         )
+        _take_assigned(exported.graph_module)
         _detach_regions(exported.graph_module)
         # In-place operators become functional ones; composite operators stay whole.
         with asked_once():
@@ -376,6 +377,14 @@ def entry(module: nn.Module, specs: Sequence[TensorSpec], call: Callable[..., An
     entry = nn.Module.__new__(type(module))
     entry.__dict__.update(module.__dict__, forward=forward)
     return entry
+
+
+def _take_assigned(module: torch.fx.GraphModule) -> None:
+    """Take what a tensor is set to for the tensor, which decomposing would give its size before."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.set_.source_Tensor):
+        node.replace_all_uses_with(node.args[1])
+        module.graph.erase_node(node)
+    module.recompile()
 
 
 def _detach_regions(module: torch.fx.GraphModule) -> None:

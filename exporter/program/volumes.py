@@ -42,7 +42,7 @@ def grid_sampler_3d(
         return at([place.round() for place in places]).to(dtype)
     before = [place.floor() for place in places]
     behind = [place - start for place, start in zip(places, before, strict=True)]
-    out: Any = 0
+    out = torch.zeros((), dtype=x.dtype, device=x.device)
     for corner in itertools.product((0, 1), repeat=3):
         weight: Any = 1
         for side, part in zip(corner, behind, strict=True):

@@ -146,6 +146,10 @@ def backward(
 def write(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Writes the values where the extension does, which gives its outputs their size."""
     for target, value in zip(targets, values, strict=True):
+        if any(isinstance(size, torch.SymInt) for size in value.shape):
+            # In a capture, where torch resizes to numbers only; a gradient is made of its graph.
+            torch.ops.aten.set_.source_Tensor(target, value)
+            continue
         if target.shape != value.shape:
             target.resize_(value.shape)
         target.copy_(value)
