@@ -16,13 +16,13 @@ from fuseport.exporter.verify.report import OWN_BACKWARD
 Saved = Callable[..., tuple[Path, str]]
 
 # As in BasicSR, EDVR and mmdetection: an extension in a package of theirs, an autograd function
-# that refuses the CPU, buffers to write into, a step that divides the batch.
+# that refuses the CPU, buffers to write into, a step that divides the batch. In DB, a constructor
+# imports it.
 THEIRS = """
 import torch
-from torch import nn
 
 try:
-    from their_package.ops import deform_conv_ext
+    from . import deform_conv_ext
 except ImportError:
     pass
 
@@ -58,25 +58,34 @@ class Convolved(torch.autograd.Function):
         return dx, doffset, dmask, dweight
 
 
+convolved = Convolved.apply
+"""
+OF_THEIRS = """
+import torch
+from torch import nn
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
+        from their_package.dcn import convolved
+        self.convolved = convolved
         self.filter = nn.Conv2d(4, 3, 3, bias=False)
         self.offset = nn.Conv2d(4, 54, 3, (2, 1), 1)
 
     def forward(self, x):
         y, x_, mask = self.offset(x).chunk(3, 1)
-        return Convolved.apply(x, torch.cat([y, x_], 1), mask.sigmoid(), self.filter.weight)
+        return self.convolved(x, torch.cat([y, x_], 1), mask.sigmoid(), self.filter.weight)
 """
 
 
 def test_an_autograd_function_over_an_extension(tmp_path: Path, saved_with: Saved) -> None:
     torch.manual_seed(0)
     weights = {"filter": nn.Conv2d(4, 3, 3, bias=False), "offset": nn.Conv2d(4, 54, 3)}
-    checkpoint, model = saved_with(THEIRS, **weights)
-    for file in ("__init__.py", "ops/__init__.py"):
-        (checkpoint.parent / "their_package" / "ops").mkdir(parents=True, exist_ok=True)
-        (checkpoint.parent / "their_package" / file).touch()
+    checkpoint, model = saved_with(OF_THEIRS, **weights)
+    (checkpoint.parent / "their_package").mkdir()
+    (checkpoint.parent / "their_package" / "__init__.py").touch()
+    (checkpoint.parent / "their_package" / "dcn.py").write_text(THEIRS)
     bundle = api.export(
         checkpoint,
         tmp_path / "b",

@@ -30,7 +30,7 @@ from fuseport.exporter.models.given import Given, specs_of
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.models.weights import some
 from fuseport.exporter.program import TensorSpec, one_line
-from fuseport.exporter.user_code import plain_subclasses
+from fuseport.exporter.user_code import own_backward, plain_subclasses
 
 __all__ = ["NAME", "model", "parse_inputs", "rebuild"]
 
@@ -245,7 +245,8 @@ def _call(
     training: Sequence[str],
 ) -> nn.Module:
     try:
-        module = function(**passed)
+        with own_backward.watched():  # a constructor may import, too
+            module = function(**passed)
     except Interrupted:
         raise
     except (Exception, SystemExit) as error:  # the user's code can raise anything

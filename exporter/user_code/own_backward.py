@@ -36,7 +36,8 @@ _apply = Function.__dict__["apply"]
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """For the time of an import: code that keeps `apply` of a function of its own keeps ours.
+    """For the time of an import, as a constructor may have too: code that keeps `apply` of a
+    function of its own keeps ours.
 
     Code often has `scan = Scan.apply` at module level, out of reach of `inlined` otherwise.
     """
