@@ -15,6 +15,7 @@ from fuseport.exporter import shims
 from fuseport.exporter.shims._psroi import psroi_pooling
 from fuseport.exporter.user_code import hint
 from fuseport.exporter.user_code.known_calls import advice
+from fuseport.ops.correlation import correlation
 from fuseport.tests.test_shims_values import close, rand
 
 with shims.installed(("DCNv3", *shims.EXTENSIONS)):
@@ -407,3 +408,24 @@ def test_that_of_internimage(stride: int, scale: float, remove_center: int) -> N
         found = DCNv3.dcnv3_backward(*given, *sizes, dout, 256, *removed)
     for gradient, expected_gradient in zip(found, gradients, strict=True):
         close(gradient, expected_gradient)
+
+
+def test_mmcv_correlates_by_its_own_names(theirs: Written) -> None:
+    theirs({"mmcv/__init__.py": "", "mmcv/ops.py": MMCV})
+    with shims.installed():
+        ext = importlib.import_module("mmcv.ops").ext
+    images = [rand(2, 3, 6, 7).requires_grad_() for _ in range(2)]
+    names = (
+        "kH kW patchH patchW padH padW dilationH dilationW dilation_patchH dilation_patchW dH dW"
+    )
+    options = dict(zip(names.split(), (3, 1, 5, 3, 1, 0, 1, 1, 2, 1, 1, 2), strict=True))
+    expected = correlation(*images, (3, 1), (5, 3), (1, 2), (1, 0), 1, (2, 1))
+    output = torch.empty_like(expected)
+    ext.correlation_forward(*images, output, **options)
+    torch.testing.assert_close(output, expected)
+    dout = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, images, dout)
+    found = [torch.ones_like(image) for image in images]  # they are added to
+    with torch.no_grad():
+        ext.correlation_backward(dout, *images, *found, **options)
+    torch.testing.assert_close(found, [gradient + 1 for gradient in gradients])

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fuseport.exporter.shims import _correlation
 from fuseport.exporter.shims._extensions.deform_conv_ext import (
     deform_conv_backward_input,
     deform_conv_backward_parameters,
@@ -22,6 +23,8 @@ from fuseport.exporter.shims.MultiScaleDeformableAttention import (
 from fuseport.exporter.shims.MultiScaleDeformableAttention import ms_deform_attn_forward as _forward
 
 __all__ = [
+    "correlation_backward",
+    "correlation_forward",
     "deform_conv_backward_input",
     "deform_conv_backward_parameters",
     "deform_conv_forward",
@@ -30,6 +33,29 @@ __all__ = [
     "ms_deform_attn_backward",
     "ms_deform_attn_forward",
 ]
+
+
+def correlation_forward(input1: Tensor, input2: Tensor, output: Tensor, **options: int) -> None:
+    """Writes (b, ph, pw, oh, ow) to `output`; options are those of `_correlation.sampler`."""
+    output.copy_(_correlation.sampler(input1, input2, **options))
+
+
+def correlation_backward(
+    grad_output: Tensor,
+    input1: Tensor,
+    input2: Tensor,
+    grad_input1: Tensor,
+    grad_input2: Tensor,
+    **options: int,
+) -> None:
+    """Adds to the gradients of both inputs, by that of the output."""
+
+    def sampler(*images: Tensor) -> Tensor:
+        return _correlation.sampler(*images, **options)
+
+    found = _correlation.backward(sampler, (input1, input2), grad_output)
+    grad_input1.add_(found[0])
+    grad_input2.add_(found[1])
 
 
 def ms_deform_attn_forward(
