@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-def correlation_forward(input1: Tensor, input2: Tensor, output: Tensor, **options: int) -> None:
+def correlation_forward(input1: Tensor, input2: Tensor, output: Tensor, **options: Any) -> None:
     """Writes (b, ph, pw, oh, ow) to `output`; options are those of `_correlation.sampler`."""
     output.copy_(_correlation.sampler(input1, input2, **options))
 
@@ -46,12 +46,12 @@ def correlation_backward(
     input2: Tensor,
     grad_input1: Tensor,
     grad_input2: Tensor,
-    **options: int,
+    **options: Any,
 ) -> None:
     """Adds to the gradients of both inputs, by that of the output."""
 
-    def sampler(*images: Tensor) -> Tensor:
-        return _correlation.sampler(*images, **options)
+    def sampler(input1: Tensor, input2: Tensor) -> Tensor:
+        return _correlation.sampler(input1, input2, **options)
 
     found = _correlation.backward(sampler, (input1, input2), grad_output)
     grad_input1.add_(found[0])
