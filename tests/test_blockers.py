@@ -206,6 +206,15 @@ def test_calls_of_known_extensions_map_to_ops(call: str, op: str) -> None:
     assert advice(call).startswith(f"fuseport.ops.{op} computes it")
 
 
+def test_calls_that_have_a_stand_in_and_no_op_are_told_of_it() -> None:
+    said = "fuseport has a stand-in for {}: --shim auto"
+    assert advice("pointnet2_ops._ext.furthest_point_sampling") == said.format("pointnet2_ops")
+    assert advice("theirs.ops.upfirdn2d_ext") == said.format("upfirdn2d_ext")
+    assert advice("theirs", otherwise="pip install theirs") == "pip install theirs"
+    assert "(--shim auto, or call it yourself)" in advice("correlation_cuda.forward")
+    assert "--shim" not in advice("_FunctionCorrelation")
+
+
 def test_a_model_without_blockers_has_none() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SiLU())
     assert blockers.find(lambda: module(torch.randn(2, 4))) == ()

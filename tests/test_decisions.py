@@ -198,6 +198,22 @@ def test_what_only_logs_is_left_out(exported: Callable[[str], tuple[Bundle, str]
     held(bundle, the_model(bundle, model), LARGE)
 
 
+def test_what_only_logs_is_left_out_also_where_code_computes_the_same_again(
+    exported: Callable[[str], tuple[Bundle, str]],
+) -> None:
+    body = """
+for _ in range(6):
+    part = x[:, 1:3].clone()  # the same each time, and more decisions than may matter
+    y = torch.tanh(self.m(torch.cat([part, y[:, :2]], 1)))
+    if y.abs().mean() > 9:
+        logging.warning(f'{y.mean()} is large')
+return torch.cat([y, x[:, 1:3].clone()], 1)"""
+    bundle, model = exported(body)
+    (note,) = (note for note in bundle.manifest["notes"] if "decides by a value" in note)
+    assert note.endswith("is left out (5 times more)")
+    held(bundle, the_model(bundle, model), LARGE)
+
+
 GUARDED = """
 for layer in (self.l, self.m):
     y = torch.tanh(layer(y))

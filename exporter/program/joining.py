@@ -42,7 +42,7 @@ def alike(one: Program, other: Program) -> bool:
     """Whether two programs compute the same by the same operators, but for decisions of one."""
     try:
         matched = Matched(one.exported, other.exported)
-        return all(matched.common.get(b) is a for a, b in matched.results())
+        return all(matched.met(a, b) for a, b in matched.results())
     except Inseparable:
         return False
 
@@ -76,7 +76,7 @@ def joined(
     marks = marked(matched.one), marked(matched.other)
     if name not in marks[0] or marks[0].keys() != marks[1].keys():
         raise Inseparable("such a decision leads to others")
-    if matched.common.get(marks[1][name].args[0]) is not marks[0][name].args[0]:
+    if not matched.met(marks[0][name].args[0], marks[1][name].args[0]):
         raise Inseparable("such a decision is computed in two ways")
     return replace(yes, exported=_Join(matched, marks[0][name].args[0]).made())
 
@@ -113,7 +113,7 @@ class _Join:
 
     def __init__(self, matched: Matched, predicate: fx.Node) -> None:
         self._matched, self._predicate = matched, predicate
-        self._shared = set(matched.common.values())
+        self._shared = matched.shared
         self._apart: set[Pair] = set()  # pairs that are no tensors' and must not be joined
         self._same: dict[fx.Node, fx.Node] = {}
         self._joins: dict[Pair, fx.Node | None] = {}
@@ -145,7 +145,7 @@ class _Join:
         while waiting:
             pair, user = waiting.pop()
             a, b = pair
-            if self._matched.common.get(b) is a or self._same.get(a) is b or pair in self._joins:
+            if self._matched.met(a, b) or self._same.get(a) is b or pair in self._joins:
                 continue
             within = self._within(a, b)
             if within is not None and a not in self._same:

@@ -62,6 +62,7 @@ class Matched:
         one: the first one's graph, a copy.
         other: the second's.
         common: of the second one's nodes those that the first has, too, and what they are there.
+        shared: the first one's nodes that the second has, too.
     """
 
     def __init__(self, one: ExportedProgram, other: ExportedProgram) -> None:
@@ -70,10 +71,13 @@ class Matched:
         self.one, self.other = self.module.graph, other.graph
         self.other_module = other.graph_module
         known: dict[Hashable, list[fx.Node]] = defaultdict(list)
-        own = {node: node for node in self.one.nodes}
+        # Of each of its nodes, the first that computes the same: `common` has that in their place.
+        self._first: dict[fx.Node, fx.Node] = {}
         inputs = _inputs(one), _inputs(other)
         for node in self.one.nodes:
-            known[_key(node, own, inputs[0], self.module)].append(node)
+            alike = known[_key(node, self._first, inputs[0], self.module)]
+            alike.append(node)
+            self._first[node] = node if _is_random(node) else alike[0]
         self.common: dict[fx.Node, fx.Node] = {}
         drawn: dict[Hashable, int] = defaultdict(int)
         for node in self.other.nodes:
@@ -85,12 +89,19 @@ class Matched:
                 self.common[node] = known[key][place]
                 drawn[key] += 1
 
-        for graph, both in (self.one, {*self.common.values()}), (self.other, {*self.common}):
-            both |= {*marked(graph).values()}
+        there = {*self.common.values()}
+        self.shared = {node for node, first in self._first.items() if first in there}
+        for graph, nodes in (self.one, self.shared), (self.other, self.common):
+            both = {*nodes, *marked(graph).values()}
             if any(
                 n.op == "call_function" and n.is_impure() and n not in both for n in graph.nodes
             ):
                 raise Inseparable("such a decision is about what is asserted")
+
+    def met(self, a: fx.Node, b: fx.Node) -> bool:
+        """Whether a node of the first graph computes what one of the second does."""
+        first = self._first.get(a)
+        return first is not None and self.common.get(b) is first
 
     def results(self) -> Iterator[Pair]:
         """What the programs return and what they decide by, in pairs.

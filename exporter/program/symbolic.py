@@ -6,7 +6,7 @@ recurrent layers, in pooling, in what is broadcast, in the order of products. An
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -101,24 +101,31 @@ def _max_pool1d(
     return (values, indices) if return_indices else values
 
 
-def _squeeze(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _squeeze(func: Any, *args: Any, **kwargs: Any) -> Any:
     # A dimension that is 1 here, where the sizes say no more: without, it would stay.
-    dim = kwargs.get("dim", args[0] if args else None)
-    if isinstance(dim, int) and x.dim():
+    given = _named(("input", "dim"), args, kwargs)
+    x, dim = given.get("input"), given.get("dim")
+    if x is not None and isinstance(dim, int) and x.dim():
         size = x.shape[dim]
         if isinstance(size, torch.SymInt) and size.node.hint == 1 and size == 1:
             return x.select(dim, 0)
-    return func(x, *args, **kwargs)
+    return func(*args, **kwargs)
 
 
-def _split(func: Any, x: Tensor, *args: Any, dim: int = 0, **kwargs: Any) -> Any:
-    size, *rest = (*args, *kwargs.values())
-    dim = rest[0] if rest else dim
-    if not isinstance(size, torch.SymInt):
-        return func(x, size, dim=dim)
+def _split(func: Any, *args: Any, **kwargs: Any) -> Any:
     # Of a size that is none, torch would know the parts by number, and take them for fixed ones.
+    given = _named(("tensor", "size", "dim"), args, kwargs)
+    x, dim = given.get("tensor"), given.get("dim", 0)
+    size = given.get("size", given.get("split_size", given.get("split_size_or_sections")))
+    if x is None or not isinstance(size, torch.SymInt):
+        return func(*args, **kwargs)
     count = int((x.shape[dim] + size - 1) // size)
     return x.split([size] * (count - 1) + [x.shape[dim] - size * (count - 1)], dim=dim)
+
+
+def _named(names: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a function by these names, those by position first."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:

@@ -1,5 +1,6 @@
 """What stands for a function, a module or a kernel that cannot be exported."""
 
+from fuseport.exporter import shims
 from fuseport.ops import OPS
 
 __all__ = ["advice", "stand_in"]
@@ -28,6 +29,10 @@ _SHIMMED = (
     "DeformConv",
     "DCNv2",
     "_ext.dcn",
+    "spatial_correlation",
+    "SpatialCorrelation",
+    "correlation_cuda",
+    "CorrelationFunction",
 )
 """Modules that `--shim auto` has a stand-in for, by parts of the names of what is in them."""
 
@@ -46,6 +51,8 @@ def advice(
         if found is not None:
             shim = " (--shim auto, or call it yourself)" if _is_shimmed(name) else ""
             return f"{found} computes it{shim}"
+        if (package := shims.called(name)) in shims.SHIMS:
+            return f"fuseport has a stand-in for {package}: --shim auto"
     return otherwise
 
 
