@@ -84,7 +84,10 @@ def test_they_refuse_to_be_called_and_are_compiled_again_afterwards(
         module.load("fast_scale", [str(file.with_name("scale.cu"))])
 
 
-def test_they_are_compiled_where_nothing_else_is_said(file: Path) -> None:
+def test_they_are_compiled_where_nothing_else_is_said(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, COMPILER, raising=False)  # it is imported below
     with shims.installed("knn_cuda"):
         compiler = importlib.import_module(COMPILER)
         assert compiler.load.__module__ == COMPILER

@@ -88,7 +88,8 @@ class _Patching(Loader):
     def exec_module(self, module: ModuleType) -> None:
         module.__file__ = module.__spec__.origin if module.__spec__ else None
         self._loader.exec_module(module)
-        _patch(module)
+        if _active:
+            _patch(module)
 
 
 def _patch(compiler: ModuleType) -> None:

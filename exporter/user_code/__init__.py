@@ -215,7 +215,8 @@ def _is_in_a_copy(error: BaseException) -> bool:
 def _compiling(error: BaseException) -> str | None:
     """Where code had torch compile an extension when it failed."""
     frames = traceback.extract_tb(error.__traceback__)
-    for caller, frame in itertools.pairwise(frames):
+    theirs = (frame for frame in frames if not frame.filename.startswith(_OURS))
+    for caller, frame in itertools.pairwise(theirs):
         if frame.filename == _COMPILER != caller.filename:
             return f"{Path(caller.filename).name}:{caller.lineno}"
     return None
