@@ -52,9 +52,9 @@ def test_furthest_points() -> None:
     xyz = cloud(3, 40, 3)
     xyz[1, 7:12] = 0.01  # padding: never chosen
     xyz[2] = 0  # nothing else: point 0
-    found = pointnet2_utils.furthest_point_sample(xyz, 12)
+    found = pointnet2_utils.furthest_point_sample(xyz, 38)  # more than the points of the second
     assert found.dtype == torch.int32
-    assert found.tolist() == [furthest(points.tolist(), 12) for points in xyz]
+    assert found.tolist() == [furthest(points.tolist(), 38) for points in xyz]
     assert not set(found[1].tolist()) & set(range(7, 12))
 
 
@@ -136,6 +136,9 @@ def test_what_writes_to_its_arguments() -> None:
     ops, empty = pointnet2_batch_cuda, torch.empty
     xyz, features = cloud(2, 30, 3), cloud(2, 4, 30)
     xyz[1, 7:12] = 0.01  # no padding here
+    every = empty(2, 30, dtype=torch.int32)
+    ops.furthest_point_sampling_wrapper(2, 30, 30, xyz, empty(2, 30), every)
+    assert every.tolist() == [furthest(points.tolist(), 30, padded=False) for points in xyz]
     index = empty(2, 8, dtype=torch.int32)
     ops.furthest_point_sampling_wrapper(2, 30, 8, xyz, empty(2, 30), index)
     assert index.tolist() == [furthest(points.tolist(), 8, padded=False) for points in xyz]
