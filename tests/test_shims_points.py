@@ -34,6 +34,11 @@ class Net(nn.Module):
 """
 
 
+@pytest.fixture(autouse=True)
+def _the_same_points_each_time() -> None:
+    torch.manual_seed(0)
+
+
 def cloud(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
