@@ -52,7 +52,6 @@ __all__ = [
     "failing_as",
     "known_constants",
     "output_specs",
-    "replaced_operators",
 ]
 
 aten = torch.ops.aten
@@ -112,7 +111,7 @@ def capture_forward(
         _detach_regions(exported.graph_module)
         # In-place operators become functional ones; composite operators stay whole.
         with asked_once():
-            exported = exported.run_decompositions({**DIFFERENTIABLE, **replaced_operators()})
+            exported = exported.run_decompositions({**DIFFERENTIABLE, **_replaced_operators()})
     _check_dynamic(kind, exported, specs)
     for node in exported.graph.nodes:
         # Contiguous examples make a view of what callers may pass in another layout.
@@ -135,7 +134,7 @@ def capture_forward(
     return Program(kind, exported, tuple(specs), outputs, left_out=tuple(beside))
 
 
-def replaced_operators() -> dict[Any, Callable[..., Any]]:
+def _replaced_operators() -> dict[Any, Callable[..., Any]]:
     """Operators of other packages that are registered here and have an op in their place."""
     found = {}
     for name, function in [pair for op in OPS.values() for pair in op.replaces.items()]:

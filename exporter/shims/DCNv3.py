@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport.exporter.shims._scan import differentiated
+from fuseport.exporter.shims._gradients import differentiated
 from fuseport.ops.ms_deform_attn import ms_deform_attn
 
 __all__ = ["dcnv3_backward", "dcnv3_forward"]

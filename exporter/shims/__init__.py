@@ -210,7 +210,7 @@ class _Finder(MetaPathFinder):
             return self._extension(extension, fullname, path)
         root = _root(fullname)
         if fullname == COMPILER:
-            return watched(fullname, self._elsewhere(fullname, path))
+            return watched(self._elsewhere(fullname, path))
         if root in OVERLAID and self.overlays():
             return _overlay.lent(fullname, self._elsewhere(fullname, path), self.used)
         if (own := self._kernels_of(fullname, path)) and self._replaces_kernels():

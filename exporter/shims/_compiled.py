@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -70,11 +69,11 @@ def none_compiled(names: Sequence[str], used: list[str]) -> Iterator[None]:
             vars(sys.modules[COMPILER]).update(_real)
 
 
-def watched(fullname: str, spec: ModuleSpec | None) -> ModuleSpec | None:
-    """How the compiler is imported, `COMPILER`, while extensions are not compiled."""
-    if spec is None or spec.loader is None:
-        return spec
-    return spec_from_loader(fullname, _Patching(spec.loader), origin=spec.origin)
+def watched(spec: ModuleSpec | None) -> ModuleSpec | None:
+    """How the compiler is imported while extensions are not compiled, by how it is otherwise."""
+    if spec is not None and spec.loader is not None:
+        spec.loader = _Patching(spec.loader)
+    return spec
 
 
 class _Patching(Loader):
@@ -86,7 +85,6 @@ class _Patching(Loader):
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = module.__spec__.origin if module.__spec__ else None
         self._loader.exec_module(module)
         if _active:
             _patch(module)

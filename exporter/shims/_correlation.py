@@ -1,13 +1,13 @@
 """The correlations of the extensions of optical flow and stereo, over the registered op."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fuseport.ops.correlation import correlation
 
-__all__ = ["backward", "flownet", "mean_windows", "sampler", "write"]
+__all__ = ["flownet", "mean_windows", "sampler", "write"]
 
 
 def sampler(
@@ -132,15 +132,6 @@ def mean_windows(
     if extent > 1:
         found = found[..., : sizes[0], : sizes[1]]
     return (found.flatten(1, 2) / (input1.shape[1] * extent * extent)).to(dtype)
-
-
-def backward(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], cotangent: Tensor
-) -> list[Tensor]:
-    """The gradients of `function` of the inputs, by that of its output."""
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        return list(torch.autograd.grad(function(*leaves), leaves, cotangent))
 
 
 def write(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:

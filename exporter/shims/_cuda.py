@@ -3,8 +3,8 @@
 A guard with nothing to guard: code around Triton kernels says `with torch.cuda.device(x.device):`,
 or `x.device.index`, also where x may be on the CPU. And moves: research code says
 `torch.empty(n).cuda()`, `device="cuda"`, `.to("cuda")` in the middle of a forward, and
-`torch.cuda.FloatTensor(n)` for a tensor to write to. And a question:
-code that calls an extension for CUDA raises unless `x.is_cuda`, which its stand-in does not want.
+`torch.cuda.FloatTensor(n)` for a tensor to write to. And a question: code that calls an extension
+for CUDA raises unless `x.is_cuda`, which its stand-in does not want.
 """
 
 import sys
@@ -21,7 +21,6 @@ __all__ = ["MOVES", "is_there", "none_moves", "of_cpu_allowed", "said_beside"]
 
 MOVES = "torch.cuda"
 """The name of a stand-in for the device: what is moved there stays."""
-
 
 _CONSTRUCTORS = {
     "BoolTensor": "bool",

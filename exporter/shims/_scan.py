@@ -1,8 +1,5 @@
 """The calls of CUDA selective scan extensions, over the registered op."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -10,7 +7,7 @@ from fuseport.ops import registration
 from fuseport.ops.selective_scan import SPEC, selective_scan
 from fuseport.ops.selective_scan.shapes import CHUNK
 
-__all__ = ["differentiated", "gated", "saved", "scan"]
+__all__ = ["gated", "saved", "scan"]
 
 _SAVED_STEPS = 2048  # the CUDA kernels save a state after each so many steps
 _SOFTPLUS_THRESHOLD = 20.0
@@ -73,24 +70,6 @@ def saved(
     # No casts of what is computed here: export guards a cast's input, and so would keep the op
     # whose results nobody takes.
     return torch.stack([product, state], -1).flatten(3)
-
-
-def differentiated(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], cotangent: Tensor
-) -> list[Any]:
-    """Gradients of `function`, by torch's autograd through the op; None where an input is None.
-
-    Args:
-        function: of `inputs`, in order.
-        inputs: tensors, or None.
-        cotangent: of the function's result.
-    """
-    with torch.enable_grad():
-        leaves = [None if t is None else t.detach().requires_grad_() for t in inputs]
-        out = function(*leaves)
-        given = [leaf for leaf in leaves if leaf is not None]
-        gradients = iter(torch.autograd.grad(out, given, cotangent.to(out.dtype)))
-    return [None if leaf is None else next(gradients) for leaf in leaves]
 
 
 def gated(

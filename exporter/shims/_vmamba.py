@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.shims import _scan
+from fuseport.exporter.shims._gradients import differentiated
 
 __all__ = ["bwd", "fwd"]
 
@@ -66,7 +67,7 @@ def bwd(
         given: tuple[Any, ...] = (*inputs, delta_softplus, out_float)
         return fwd(*given)[0]
 
-    return _scan.differentiated(again, (u, delta, A, B, C, D, delta_bias), dout)
+    return differentiated(again, (u, delta, A, B, C, D, delta_bias), dout)
 
 
 def _broadcast(u: Tensor, delta: Tensor, delta_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fuseport.exporter.shims import _correlation
+from fuseport.exporter.shims._gradients import differentiated
 from fuseport.exporter.shims._lookup import between, taps
 
 __all__ = ["backward", "forward"]
@@ -49,5 +49,5 @@ def backward(
     def of_maps(one: Tensor, two: Tensor) -> Tensor:
         return forward(one, two, coords, radius)[0]
 
-    found = _correlation.backward(of_maps, [fmap1, fmap2], corr_grad)
+    found = differentiated(of_maps, [fmap1, fmap2], corr_grad)
     return [*found, torch.zeros_like(coords)]

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fuseport.exporter.shims import _correlation
+from fuseport.exporter.shims._gradients import differentiated
 from fuseport.exporter.shims._lookup import between, taps
 
 __all__ = ["backward", "forward"]
@@ -31,4 +31,4 @@ def backward(volume: Tensor, coords: Tensor, corr_grad: Tensor, radius: int) -> 
     def of_volume(rows: Tensor) -> Tensor:
         return forward(rows, coords, radius)[0]
 
-    return _correlation.backward(of_volume, [volume], corr_grad)
+    return differentiated(of_volume, [volume], corr_grad)

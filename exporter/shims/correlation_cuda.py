@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from fuseport.exporter.shims import _correlation
+from fuseport.exporter.shims._gradients import differentiated
 
 __all__ = ["backward", "forward"]
 
@@ -56,6 +57,6 @@ def backward(
             one, two, pad_size, kernel_size, max_displacement, stride1, stride2
         )
 
-    found = _correlation.backward(of_both, [input1, input2], gradOutput)
+    found = differentiated(of_both, [input1, input2], gradOutput)
     _correlation.write([gradInput1, gradInput2], found)
     return 1

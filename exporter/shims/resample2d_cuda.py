@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.shims import _correlation
+from fuseport.exporter.shims._gradients import differentiated
 
 __all__ = ["backward", "forward"]
 
@@ -43,7 +44,7 @@ def backward(
         # Nearest pixels have no gradient by the flow; zero, not None.
         return _warped(image, flow, kernel_size, bilinear) + 0 * flow[:, :1]
 
-    found = _correlation.backward(of_both, [input1, input2], gradOutput)
+    found = differentiated(of_both, [input1, input2], gradOutput)
     _correlation.write([gradInput1, gradInput2], found)
     return 1
 

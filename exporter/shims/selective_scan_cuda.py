@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fuseport.exporter.shims import _scan
+from fuseport.exporter.shims._gradients import differentiated
 
 __all__ = ["bwd", "fwd"]
 
@@ -58,7 +59,7 @@ def bwd(
         return _scan.gated(*given)
 
     inputs = (u, delta, A, B, C, D, z, delta_bias)
-    *first, found_z, ddelta_bias = _scan.differentiated(again, inputs, dout)
+    *first, found_z, ddelta_bias = differentiated(again, inputs, dout)
     result = [*first, ddelta_bias]
     if z is not None:
         result.append(found_z if dz is None else dz.copy_(found_z))

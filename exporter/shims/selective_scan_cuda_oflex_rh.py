@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport.exporter.shims import _scan, _vmamba
+from fuseport.exporter.shims import _vmamba
+from fuseport.exporter.shims._gradients import differentiated
 
 __all__ = ["bwd", "fwd"]
 
@@ -64,5 +65,5 @@ def bwd(
     def again(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, bias: Tensor | None) -> Tensor:
         return fwd(u, delta, A, B, None, bias, delta_softplus, nrows, out_float)[0]
 
-    *most, dbias = _scan.differentiated(again, (u, delta, A, B, delta_bias), dout)
+    *most, dbias = differentiated(again, (u, delta, A, B, delta_bias), dout)
     return [*most, None if D is None else torch.zeros_like(D), dbias]

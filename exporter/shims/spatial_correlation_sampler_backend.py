@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fuseport.exporter.shims import _correlation
+from fuseport.exporter.shims._gradients import differentiated
 
 __all__ = ["backward", "forward"]
 
@@ -20,4 +21,4 @@ def backward(
     def of_both(one: Tensor, two: Tensor) -> Tensor:
         return _correlation.sampler(one, two, *sizes, **named)
 
-    return _correlation.backward(of_both, [input1, input2], grad_output)
+    return differentiated(of_both, [input1, input2], grad_output)

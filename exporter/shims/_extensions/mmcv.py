@@ -17,6 +17,7 @@ from fuseport.exporter.shims._extensions.deform_conv_ext import (
     modulated_deform_conv_backward,
     modulated_deform_conv_forward,
 )
+from fuseport.exporter.shims._gradients import differentiated
 from fuseport.exporter.shims.MultiScaleDeformableAttention import (
     ms_deform_attn_backward as _ms_deform_attn_gradients,
 )
@@ -53,7 +54,7 @@ def correlation_backward(
     def sampler(input1: Tensor, input2: Tensor) -> Tensor:
         return _correlation.sampler(input1, input2, **options)
 
-    found = _correlation.backward(sampler, (input1, input2), grad_output)
+    found = differentiated(sampler, (input1, input2), grad_output)
     grad_input1.add_(found[0])
     grad_input2.add_(found[1])
 
