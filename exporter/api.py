@@ -4,6 +4,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,7 @@ from fuseport.exporter.verify.resume import sources
 from fuseport.exporter.verify.run import Limits, quick_starts
 from fuseport.exporter.verify.subject import prepare, programs_of, whole
 from fuseport.exporter.verify.tolerances import Tolerances
+from fuseport.exporter.verify.turns import in_turns, room
 
 __all__ = ["PROGRAMS", "bench", "capture", "export", "self_test", "verify"]
 
@@ -216,6 +219,7 @@ def verify(
     tolerance: Tolerance | Tolerances | float | None = None,
     seeds: int | Sequence[int] = (0,),
     limits: Limits | None = None,
+    jobs: int | None = None,
     device: str = "cpu",
     trust_native: Sequence[str] = (),
     resume: bool = False,
@@ -242,6 +246,8 @@ def verify(
         seeds: of the values of each case: 0 for those of the export, others for further ones; a
             number stands for so many, from 0.
         limits: of each runtime's process; None for the default.
+        jobs: how many runtimes run at once; None for as many as there is room for, up to four, but
+            one on a GPU, and where the model is not run here, so that nobody knows what it takes.
         device: `cpu`, or `cuda` for the runtimes that run on a GPU. What they give is compared with
             float64 on the CPU in either case. Of loaded outputs it is theirs.
         trust_native: SHA-256 of manifests and artifacts whose machine code may be loaded, from now
@@ -262,6 +268,8 @@ def verify(
     """
     begin, spent, limits = time.monotonic(), Spent(), limits or Limits()
     model, runtime = arguments.code_of(model), arguments.names_of(runtime)
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"jobs: {jobs}: one runtime at least runs at once")
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     if program is not None:
         arguments.kinds_of(program)
@@ -296,25 +304,32 @@ def verify(
         rows += subject.rows
         named = runtime is not None
         if keep.saved is not None:
-            jobs = keep.saved.jobs(opened, runtime)
+            found = keep.saved.jobs(opened, runtime)
         else:
-            jobs = {name: list(subject.jobs(name, file, program, named=named)) for name in chosen}
-        busy = [name for name in jobs if jobs[name]]
+            found = {name: list(subject.jobs(name, file, program, named=named)) for name in chosen}
+        busy = [name for name in found if found[name]]
         if program is not None and file is None and subject.samples and not busy:
             raise UsageError(f"{opened.folder}: nothing in it is to compare of program {program}")
         # Of all of them, before the first one runs: what is refused is refused at once.
         reasons = {n: None if loads else unavailable(n, opened, file, named=named) for n in busy}
+        runs = {
+            name: partial(
+                subject.run, found[name], work / name, limits, tolerances, progress, keep, spent
+            )
+            for name in busy
+            if reasons[name] is None
+        }
+        if jobs is None:
+            jobs = room() if subject.rebuilt and device == "cpu" else 1
+        keep.recorder.expect(runs)
+        given = in_turns(runs, jobs)
         for name, reason in reasons.items():
             if reason is not None:
                 rows.append(whole(name, Judgement("unsupported", reason)))
-                continue
-            folder = work / name
-            folder.mkdir()
-            rows += subject.run(jobs[name], folder, limits, tolerances, progress, keep, spent)
-            shutil.rmtree(folder)
+            rows += chain.from_iterable(given.get(name, ()))
         settings = Settings(model, ops, limits, repro, localise and not loads)
         with spent.on("localising"):
-            causes, more = diagnosed(rows, jobs, subject, work, settings, progress)
+            causes, more = diagnosed(rows, found, subject, work, settings, progress)
     looked = () if subject.again is None else subject.again.notes()
     notes = (*subject.notes, *looked, *([keep.saved.note] if keep.saved else []), *more)
     seconds = time.monotonic() - begin

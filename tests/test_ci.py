@@ -44,6 +44,7 @@ WRONG = {
     "sizes that cannot be read": ("@\nsize = 'x'", "write DIM=N,DIM=N"),
     "inputs that cannot be read": ("@\ninput-shapes = ['x=3']", "write NAME:[DIM,…]"),
     "no seed": ("seeds = 0\n@", "seeds: 0 is not 1 or more"),
+    "no jobs": ("[limits]\njobs = 0\n@", "jobs: 0 is not 1 or more"),
     "a negative tolerance": ("@\n[checkpoint.tolerances]\natol = -1", "-1 is not a number of 0"),
     "not a number": ("@\n[checkpoint.tolerances]\natol = nan", "nan is not a number of 0"),
     "a tolerance of a tensor": (
@@ -102,6 +103,7 @@ def test_the_file_is_read_with_what_holds_for_all(tmp_path: Path) -> None:
         model = "net.py:Net"
         [checkpoint.limits]
         memory = 2
+        jobs = 1
         """
     (tmp_path / "net.py").touch()
     first, other = read(written(tmp_path, text)).checkpoint
@@ -111,7 +113,7 @@ def test_the_file_is_read_with_what_holds_for_all(tmp_path: Path) -> None:
     assert other.model is not None
     assert Path(other.model.removesuffix(":Net")).resolve() == tmp_path / "net.py"
     assert other.limits is not None
-    assert (other.limits.timeout, other.limits.memory) == (900.0, 2.0)
+    assert (other.limits.timeout, other.limits.memory, other.limits.jobs) == (900.0, 2.0, 1)
     assert first.tolerances is not None
     tolerances = first.tolerances.tolerances()
     assert tolerances.of("grad/x") == Tolerance(1.0, 0.5)

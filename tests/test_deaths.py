@@ -27,6 +27,7 @@ from fuseport.exporter.verify.report import Report, Row
 from fuseport.exporter.verify.rows import judged
 from fuseport.exporter.verify.run import Limits, execute
 from fuseport.exporter.verify.subject import Subject, prepare
+from fuseport.exporter.verify.turns import waited
 
 # A worker whose jobs end as `DEATHS` says, by their numbers, after the runtime has done them and
 # before the answer is written; each leaves processes behind, one of them in a session of its own.
@@ -268,7 +269,7 @@ class Trial:
             self._limits(subject, jobs[:1], ends),
             worker="dying_worker",
         )
-        for number, answer in enumerate(answers):  # whose files are gone with the next one
+        for number, answer in enumerate(waited(answers)):  # whose files are gone with the next one
             assert answer.job == jobs[number]
             sample = subject.samples[answer.job.case]
             program = subject.programs[sample.case.entry]
@@ -295,7 +296,8 @@ class Trial:
             work = self.folder / f"{jobs[0].runtime}, timed"
             work.mkdir()
             begin = time.monotonic()
-            list(execute(jobs, subject.samples, lambda _: subject.programs, work, Limits(seconds)))
+            told = subject.programs
+            list(waited(execute(jobs, subject.samples, lambda _: told, work, Limits(seconds))))
             seconds = max(20.0, round(5 * (time.monotonic() - begin)))
         return Limits(seconds, 3 * 2**30)
 

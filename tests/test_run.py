@@ -25,6 +25,7 @@ from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.verify import truth
 from fuseport.exporter.verify.plan import Case, Job
 from fuseport.exporter.verify.run import Answer, Limits, execute, quick_starts
+from fuseport.exporter.verify.turns import waited
 
 # A user's model that behaves well in the parent, where truth is computed, and in a child as the
 # environment says, at the lengths it says: "SIGSEGV@2,exit0@4".
@@ -145,9 +146,9 @@ class Setting:
     def run(self, limits: Limits = QUIET, *, forked: bool = True) -> Iterator[Answer]:
         """Answers of children that are forked from a server with the environment as it is now."""
         with quick_starts(wanted=forked):
-            yield from execute(
-                self.jobs, self.samples, lambda _: self.programs, self.folder, limits
-            )
+            told = self.programs
+            answers = execute(self.jobs, self.samples, lambda _: told, self.folder, limits)
+            yield from waited(answers)
 
 
 BOTH = pytest.mark.parametrize("forked", [True, False], ids=["forked", "started"])

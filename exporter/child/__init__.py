@@ -41,6 +41,21 @@ class Limits:
     memory: int | None = None
 
 
+@dataclass
+class _Clock:
+    """Of a job; see `Child.expect`."""
+
+    begin: float
+    stages: list[Path]
+
+    def seconds(self) -> float:
+        """How long it has run, by the files that are there."""
+        while self.stages and self.stages[0].exists():
+            self.stages.pop(0)
+            self.begin = time.monotonic() if self.stages else float("inf")
+        return time.monotonic() - self.begin
+
+
 class Child:
     """A Python module in a process of its own; as a context, it is gone at the end.
 
@@ -64,7 +79,7 @@ class Child:
         forked: bool = True,
     ) -> None:
         self._limits = limits
-        self._begin: float | None = None
+        self._clock: _Clock | None = None
         self._verdict: str | None = None
         self._done = threading.Event()
         self._descendants: set[psutil.Process] = set()
@@ -101,9 +116,15 @@ class Child:
             self._watcher.join()  # it looks at what is closed now
         self._printed.close()
 
-    def expect(self, what: bool) -> None:
-        """Start the clock of a job, or stop it."""
-        self._begin = time.monotonic() if what else None
+    def expect(self, what: bool, stages: Sequence[Path] = ()) -> None:
+        """Start the clock of a job, or stop it.
+
+        Args:
+            what: whether it is to run.
+            stages: files; as each appears it starts anew, and with the last one it stops, even
+                while whoever waits for the job is at something else.
+        """
+        self._clock = _Clock(time.monotonic(), list(stages)) if what else None
 
     def tell(self, text: str) -> None:
         """Write to its standard input."""
@@ -155,8 +176,8 @@ class Child:
             resident = self._resident()
             if os.fstat(self._printed.fileno()).st_size > _FLOOD:
                 self._printed.truncate(0)
-            begin, limits = self._begin, self._limits
-            if begin is not None and time.monotonic() - begin > limits.seconds:
+            clock, limits = self._clock, self._limits
+            if clock is not None and clock.seconds() > limits.seconds:
                 self._verdict = f"stopped after {limits.seconds:g} s without an answer"
             elif limits.memory is not None and resident > limits.memory:
                 self._verdict = f"stopped at more than {limits.memory / 2**20:.0f} MiB of memory"

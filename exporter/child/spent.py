@@ -17,8 +17,8 @@ OF_CHILD = ("loading", "running", "comparing")
 
 
 class Spent:
-    """Seconds by part. A runtime computes while another result is compared, so that their sum can
-    be more than what passes on the clock."""
+    """Seconds by part. Runtimes compute at the same time, and while results are compared, so that
+    their sum can be more than what passes on the clock."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)

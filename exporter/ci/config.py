@@ -57,10 +57,11 @@ class Tolerated:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a runtime's process may take: seconds for a job, and GiB."""
+    """What a runtime's process may take: seconds for a job, and GiB; and how many run at once."""
 
     timeout: float = 900.0
     memory: float | None = None
+    jobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,8 @@ def _check(table: Config | Checkpoint, source: Source, where: Sequence[str]) -> 
             raise source.wrong((*where, key), "an empty list: leave the key out")
     if table.seeds is not None and table.seeds < 1:
         raise source.wrong((*where, "seeds"), f"{table.seeds} is not 1 or more")
+    if table.limits is not None and table.limits.jobs is not None and table.limits.jobs < 1:
+        raise source.wrong((*where, "limits", "jobs"), f"{table.limits.jobs} is not 1 or more")
     for keys, number in _numbers(table):
         if not 0.0 <= number < math.inf:
             raise source.wrong((*where, *keys), f"{number:g} is not a number of 0 or more")

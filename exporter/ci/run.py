@@ -121,6 +121,7 @@ def _outcome(checkpoint: Checkpoint, file: Path, progress: Progress) -> Outcome:
                 tolerance=None if given is None else given.tolerances().fitting(bundle.tensors),
                 seeds=range(checkpoint.seeds or 1),
                 limits=_limits(checkpoint),
+                jobs=None if checkpoint.limits is None else checkpoint.limits.jobs,
                 device=device,
                 progress=told,
             )

@@ -20,6 +20,7 @@ report = "fuseport-report"             # a page and data for each checkpoint go 
 # [limits]
 # timeout = 900                        # seconds for one job of a runtime
 # memory = 8                           # GiB for its process
+# jobs = 1                             # runtimes at once; absent: as many as have room, up to four
 
 # Instead of the rule, which measures what is allowed: |error| <= atol + rtol * |truth|.
 # `fuseport calibrate bundle/` proposes such a section.

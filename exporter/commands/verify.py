@@ -66,6 +66,12 @@ Exit codes: 0 pass, 1 mismatch, 2 usage, 3 refused as unsafe, 4 unreadable or co
     "--timeout", type=float, default=900.0, show_default=True, help="Seconds for one job."
 )
 @click.option("--memory", type=float, help="GiB that a runtime's process may take.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="How many runtimes run at once. Default: as many as memory has room for, four at most.",
+)
 @device_option("Where runtimes compute.")
 @click.option(
     "--reference",
@@ -129,6 +135,7 @@ def verify(
     seeds: int,
     timeout: float,
     memory: float | None,
+    jobs: int | None,
     device: str,
     trust_native: tuple[str, ...],
     resume: bool,
@@ -142,7 +149,7 @@ def verify(
     """Compare the artifacts of BUNDLE with its model: outputs and gradients."""
     faces = Faces(json_, html, junit, markdown)
     faces.check()
-    other = (artifact, program, atol, rtol, html, junit, markdown, trust_native)
+    other = (artifact, program, atol, rtol, html, junit, markdown, trust_native, jobs)
     if self_test and (any(other) or resume or save_outputs or load_outputs or repro or seeds != 1):
         raise UsageError(
             "--self-test takes --runtime, --model, --ops, --device, --json and limits alone"
@@ -178,6 +185,7 @@ def verify(
                 tolerance=parsed(atol, rtol),
                 seeds=range(seeds),
                 limits=limits,
+                jobs=jobs,
                 device=device,
                 trust_native=trust_native,
                 resume=resume,

@@ -9,7 +9,7 @@ A folder belongs to one bundle, by the hash of its manifest, and to inputs, by t
 import hashlib
 import json
 import shutil
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +43,14 @@ class Recorder:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self._runtimes: list[str] = []
         self._answers: list[dict[str, Any]] = []
         self._inputs: dict[str, str] = {}
+
+    def expect(self, runtimes: Iterable[str]) -> None:
+        """Whose answers come, in the order in which they are to be kept: those that run at once
+        answer in any."""
+        self._runtimes = list(runtimes)
 
     def keep(self, answer: Answer, sample: Sample) -> None:
         """Copy an answer's tensors, and note what they are of.
@@ -80,7 +86,8 @@ class Recorder:
 
     def content(self) -> dict[str, Any]:
         """What is known of the answers and of their inputs."""
-        return {"inputs": self._inputs, "answers": self._answers}
+        answers = sorted(self._answers, key=lambda a: self._runtimes.index(a["runtime"]))
+        return {"inputs": self._inputs, "answers": answers}
 
 
 @contextmanager

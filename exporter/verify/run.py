@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.checkpoint.content import show
-from fuseport.exporter.child import Child, Limits, pauses
+from fuseport.exporter.child import Child, Limits
 from fuseport.exporter.child.fork_server import preloaded
 from fuseport.exporter.child.spent import OF_CHILD
 from fuseport.exporter.program import one_line
@@ -95,11 +95,11 @@ def execute(
     limits: Limits,
     started: Callable[[Job], None] = lambda _: None,
     worker: str = WORKER,
-) -> Generator[Answer, None, None]:
+) -> Generator[Answer | None, None, None]:
     """Do the jobs of one runtime, in order; each answer comes as soon as it is there.
 
-    An answer's files are deleted when the next one is asked for. Close the iterator to end the
-    child early.
+    It waits for none: as often as there is none yet, it gives None; see `turns.waited`. An answer's
+    files are deleted when the next one is asked for. Close the iterator to end the child early.
 
     Args:
         jobs: of one runtime.
@@ -128,7 +128,7 @@ def execute(
             child.tell("\n" * _AHEAD)
             sound, answered = True, 0
             while waiting and sound:
-                answer = _await(child, folder, waiting[0], token, started)
+                answer = yield from _looked_for(child, folder, waiting[0], token, started)
                 if answer is None:
                     break
                 waiting.pop(0)
@@ -175,27 +175,26 @@ def _differentiable(program: Mapping[str, Any]) -> list[str]:
     return [spec["name"] for spec in program["outputs"] if "float" in spec["dtype"]]
 
 
-def _await(
+def _looked_for(
     child: Child, folder: Path, numbered: Numbered, token: str, started: Callable[[Job], None]
-) -> Answer | None:
-    """The answer of a job; None if the child ended without it."""
+) -> Generator[None, None, Answer | None]:
+    """The answer of a job, after as many looks as that takes; None if the child ended without."""
     number, job = numbered
-    child.expect(True)
+    begun, answered = folder / f"{number}.started", folder / f"{number}.json"
+    child.expect(True, [begun, answered])
     told = False
-    pause = pauses()
     while True:
         # In this order: a child that answers and ends has answered.
         ended = child.ended()
-        if not told and (folder / f"{number}.started").exists():
+        if not told and begun.exists():
             told = True
-            child.expect(True)
             started(job)
-        if (folder / f"{number}.json").exists():
+        if answered.exists():
             child.expect(False)
             return _read(folder, number, job, token)
         if ended:
             return None
-        next(pause)
+        yield None
 
 
 def _dead_with(folder: Path, waiting: Sequence[Numbered], answered: int) -> int:

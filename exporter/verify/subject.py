@@ -1,8 +1,9 @@
 """What is verified: a bundle and its truth, and the jobs and rows that come of them."""
 
 import ctypes
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,12 +97,13 @@ class Subject:
         progress: Callable[[str], None],
         kept: Kept,
         spent: Spent,
-    ) -> Iterator[Row]:
-        """Do the jobs of one runtime, and judge what comes of them.
+    ) -> Generator[tuple[Row, ...] | None, None, None]:
+        """Do the jobs of one runtime, and judge what comes of them: the rows of one after another,
+        and None as often as there are none yet.
 
         Args:
             jobs: of the runtime.
-            folder: empty, for this call alone.
+            folder: for this call alone; it is made, and removed.
             limits: of each child.
             tolerances: the user's; None for the rule.
             progress: told of each job.
@@ -114,8 +116,10 @@ class Subject:
             way = "" if job.way == "run" else f", {job.way}"
             progress(f"{job.runtime}: {what}{way}: {job.case}")
 
+        folder.mkdir()
         done = {job: rows for job in jobs if (rows := kept.record.rows(job)) is not None}
         left = [job for job in jobs if job not in done]
+        answers: Generator[Answer | None, None, None]
         if kept.saved is not None:
             answers = kept.saved.answers(left, self.samples)
         else:
@@ -123,15 +127,18 @@ class Subject:
         with closing(answers):  # so that an interrupt ends the child at once
             for job in jobs:
                 if job in done:
-                    yield from done[job]
+                    yield done[job]
                     continue
-                answer, sample = next(answers), self.samples[job.case]
+                while (answer := next(answers)) is None:
+                    yield None
+                sample = self.samples[job.case]
                 spent.add(answer.spent)
                 with spent.on("comparing"):
                     kept.recorder.keep(answer, sample)
                     found = self.judged(answer, tolerances)
                     kept.record.add(job, found)
-                yield from found
+                yield found
+        shutil.rmtree(folder)
 
     def judged(self, answer: Answer, tolerances: Tolerances | None = None) -> tuple[Row, ...]:
         """The rows of one job; see `rows.judged`."""

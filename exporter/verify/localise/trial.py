@@ -17,6 +17,7 @@ from fuseport.exporter.verify.localise.written import Written
 from fuseport.exporter.verify.plan import Case, Job
 from fuseport.exporter.verify.run import Limits, execute
 from fuseport.exporter.verify.sample import Sample
+from fuseport.exporter.verify.turns import waited
 
 __all__ = ["Trials", "UnknownError"]
 
@@ -120,7 +121,7 @@ class Trials:
             told["forward"]["inputs"] = [{"name": name} for name in inputs]
             told["forward"]["outputs"] = [{"name": n, "dtype": d} for n, d in outputs.items()]
         folder = self.fresh()
-        answers = execute([job], {job.case: sample}, lambda _: told, folder, self.limits)
+        answers = waited(execute([job], {job.case: sample}, lambda _: told, folder, self.limits))
         with closing(answers):
             answer = next(answers)
             if answer.status != "done" or not answer.calls:

@@ -29,6 +29,7 @@ from fuseport.exporter.verify.plan import Job, of_artifact
 from fuseport.exporter.verify.report import Row
 from fuseport.exporter.verify.run import Answer, execute
 from fuseport.exporter.verify.subject import Subject
+from fuseport.exporter.verify.turns import waited
 from fuseport.ops import OPS
 
 __all__ = ["SelfTest", "preferred"]
@@ -298,9 +299,8 @@ class SelfTest:
             self.progress(f"{job.runtime}: {what}{_way(job)}: {job.case}")
 
         samples = self.subject.samples
-        for answer in execute(
-            jobs, samples, programs, folder, self.limits, started, worker=_RUNNER
-        ):
+        run = execute(jobs, samples, programs, folder, self.limits, started, worker=_RUNNER)
+        for answer in waited(run):
             bits = _digests(answer)
             yield answer.job, list(self.subject.judged(answer)), bits
         self._met |= {file.stem for file in folder.glob("*.met")}

@@ -26,6 +26,7 @@ from fuseport.exporter.verify.plan import Job, of_artifact
 from fuseport.exporter.verify.report import Row
 from fuseport.exporter.verify.rows import judged
 from fuseport.exporter.verify.run import Limits, execute, quick_starts
+from fuseport.exporter.verify.turns import waited
 from fuseport.exporter.verify.vocabulary.exceptions import applied
 from fuseport.exporter.verify.vocabulary.report import PlainRow, VocabularyReport
 from fuseport.exporter.verify.vocabulary.subject import Subject, alone, name_of, prepare
@@ -175,8 +176,8 @@ def _run(subjects: Sequence[Subject], work: Path, runtime: str) -> list[PlainRow
     folder = work / runtime
     folder.mkdir()
     answers = execute(jobs, samples, lambda job: named[job.case].programs, folder, _LIMITS)
-    with closing(answers):
-        for answer in answers:
+    with closing(waited(answers)) as given:
+        for answer in given:
             subject = named[answer.job.case]
             parts = list(judged(answer, subject.sample, subject.programs["forward"], None))
             rows.append(_merged(answer.job, parts))
