@@ -15,7 +15,9 @@ _SHAPES = {
     "tiles": _Shape(b=1, l=130, H=2, P=64, N=128, gated=True),
     "parts_of_tiles": _Shape(l=70, H=2, P=70, N=65, G=2, gated=True),
     "segments": _Shape(b=1, l=705, H=2, P=17, N=8),
-    "packed_segments": _Shape(b=1, l=600, P=8, N=72, packed=((0, 0), (1, 3), (2, 192), (3, 590))),
+    "packed_segments": _Shape(
+        b=1, l=600, H=1, P=8, N=72, packed=((0, 0), (1, 3), (2, 192), (3, 590))
+    ),
     "wide_heads": _Shape(b=1, l=66, H=2, P=128, N=72),
     "parts_of_wide_heads": _Shape(b=1, l=66, H=2, P=133, N=8, packed=((0, 0), (0, 40))),
     "more_states": _Shape(b=1, l=66, H=2, P=70, N=256, gated=True),
