@@ -28,6 +28,17 @@ def test_the_contents_have_every_section_and_every_link_leads_to_one() -> None:
     assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= set(sections)
 
 
+@pytest.mark.parametrize("name", ["README.md", "MODELS.md"])
+def test_links_from_file_to_file_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([\w./-]+)(?:#([\w-]+))?\)", (ROOT / name).read_text(encoding="utf-8"))
+    assert links
+    for path, place in links:
+        assert (ROOT / path).exists(), path
+        if place:
+            headings = re.findall(r"^#{1,} (.+)$", (ROOT / path).read_text(), re.MULTILINE)
+            assert place in map(anchor, headings), (path, place)
+
+
 @pytest.mark.skipif(
     any(runtimes.get(name).missing() for name in runtimes.RUNTIMES),
     reason="the first steps are of a machine that has all runtimes",
