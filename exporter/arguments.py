@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.errors import UsageError
+from fuseport.exporter.models._forward import flat
 from fuseport.exporter.models.given import (
     Dynamic,
     Given,
@@ -107,7 +109,8 @@ def given_of(examples: Examples | None) -> Given | None:
     if not isinstance(examples, Mapping):
         raise UsageError(f"given: tensors by name, or a safetensors file, not a {_type(examples)}")
     values = {}
-    for name, value in examples.items():
+    named = (flat(name, value) for name, value in examples.items())
+    for name, value in chain.from_iterable(some.items() for some in named):
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         if not isinstance(tensor, Tensor):
             raise UsageError(f"given: {name} is a {_type(value)}, which is no tensor")

@@ -137,11 +137,12 @@ def source(program: Program) -> str:
         for spec in signature.input_specs
         if spec.target is not None
     }
-    names = dict(zip(signature.user_inputs, argument_names(program.inputs), strict=True))
-    arguments = ", ".join(f"{name}: Tensor" for name in names.values())
+    arguments = argument_names(spec.name for spec in program.inputs)
+    names = dict(zip(signature.user_inputs, arguments, strict=True))
+    declared = ", ".join(f"{name}: Tensor" for name in names.values())
     single = len(program.outputs) == 1
     result = "Tensor" if single else "Dict[str, Tensor]"
-    lines = [f"def forward(self, {arguments}) -> {result}:"]
+    lines = [f"def forward(self, {declared}) -> {result}:"]
     values = {**attributes, **{str(k): v for k, v in names.items()}}
     tensors = [*names.values(), *attributes.values()]
     body = list(_body(exported.graph_module, values))

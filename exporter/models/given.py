@@ -96,7 +96,7 @@ def parse_dynamic(texts: Sequence[str]) -> Dynamic:
     found: dict[str, dict[int, str]] = {}
     parts = [(text, part) for text in texts for part in re.split(r"(?<=\}),", _bare(text))]
     for text, part in parts:
-        match = re.fullmatch(r"(\w+):\{((?:\d+:[A-Za-z_]\w*(?:,|(?=\})))*)\}", part)
+        match = re.fullmatch(r"(\w[\w.]*):\{((?:\d+:[A-Za-z_]\w*(?:,|(?=\})))*)\}", part)
         if match is None:
             raise UsageError(
                 f"--dynamic {text}: write INPUT:{{POSITION:NAME,…}} for each input, for example "

@@ -22,7 +22,7 @@ from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.models import _bitsandbytes as bitsandbytes
 from fuseport.exporter.models import _nf4 as nf4
 from fuseport.exporter.models import huggingface
-from fuseport.exporter.models._forward import ordered
+from fuseport.exporter.models._forward import flat, ordered
 from fuseport.exporter.models._inputs import kept, with_inputs
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models._views import renew
@@ -37,10 +37,10 @@ __all__ = ["NAME", "model", "parse_inputs", "rebuild"]
 NAME = "user"
 
 _INPUT = re.compile(
-    r"(?P<name>[A-Za-z_]\w*):(?P<dtype>[a-z]+\d*)?\[(?P<dims>[\w, ]*)\]"
+    r"(?P<name>[A-Za-z_]\w*(?:\.\w+)*):(?P<dtype>[a-z]+\d*)?\[(?P<dims>[\w, ]*)\]"
     r"(?:>=(?P<low>\d+))?(?:<(?P<equal>=?)(?P<high>\w+))?"
 )
-_NEXT = re.compile(r",(?=[A-Za-z_]\w*:)")  # no dimension has a colon
+_NEXT = re.compile(r",(?=[A-Za-z_][\w.]*:)")  # no dimension has a colon
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
 
 
@@ -51,7 +51,8 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
 
     A dimension is a size, or a name: a dynamic dimension, the same wherever the name occurs. The
     dtype is float32 if not given; integers need an upper bound, a number or a dynamic dimension,
-    and may have a lower one instead of 0: `lengths:int64[batch]>=1<=length`.
+    and may have a lower one instead of 0: `lengths:int64[batch]>=1<=length`. A name with dots leads
+    into an argument that is a mapping or a tuple: `batch.ids`, `pair.0`.
 
     Raises:
         UsageError: a text is not of that form.
@@ -82,7 +83,8 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
         if isinstance(high, int) and high <= low:
             raise UsageError(f"--input-shapes {text}: no integer is from {low} on and below {high}")
         name = match["name"]
-        if keyword.iskeyword(name) or name == "self" or name in {spec.name for spec in specs}:
+        first = name.partition(".")[0]
+        if keyword.iskeyword(first) or first == "self" or name in {spec.name for spec in specs}:
             raise UsageError(
                 f"--input-shapes {text}: {name} cannot be an input's name, or is twice"
             )
@@ -275,6 +277,7 @@ def _from_example(code: str, module: nn.Module) -> tuple[TensorSpec, ...]:
         example = {
             names[i] if i < len(names) else f"input_{i}": tensor for i, tensor in enumerate(tensors)
         }
+    example = {k: v for name, value in example.items() for k, v in flat(name, value).items()}
     others = [name for name, value in example.items() if not isinstance(value, Tensor)]
     if others:
         raise UsageError(

@@ -176,11 +176,11 @@ def named_outputs(
     return dict(zip(names, leaves, strict=True))
 
 
-def argument_names(specs: Iterable[TensorSpec]) -> list[str]:
+def argument_names(inputs: Iterable[str]) -> list[str]:
     """What code calls inputs, in order: their names, as far as those are identifiers."""
     found: dict[str, None] = {}
-    for spec in specs:
-        name = plain = re.sub(r"^(?=\d)|\W", "_", spec.name, flags=re.ASCII)
+    for wanted in inputs:
+        name = plain = re.sub(r"^(?=\d)|\W", "_", wanted, flags=re.ASCII)
         number = 1
         while name in found:
             number += 1

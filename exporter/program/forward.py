@@ -33,6 +33,7 @@ from fuseport.exporter.program import (
     Kind,
     Program,
     TensorSpec,
+    argument_names,
     left_out,
     named_outputs,
     one_line,
@@ -370,7 +371,10 @@ def entry(module: nn.Module, specs: Sequence[TensorSpec], call: Callable[..., An
 
     parameter = inspect.Parameter
     forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # torch reads it
-        [parameter(spec.name, parameter.POSITIONAL_OR_KEYWORD) for spec in specs]
+        [
+            parameter(name, parameter.POSITIONAL_OR_KEYWORD)
+            for name in argument_names(spec.name for spec in specs)
+        ]
     )
     # Not copy.copy: a parametrized module refuses it.
     entry = nn.Module.__new__(type(module))

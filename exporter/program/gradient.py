@@ -290,7 +290,7 @@ def _exported(
         graph,
         inputs,
         outputs=names,
-        arguments=argument_names(specs),
+        arguments=argument_names(spec.name for spec in specs),
         state={n: t for n, t in state.items() if n in original.state_dict},
     )
 
