@@ -19,6 +19,9 @@ their stand-ins wherever they are imported from, see `_extensions`.
 
 One is of a device: `torch.cuda`, under which `x.cuda()` and `device="cuda"` leave all on the CPU,
 and one of a compiler, `torch.utils.cpp_extension`, which then leaves CUDA sources alone.
+
+Kernels that CuPy compiles of their text have a form in torch where they are known, see
+`_raw_kernels`.
 """
 
 import importlib.util
@@ -75,8 +78,8 @@ _THEIRS = re.compile(
 # use to the next: user modules that stay imported keep the classes of the first.
 _executed: dict[str, ModuleType] = {}
 
-# Of them, those of extensions.
-_of_extensions: list[ModuleType] = []
+# Of them, those of extensions, and CuPy's: in files with one of these, tensors are on CUDA.
+_of_extensions: list[Any] = []
 
 # Packages that no finder serves just now.
 _aside: set[str] = set()
@@ -156,6 +159,7 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
             _cuda.said_beside(_of_extensions),
             _device(names, used),
             _compiler(names, used),
+            _kernels(names),
         ):
             yield used
     finally:
@@ -188,6 +192,14 @@ def _compiler(names: Iterable[str], used: list[str]) -> AbstractContextManager[A
     if COMPILER in names or (AUTO in names and not _cuda.is_there()):
         return none_compiled(SHIMS, used)
     return nullcontext()
+
+
+def _kernels(names: Iterable[str]) -> AbstractContextManager[Any]:
+    if "cupy" not in names and AUTO not in names:
+        return nullcontext()
+    from fuseport.exporter.shims._raw_kernels import computed
+
+    return computed(_of_extensions)
 
 
 class _Finder(MetaPathFinder):
@@ -311,7 +323,7 @@ class _Loader(Loader):
             exec(code, module.__dict__)
             vars(module).setdefault("__getattr__", partial(_private, name))
             _executed[name] = module
-            if name in EXTENSIONS:
+            if name in EXTENSIONS or name == "cupy":
                 _of_extensions.append(module)
 
 

@@ -69,9 +69,10 @@ def of_cpu_allowed() -> Iterator[None]:
 
 
 @contextmanager
-def said_beside(stand_ins: Collection[ModuleType]) -> Iterator[None]:
+def said_beside(stand_ins: Collection[Any]) -> Iterator[None]:
     """For the time of the context, all tensors are on CUDA to code of a file that has one of these
-    modules among its names; more of them may come meanwhile."""
+    modules among its names, or a class, be it that of a module that it names; more of them may come
+    meanwhile."""
     import torch
 
     before = torch.Tensor.is_cuda
@@ -91,8 +92,26 @@ def said_beside(stand_ins: Collection[ModuleType]) -> Iterator[None]:
             del torch.Tensor.is_cuda
 
 
-def _names_one(frame: FrameType, stand_ins: Collection[ModuleType]) -> bool:
-    return any(value is module for value in [*frame.f_globals.values()] for module in stand_ins)
+def _names_one(frame: FrameType, stand_ins: Collection[Any]) -> bool:
+    named = [*frame.f_globals.values()]
+    if any(value is one for value in named for one in stand_ins):
+        return True
+    classes = {id(one) for one in stand_ins if isinstance(one, type)}
+    modules = [vars(value) for value in named if classes and isinstance(value, ModuleType)]
+    return any(id(value) in classes for names in modules for value in [*names.values()])
+
+
+class _Constructor(type):
+    """Of `torch.cuda.FloatTensor` and its kin, which are called, and asked for by `isinstance`."""
+
+    make: Any
+    real: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.make(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.real)
 
 
 def none_moves(used: list[str]) -> "TorchFunctionMode":
@@ -117,7 +136,8 @@ def _mode() -> Any:
         def __enter__(self) -> Any:
             for name in _CONSTRUCTORS:
                 self._replaced[name] = getattr(torch.cuda, name)
-                setattr(torch.cuda, name, partial(self._tensor, name))
+                made = {"make": partial(self._tensor, name), "real": self._replaced[name]}
+                setattr(torch.cuda, name, _Constructor(name, (), made))
             return super().__enter__()  # type: ignore[no-untyped-call]
 
         def __exit__(self, *raised: Any) -> None:
