@@ -46,6 +46,7 @@ def test_constructors_make_their_dtypes_and_are_torchs_again() -> None:
         assert torch.cuda.HalfTensor(2, 3).dtype == torch.float16
         assert torch.cuda.BoolTensor([0, 1]).tolist() == [False, True]
         assert torch.cuda.DoubleTensor(torch.ones(2)).dtype == torch.float64
+        assert not isinstance(torch.cuda.FloatTensor(2), torch.cuda.FloatTensor)  # on the CPU
     assert torch.cuda.HalfTensor is before
 
 

@@ -221,6 +221,26 @@ def test_half_types_are_refused_where_a_kernel_takes_them_for_float32(theirs: An
         theirs(CORRELATION).correlate(x, x)
 
 
+def test_a_function_for_inference_alone_is_tried_forward(theirs: Any) -> None:
+    code = CORRELATION.replace("def backward(self, grad):", "def unused(self, grad):")
+    x = torch.randn(1, 3, 4, 5)
+    expected = theirs(CORRELATION).correlate(x, x)
+    torch.testing.assert_close(theirs(code).correlate(x, x), expected)
+
+
+DERIVED = """
+class Other(_FunctionCorrelation):
+    @staticmethod
+    def forward(ctx, one, two, stride):
+        return one + two
+"""
+
+
+def test_a_function_derived_from_one_with_kernels_is_its_own(theirs: Any) -> None:
+    x = torch.randn(1, 3, 4, 5)
+    assert torch.equal(theirs(CORRELATION + DERIVED).Other.apply(x, x, 1), 2 * x)
+
+
 def splats(x: Tensor, flow: Tensor) -> Tensor:
     """Summation splatting by its definition."""
     expected = torch.zeros_like(x)
@@ -276,6 +296,62 @@ def test_splatting_in_programs_of_any_size(theirs: Any) -> None:
         cotangents = cotangents_of(net, inputs)
         expected = eager(net, inputs, cotangents)
         assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
+
+
+# As SAN has them: sums over windows in one file, which another one names, and asks `x.is_cuda`.
+AGGREGATION = """
+FORWARD = '''
+extern "C" __global__ void aggregation_zeropad_forward_kernel(
+const int n, const {{T}}* x, const {{T}}* const weight, {{T}}* out) {
+  EACH(index, n) {
+    const int b = index / {{c}} / {{h}} / {{w}}, c = index / {{h}} / {{w}} % {{c}};
+    const int i = index / {{w}} % {{h}}, j = index % {{w}};
+    {{T}} value = 0;
+    #pragma unroll
+    for (int k = 0; k < {{k}} * {{k}}; ++k) {
+      const int row = i - {{pad}} + k / {{k}}, column = j - {{pad}} + k % {{k}};
+      if ((row >= 0) && (row < {{h}}) && (column >= 0) && (column < {{w}})) {
+        value += x[((b * {{c}} + c) * {{h}} + row) * {{w}} + column]
+          * weight[((b * {{cw}} + c % {{cw}}) * {{k}} * {{k}} + k) * {{h}} * {{w}} + i * {{w}} + j];
+      }
+    }
+    out[index] = value;
+  }
+}
+'''
+
+class AggregationZeropad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, weight, kernel_size, stride, padding, dilation):
+        assert input.is_cuda and weight.is_cuda
+        b, c, h, w = input.shape
+        with torch.cuda.device_of(input):
+            out = input.new(b, c, h, w)
+            run('aggregation_zeropad_forward_kernel', FORWARD, out.numel(), [input, weight, out],
+                T=kind(input), c=c, h=h, w=w, cw=weight.shape[1], k=kernel_size[0], pad=padding)
+        return out
+"""
+ASKING = """
+import windows_of_kernels
+
+def aggregated(x, weight):
+    if x.is_cuda:
+        return windows_of_kernels.AggregationZeropad.apply(x, weight, [3, 3], 1, 1, 1)
+    raise NotImplementedError
+"""
+
+
+def test_windows_of_another_file(theirs: Any, tmp_path: Path) -> None:
+    head = "import torch\nfrom helpers_of_kernels import kind, run\n"
+    (tmp_path / "windows_of_kernels.py").write_text(head + AGGREGATION)
+    x, weight = drawn(2, 4, 3, 3), drawn(2, 2, 9, 9, seed=1)
+    with shims.installed():
+        code = theirs(ASKING)
+        found = code.aggregated(x, weight)
+    sys.modules.pop("windows_of_kernels")
+    spread = torch.nn.functional.unfold(x, 3, padding=1).view(2, 2, 2, 9, 9)
+    expected = (spread * weight[:, None]).sum(3)
+    torch.testing.assert_close(found, expected.reshape(2, 4, 3, 3))
 
 
 UNKNOWN = """

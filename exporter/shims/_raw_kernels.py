@@ -22,6 +22,7 @@ from torch.autograd import Function
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseport.exporter.shims._cuda import is_there
+from fuseport.exporter.shims._cuda_parser import NotUnderstood
 from fuseport.exporter.shims._cuda_text import Pointer, launch
 from fuseport.exporter.shims._cupy import RawKernel, launched
 from fuseport.exporter.shims._known_kernels import KNOWN, Form, Known
@@ -43,13 +44,13 @@ def computed(beside: list[Any]) -> Iterator[None]:
     def init_subclass(cls: Any, /, **options: Any) -> None:
         super(Function, cls).__init_subclass__(**options)
         forward = inspect.unwrap(cls.forward)
-        if not inspect.isfunction(forward) or not _has_kernels(forward.__globals__):
-            return
-        found = sorted(set(_mentioned(forward.__code__)))
-        for known in KNOWN:
-            if kernels := [name for name in found if known.name.fullmatch(name)]:
-                cls.apply = staticmethod(_Apply(cls, known, kernels[0]))
-                beside.append(cls)
+        names = sorted(set(_mentioned(forward.__code__))) if inspect.isfunction(forward) else []
+        found = [(known, name) for known in KNOWN for name in names if known.name.fullmatch(name)]
+        if found and _has_kernels(forward.__globals__):
+            cls.apply = staticmethod(_Apply(cls, *found[0]))
+            beside.append(cls)
+        elif isinstance(cls.apply, _Apply):  # of a base, whose forward is another one
+            cls.apply = classmethod(_apply)
 
     def asked(real: Any, answer: Any) -> Any:
         return lambda *device: answer if beside and not is_there() else real(*device)
@@ -90,6 +91,10 @@ def _mentioned(code: CodeType) -> Iterator[str]:
             yield from _mentioned(constant)
 
 
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return Function.__dict__["apply"].__get__(None, cls)(*args, **kwargs)
+
+
 class _Apply:
     """The `apply` of an autograd function, in torch.
 
@@ -125,6 +130,8 @@ class _Apply:
                     form, reason = self._tried(args, shapes)
                     if reason:
                         break
+            except NotUnderstood as error:
+                reason = f"{error}"
             except Exception as error:  # of their code, and whatever its texts do
                 reason = f"{type(error).__name__} {error}".rstrip()
         if reason:
@@ -167,6 +174,8 @@ def _as_tried(arg: Any) -> Any:
     """What an argument is tried as. Where truth is in float64, kernels would have float32."""
     if isinstance(arg, Tensor):
         return _Like(torch.float32 if arg.dtype == torch.float64 else arg.dtype, arg.dim())
+    if isinstance(arg, list):
+        return tuple(map(_as_tried, arg))
     return int(arg) if isinstance(arg, torch.SymInt) else arg
 
 
@@ -195,6 +204,8 @@ def _theirs(cls: Any, args: Sequence[Any]) -> tuple[Tensor, Callable[[Tensor], S
         out = cls.forward(context, *args)
 
     def backward(cotangent: Tensor) -> Sequence[Any]:
+        if cls.backward is Function.backward:  # of a model that is run only
+            return ()
         with _interpreted(), torch.no_grad():
             found = cls.backward(context, cotangent)
         return found if isinstance(found, tuple) else (found,)
