@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fuseport.exporter import api, checkpoint, models, user_code
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.ops.nf4_linear import dequantize_nf4, quantize_nf4
-from fuseport.ops.nf4_linear.storage import CODE
+from fuseport.ops.nf4_linear import dequantize_4bit, quantize_4bit
+from fuseport.ops.nf4_linear.storage import CODES
 
 CODE_OF_A_USER = """
 import bitsandbytes as bnb
@@ -27,7 +27,7 @@ from torch import nn
 class Beside(nn.Module):
     def __init__(self, double):
         super().__init__()
-        self.base = bnb.nn.Linear4bit(64, 128, quant_type="nf4", compress_statistics=double)
+        self.base = bnb.nn.Linear4bit(64, 128, compress_statistics=double)  # FP4
         self.base.requires_grad_(False)
         self.a, self.b = nn.Linear(64, 3, bias=False), nn.Linear(3, 128, bias=False)
 
@@ -67,7 +67,7 @@ class Peft(Net):
         import peft
 
         plain = nn.Sequential(
-            bnb.nn.Linear4bit(64, 128, quant_type="nf4", compress_statistics=double),
+            bnb.nn.LinearFP4(64, 128, compress_statistics=double),
             nn.SiLU(),
             bnb.nn.Linear4bit(128, 64, bias=False, quant_type="nf4", compute_dtype=torch.float32),
         )
@@ -104,10 +104,6 @@ def one():
 
 def apart():
     return Apart(quant_type="nf4")
-
-
-def fp4():
-    return One(quant_type="fp4")
 
 
 def eight():
@@ -170,7 +166,7 @@ def test_it_computes_what_bitsandbytes_does(
         code=f"{file}:{name}",
         inputs=parse_inputs(["x:[batch,64]"]),
     )
-    assert len(model.config["nf4"]) == 2
+    assert [len(model.config[code]) for code in CODES] == [1, 1]
     x, cotangent = torch.randn(2, 5, 64)
     found = {}
     for module in (model.module, expected.eval()):
@@ -200,11 +196,16 @@ def test_it_verifies(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "moved", "name", "kind", "said"),
     [
-        ("fp4", True, "fp4", Missing, r'layer\.weight is in FP4 .* quant_type="nf4", or save'),
-        ("eight", True, "eight", Missing, r"layer\.weight is in eight bits .* only NF4 is read"),
+        (
+            "eight",
+            True,
+            "eight",
+            Missing,
+            r"layer\.weight is in eight bits .* only four bits",
+        ),
         ("one", False, "one", Missing, r"layer\.weight is of a layer .* model\.to\('cpu'\)"),
         ("one", True, "table", Missing, r"table\.weight is what .* of the class EmbeddingNF4"),
-        ("one", True, "elsewhere", Missing, "layer is a Bilinear, and stored in NF4: only"),
+        ("one", True, "elsewhere", Missing, "layer is a Bilinear, and stored in four bits: only"),
         ("one", True, "apart", ExportFailed, "quant_state'; .* call the layer itself"),
     ],
 )
@@ -236,15 +237,15 @@ class Net(nn.Sequential):
 
 def in_nf4(layer: nn.Linear, name: str, block_size: int) -> dict[str, Tensor]:
     """What a checkpoint has of a layer in NF4, and the layer with the values of that."""
-    packed, absmax = quantize_nf4(layer.weight, block_size)
+    packed, absmax = quantize_4bit(layer.weight, block_size)
     shape = [*layer.weight.shape]
     state = {"quant_type": "nf4", "blocksize": block_size, "dtype": "float32", "shape": shape}
-    layer.weight.data = dequantize_nf4(packed, absmax, tuple(shape), block_size)
+    layer.weight.data = dequantize_4bit(packed, absmax, tuple(shape), block_size)
     return {
         f"{name}.bias": layer.bias.detach(),
         f"{name}.weight": packed[:, None],
         f"{name}.weight.absmax": absmax,
-        f"{name}.weight.quant_map": torch.tensor(CODE),
+        f"{name}.weight.quant_map": torch.tensor(CODES["nf4"]),
         f"{name}.weight.quant_state.bitsandbytes__nf4": torch.tensor(
             [*json.dumps(state).encode()], dtype=torch.uint8
         ),

@@ -17,8 +17,8 @@ from torch import nn
 
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
+from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import _lora as lora
-from fuseport.exporter.models import _nf4 as nf4
 from fuseport.exporter.models import user, weights
 from fuseport.exporter.models._forward import ordered, takes
 from fuseport.exporter.models._inputs import with_inputs
@@ -118,7 +118,7 @@ def _fitted(
 ) -> tuple[Model, tuple[str, ...]]:
     if code is not None:
         training = list(checkpoint.training)
-        stored = nf4.stored(checkpoint, own_code=True)
+        stored = four_bits.stored(checkpoint, own_code=True)
         model = user.model(code, checkpoint.config, inputs, shim, given, training, stored)
         source = str(checkpoint.path)
         others = [note for note in checkpoint.notes if note.endswith("(--weights)")]

@@ -21,8 +21,8 @@ from torch import nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
+from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import _huggingface_step as decoding
-from fuseport.exporter.models import _nf4 as nf4
 from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._huggingface_library import Library, library
 from fuseport.exporter.models._huggingface_ops import fused, modelings
@@ -64,21 +64,20 @@ _TOKENS, _PIXELS, _WAVES = "input_ids", "pixel_values", "input_values"
 
 def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The folder's config.json, where it says what transformers calls its model, and which layers
-    are stored in NF4.
+    are stored in four bits.
 
     It is the configuration of a language model that scans; of another model, its `settings`.
 
     Raises:
-        CorruptInput: weights in NF4 are no such.
-        Missing: the config names no class of transformers, or several; or weights are in another
-            code of four bits.
+        CorruptInput: weights in four bits are no such.
+        Missing: the config names no class of transformers, or several; or weights are in a code
+            that is unknown, or in eight bits.
     """
     config = dict(checkpoint.config)
     kind, name = config.get("model_type"), _class(config)
     if checkpoint.layout != "huggingface" or not isinstance(kind, str):
         return None
-    if layers := nf4.stored(checkpoint):
-        config[nf4.LAYERS] = layers
+    config |= four_bits.named(four_bits.stored(checkpoint))
     if kind in _SCANS and (name is None or name.endswith("ForCausalLM")):
         return config
     if name is None:
@@ -139,9 +138,9 @@ def model(config: Mapping[str, Any]) -> Model:
         inputs=_inputs(module, settings),
         sizes={name: _SIZES[name] for name in ("batch", "length")},
         scans=scans,
-        keeps_float32=_QUANTIZED_IN_FLOAT32 if nf4.LAYERS in config else _IN_FLOAT32,
+        keeps_float32=_QUANTIZED_IN_FLOAT32 if four_bits.layers(config) else _IN_FLOAT32,
         fused=lambda: fused(files),
-        renamed=lambda tensors: renamed(module, nf4.taken(tensors, config)),
+        renamed=lambda tensors: renamed(module, four_bits.taken(tensors, four_bits.layers(config))),
         step=partial(decoding.step, module, dict(config), scans, lambda: fused(files)),
     )
 
@@ -159,7 +158,7 @@ def _general(config: Mapping[str, Any]) -> Model:
         sizes={},
         fused=lambda: fused(files),
         renamed=lambda tensors: source.call(
-            renamed, module, nf4.taken(tensors, config["settings"])
+            renamed, module, four_bits.taken(tensors, four_bits.layers(config["settings"]))
         ),
         stand_ins=source.stand_ins,
         general=True,
@@ -183,9 +182,10 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
     """The module of a config.json, its settings, and the library that they are of.
 
     Raises:
-        CorruptInput: what it says of layers in NF4 is not what `recognise` says.
+        CorruptInput: what it says of layers in four bits is not what `recognise` says.
         Missing: no library has it, or it refuses the config.
     """
+    plain = four_bits.without(config)
     kind, wanted = show(config["model_type"], 60), show(_class(config) or "language model", 60)
     try:
         source = library(config["model_type"])
@@ -203,7 +203,7 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
         ) from error
     try:
         with quiet(), offline():
-            settings = settings.from_dict({**_read(nf4.without(config)), "use_cache": False})
+            settings = settings.from_dict({**_read(plain), "use_cache": False})
             settings._experts_implementation = _EXPERTS
             module = source.call(made, settings)
     except ImportError as error:
@@ -220,7 +220,7 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
             f"{source.name} refuses the config.json of this {kind}: "
             f"{type(error).__name__}: {show(error)}; correct it, or install the version it is for"
         ) from error
-    nf4.place(module, config)
+    four_bits.place(module, config)
     return module, settings, source
 
 

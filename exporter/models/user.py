@@ -20,7 +20,7 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.models import _bitsandbytes as bitsandbytes
-from fuseport.exporter.models import _nf4 as nf4
+from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import huggingface
 from fuseport.exporter.models._forward import flat, ordered
 from fuseport.exporter.models._inputs import kept, with_inputs
@@ -116,7 +116,7 @@ def model(
     shim: Sequence[str] = (),
     given: Given | None = None,
     training: Sequence[str] = (),
-    stored: Mapping[str, int] | None = None,
+    stored: Mapping[str, four_bits.Stored] | None = None,
 ) -> Model:
     """Call the user's code for a module.
 
@@ -130,7 +130,7 @@ def model(
         shim: which stand-ins there are for packages that it imports; see `shims.installed`.
         given: example inputs, which tell those of the module instead.
         training: names of the training script's settings, for the error: they are not passed.
-        stored: layers that the checkpoint has in NF4; see `nf4.stored`.
+        stored: layers that the checkpoint has in four bits; see `four_bits.stored`.
 
     Raises:
         UsageError: nothing of that name can be called, or the inputs are unknown.
@@ -141,7 +141,7 @@ def model(
         file, function = _find(code)
         passed = _passed(function, hyper_parameters)
         module = _call(code, function, passed, hyper_parameters, training)
-    in_nf4 = bitsandbytes.place(code, module, stored or {})
+    placed = bitsandbytes.place(code, module, stored or {})
     renew(module)
     if given is not None:
         specs = specs_of(given, module)
@@ -158,7 +158,7 @@ def model(
         "inputs": [],
         "shims": sorted(used),
         "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
-        **({nf4.LAYERS: in_nf4} if in_nf4 else {}),
+        **four_bits.named(placed),
     }
     notes = [_told(code, passed, hyper_parameters)] if hyper_parameters else []
     if used:
@@ -170,7 +170,7 @@ def model(
         config,
         inputs=(),
         sizes={},
-        renamed=lambda tensors: nf4.taken(tensors, {nf4.LAYERS: stored or {}}),
+        renamed=lambda tensors: four_bits.taken(tensors, stored or ()),
         fused=lambda: huggingface.fused(modelings),
         notes=tuple(notes),
         stand_ins=tuple(shim),
@@ -194,7 +194,7 @@ def rebuild(code: str, config: Mapping[str, Any]) -> Model:
     Raises:
         Missing: as `model`.
     """
-    shim, stored = config.get("shims", ()), nf4.layers(config)
+    shim, stored = config.get("shims", ()), four_bits.layers(config)
     return model(code, config["hyper_parameters"], kept(config), shim, stored=stored)
 
 

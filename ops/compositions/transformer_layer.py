@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuseport.ops.nf4_linear import dequantize_nf4, nf4_linear, quantize_nf4
+from fuseport.ops.nf4_linear import dequantize_4bit, nf4_linear, quantize_4bit
 from fuseport.ops.rms_norm import rms_norm
 from fuseport.ops.rotary_embedding import rotary_embedding
 from fuseport.ops.swiglu import swiglu
@@ -55,7 +55,7 @@ class Nf4LoraLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.block_size, self.scaling = block_size, alpha / rank
-        packed, absmax = quantize_nf4(weight, block_size)
+        packed, absmax = quantize_4bit(weight, block_size)
         self.register_buffer("packed", packed)
         self.register_buffer("absmax", absmax)
         frozen = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
@@ -73,7 +73,7 @@ class Nf4LoraLinear(nn.Module):
     def weight(self) -> Tensor:
         """W as the layer computes with it, LoRA's part not included, in absmax's dtype."""
         shape = (self.out_features, self.in_features)
-        return dequantize_nf4(self.packed, self.absmax, shape, self.block_size)
+        return dequantize_4bit(self.packed, self.absmax, shape, self.block_size)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """As `nn.Module` has it, but absmax is never rounded: halves are computed in float32."""

@@ -252,19 +252,22 @@ struct Op : OrtCustomOp {
   const char* name;
   const char* provider;  // null is the CPU's
   std::vector<Type> inputs, outputs;
-  std::vector<const char*> attribute_names;  // integers, all of them required
+  std::vector<const char*> attribute_names;  // integers
+  std::vector<int64_t> defaults;  // of the last of them, where older files lack these
   std::function<void(const Call&)> compute;
   mutable std::atomic<int64_t> calls{0};
 
   template <class OfProvider>
   Op(const char* name, std::vector<Type> inputs, std::vector<Type> outputs,
-     std::vector<const char*> attribute_names, void (*compute)(const OfProvider&))
+     std::vector<const char*> attribute_names, void (*compute)(const OfProvider&),
+     std::vector<int64_t> defaults = {})
       : OrtCustomOp{},
         name(name),
         provider(OfProvider::PROVIDER),
         inputs(std::move(inputs)),
         outputs(std::move(outputs)),
         attribute_names(std::move(attribute_names)),
+        defaults(std::move(defaults)),
         compute([compute](const Call& call) { compute(OfProvider(call)); }) {
     version = OfProvider::API;
     GetName = [](const OrtCustomOp* op) { return self(op).name; };
@@ -298,9 +301,17 @@ struct Op : OrtCustomOp {
     std::vector<int64_t> attributes;
 
     Kernel(const Op& op, const OrtApi& api, const OrtKernelInfo* info) : op(op), api(api) {
+      const size_t required = op.attribute_names.size() - op.defaults.size();
       for (const char* name : op.attribute_names) {
+        const size_t i = attributes.size();
         int64_t value = 0;
-        check(api, api.KernelInfoGetAttribute_int64(info, name, &value));
+        OrtStatus* status = api.KernelInfoGetAttribute_int64(info, name, &value);
+        if (status && i >= required) {
+          api.ReleaseStatus(status);
+          value = op.defaults[i - required];
+        } else {
+          check(api, status);
+        }
         attributes.push_back(value);
       }
     }

@@ -1,4 +1,4 @@
-"""A linear layer whose frozen weight is stored in four bits, NF4, with LoRA adapters beside it.
+"""A linear layer whose frozen weight is stored in four bits, with LoRA adapters beside it.
 
 Source: Dettmers, Pagnoni, Holtzman & Zettlemoyer, "QLoRA: Efficient finetuning of quantized LLMs",
 2023, equation 5; `storage` has the format of the weight, which is that of bitsandbytes.
@@ -13,22 +13,23 @@ from fuseport.ops.evidence import Evidence
 from fuseport.ops.nf4_linear import reference, shapes
 from fuseport.ops.nf4_linear.cases import BENCH, BUGS, CASES
 from fuseport.ops.nf4_linear.storage import (
-    Nf4Weight,
+    QUANT_TYPES,
+    Weight4bit,
+    dequantize_4bit,
     dequantize_absmax,
-    dequantize_nf4,
     from_bitsandbytes,
-    quantize_nf4,
+    quantize_4bit,
 )
 from fuseport.ops.spec import Operator, OpSpec
 
 __all__ = [
     "SPEC",
-    "Nf4Weight",
+    "Weight4bit",
+    "dequantize_4bit",
     "dequantize_absmax",
-    "dequantize_nf4",
     "from_bitsandbytes",
     "nf4_linear",
-    "quantize_nf4",
+    "quantize_4bit",
 ]
 
 
@@ -42,8 +43,9 @@ def nf4_linear(
     lora_B: Tensor | None = None,
     scaling: float = 1.0,
     block_size: int = 64,
+    quant_type: str = "nf4",
 ) -> Tensor:
-    """x·Wᵀ + bias + scaling·(x·Aᵀ)·Bᵀ, with W in NF4, as `quantize_nf4` stores it.
+    """x·Wᵀ + bias + scaling·(x·Aᵀ)·Bᵀ, with W in four bits, as `quantize_4bit` stores it.
 
     The first product is computed in float32, or float64 for a float64 `x`, and rounded once, bias
     included; W is never whole in memory. That of LoRA is two products of torch's. On CUDA, for more
@@ -62,6 +64,7 @@ def nf4_linear(
         lora_B: (out, r), x's dtype.
         scaling: of LoRA's part.
         block_size: a power of two from 16 up.
+        quant_type: the code, "nf4", or "fp4", which is bitsandbytes' default.
 
     Returns:
         (…, out), x's dtype; differentiable, once, in `x`, `bias`, `lora_A` and `lora_B`, never in
@@ -75,11 +78,12 @@ def nf4_linear(
     in_features = x.shape[-1]
     if absmax.dtype == torch.float32:  # beside float64, where it is exact
         absmax = absmax.to(shapes.wide(x.dtype))
+    require(quant_type in QUANT_TYPES, "nf4_linear", "quant_type", "nf4 or fp4", quant_type)
     if bias is None:
         bias = x.new_zeros(out_features)
     require_shape("nf4_linear", "bias", bias, "(out_features,)", (out_features,))
     out: Tensor = torch.ops.fuseport.nf4_linear(
-        x, packed.reshape(-1), absmax, bias, in_features, block_size
+        x, packed.reshape(-1), absmax, bias, in_features, block_size, QUANT_TYPES.index(quant_type)
     )
     require((lora_A is None) == (lora_B is None), "nf4_linear", "lora_B", "given with lora_A", None)
     if lora_A is None or lora_B is None:
@@ -101,15 +105,15 @@ SPEC = OpSpec(
         Operator(
             name="nf4_linear",
             schema="(Tensor x, Tensor packed, Tensor absmax, Tensor bias, int in_features, "
-            "int block_size) -> Tensor out",
+            "int block_size, int quant_type=1) -> Tensor out",
             reference=reference.nf4_linear,
             fake=shapes.fake_linear,
             backward="nf4_linear_backward",
         ),
         Operator(
             name="nf4_linear_backward",
-            schema="(Tensor dout, Tensor packed, Tensor absmax, int in_features, int block_size) "
-            "-> (Tensor dx, Tensor dbias)",
+            schema="(Tensor dout, Tensor packed, Tensor absmax, int in_features, int block_size, "
+            "int quant_type=1) -> (Tensor dx, Tensor dbias)",
             reference=reference.nf4_linear_backward,
             fake=shapes.fake_linear_backward,
         ),
@@ -131,10 +135,11 @@ SPEC = OpSpec(
         "dequantize_blockwise",
     ),
     bench=BENCH,
-    evidence=(
+    evidence=tuple(
         Evidence(
-            "a linear layer in NF4, of bitsandbytes",
-            {"weight.absmax": (None,), "weight.quant_state.bitsandbytes__nf4": (None,)},
-        ),
+            f"a linear layer in {quant_type.upper()}, of bitsandbytes",
+            {"weight.absmax": (None,), f"weight.quant_state.bitsandbytes__{quant_type}": (None,)},
+        )
+        for quant_type in QUANT_TYPES
     ),
 )

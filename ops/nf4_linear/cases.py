@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fuseport.ops.bugs import reads
 from fuseport.ops.nf4_linear.shapes import wide
-from fuseport.ops.nf4_linear.storage import quantize_nf4
+from fuseport.ops.nf4_linear.storage import QUANT_TYPES, quantize_4bit
 from fuseport.ops.spec import Case, Inputs, PlantedBug
 
 __all__ = ["BENCH", "BUGS", "CASES"]
@@ -25,6 +25,7 @@ class _Shape:
     in_features: int = 32
     out_features: int = 6
     block_size: int = 16
+    quant_type: str = "nf4"
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
     def make(self, dtype: torch.dtype, seed: int) -> Inputs:
@@ -36,7 +37,7 @@ class _Shape:
 
         # Rows of other sizes, so that a block's scale matters.
         weight = normal(self.out_features, self.in_features) * normal(self.out_features, 1).exp()
-        packed, absmax = quantize_nf4(weight, self.block_size)
+        packed, absmax = quantize_4bit(weight, self.block_size, self.quant_type)
         values = {
             "x": normal(*self.rows, self.in_features).to(dtype),
             "packed": packed,
@@ -45,7 +46,12 @@ class _Shape:
         }
         for name, layout in self.layouts.items():
             values[name] = layout(values[name])
-        return {**values, "in_features": self.in_features, "block_size": self.block_size}
+        return {
+            **values,
+            "in_features": self.in_features,
+            "block_size": self.block_size,
+            "quant_type": QUANT_TYPES.index(self.quant_type),
+        }
 
 
 def _transposed(t: Tensor) -> Tensor:
@@ -93,6 +99,10 @@ _SHAPES = {
     "inputs_1100": _Shape((18,), 1100, 7, 64),
     "inputs_1100_one_row": _Shape((1,), 1100, 13, 64),
     "inputs_1000": _Shape((2,), 1000, 20, 32),
+    # Each way that values are decoded on a CPU: in registers, by vectors, one by one.
+    "fp4": _Shape((3,), 72, 40, 16, "fp4"),
+    "fp4_odd": _Shape((2, 3), 37, 11, 32, "fp4"),
+    "fp4_rows_20": _Shape((20,), 64, 33, 64, "fp4"),
     "layout_transposed": _Shape((2, 5), 48, 6, layouts={"x": _transposed}),
     "layout_reordered": _Shape((2, 3, 2), 48, 6, layouts={"x": _reordered}),
     "layout_expanded": _Shape((4,), 48, 6, layouts={"x": _expanded}),
@@ -128,6 +138,11 @@ BUGS: tuple[PlantedBug, ...] = tuple(
             "another block's scale",
             "a block has the scale of the one before it",
             {"absmax": lambda given: given["absmax"].roll(1, 0)},
+        ),
+        (
+            "another code",
+            "the weight is taken to be in the other code",
+            {"quant_type": lambda given: 1 - given["quant_type"]},
         ),
     )
 )

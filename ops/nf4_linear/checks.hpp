@@ -14,7 +14,7 @@ struct Check : fuseport::Check {
       : fuseport::Check{op, first_name, first} {}
 
   void inputs(const Tensor& packed, const Tensor& absmax, const Tensor& bias, int64_t in_features,
-              int64_t block_size) const {
+              int64_t block_size, int64_t quant_type) const {
     rows("(..., in_features)");
     std::vector<int64_t> sizes = first.sizes().vec();
     sizes.back() = in_features;
@@ -22,13 +22,13 @@ struct Check : fuseport::Check {
             tuple(first.sizes()));
     like("bias", bias, first.scalar_type());
     require(bias.dim() == 1, "bias", "(out_features,)", tuple(bias.sizes()));
-    weight(packed, absmax, bias.size(0), in_features, block_size);
+    weight(packed, absmax, bias.size(0), in_features, block_size, quant_type);
   }
 
   void cotangent(const Tensor& packed, const Tensor& absmax, int64_t in_features,
-                 int64_t block_size) const {
+                 int64_t block_size, int64_t quant_type) const {
     rows("(..., out_features)");
-    weight(packed, absmax, first.size(-1), in_features, block_size);
+    weight(packed, absmax, first.size(-1), in_features, block_size, quant_type);
   }
 
  private:
@@ -41,9 +41,10 @@ struct Check : fuseport::Check {
   }
 
   void weight(const Tensor& packed, const Tensor& absmax, int64_t out_features,
-              int64_t in_features, int64_t block_size) const {
+              int64_t in_features, int64_t block_size, int64_t quant_type) const {
     const bool power = block_size >= 16 && (block_size & (block_size - 1)) == 0;
     require(power, "block_size", "a power of two from 16 up", block_size);
+    require(quant_type == 0 || quant_type == 1, "quant_type", "0 (FP4) or 1 (NF4)", quant_type);
     require(in_features >= 0, "in_features", "not negative", in_features);
     const int64_t values = out_features * in_features;
     like("packed", packed, at::kByte);

@@ -28,11 +28,11 @@ int64_t tile_of(int64_t count, int64_t size, const Tensor& like) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const Tensor& bias,
-              int64_t in_features, int64_t block_size) {
+              int64_t in_features, int64_t block_size, int64_t quant_type) {
   const char* op = "nf4_linear";
-  Check(op, "x", x).inputs(packed, absmax, bias, in_features, block_size);
+  Check(op, "x", x).inputs(packed, absmax, bias, in_features, block_size, quant_type);
   const OnDevice device(x);
-  const Inputs inputs(x, packed, absmax, in_features, bias.size(0), block_size);
+  const Inputs inputs(x, packed, absmax, in_features, bias.size(0), block_size, quant_type);
   const Problem& p = inputs.problem;
   const Tensor addend = bias.contiguous();
   Tensor out = empty_rows(x, p.out);
@@ -56,11 +56,11 @@ Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const
 
 std::tuple<Tensor, Tensor> linear_backward(const Tensor& dout, const Tensor& packed,
                                            const Tensor& absmax, int64_t in_features,
-                                           int64_t block_size) {
+                                           int64_t block_size, int64_t quant_type) {
   const char* op = "nf4_linear_backward";
-  Check(op, "dout", dout).cotangent(packed, absmax, in_features, block_size);
+  Check(op, "dout", dout).cotangent(packed, absmax, in_features, block_size, quant_type);
   const OnDevice device(dout);
-  const Inputs inputs(dout, packed, absmax, in_features, dout.size(-1), block_size);
+  const Inputs inputs(dout, packed, absmax, in_features, dout.size(-1), block_size, quant_type);
   const Problem& p = inputs.problem;
   Tensor dx = empty_rows(dout, p.in), dbias = at::empty({p.out}, dout.options());
   const Backward b{inputs.rows, dx.mutable_data_ptr(), dbias.mutable_data_ptr()};

@@ -23,9 +23,9 @@ struct CodeParts {
       : first(table + threadIdx.x % 16 * 8), third(table + TABLE + threadIdx.x % 32 * 4) {}
 
   // All threads of a block call it, and wait. `scratch` is free again after the next barrier.
-  static FUSEPORT_DEVICE void make(char* table, uint32_t* scratch) {
+  static FUSEPORT_DEVICE void make(const Problem& p, char* table, uint32_t* scratch) {
     const int thread = (int)threadIdx.x;
-    if (thread < 16) of_value(VALUES[thread], scratch + thread * COUNT);
+    if (thread < 16) of_value(VALUES[p.quant_type][thread], scratch + thread * COUNT);
     __syncthreads();
 #pragma unroll 1  // what was asked for before is in registers
     for (int i = thread; i < TABLE / 8; i += (int)blockDim.x)

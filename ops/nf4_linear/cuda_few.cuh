@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Sums::Tiling::THREADS, Sums::BLOCKS)
     Sums sums(p, m.x, column, row);
     typename Sums::Asked next;
     if (first + warp < last) next = sums.ask(first + warp);
-    if (unit == blockIdx.x) Parts::make(memory, (uint32_t*)found);  // memory takes longer
+    if (unit == blockIdx.x) Parts::make(p, memory, (uint32_t*)found);  // memory takes longer
     for (uint32_t group = first + warp; group < last; group += WARPS) {
       const auto asked = next;
       if (group + WARPS < last) next = sums.ask(group + WARPS);

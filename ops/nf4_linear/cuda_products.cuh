@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(Tiling::THREADS, Tiling::BLOCKS)
   constexpr int SIDE = Tiling::SIDE, STEP = Tiling::STEP, WIDTH = Sums::WIDTH;
   const auto turn_of = [](int64_t k) { return (int)(k / STEP % 2); };  // of two tiles
   FUSEPORT_SHARED(memory);
-  const Code<Real> code(memory);
+  const Code<Real> code(p, memory);
   Tiles& tiles = *(Tiles*)(memory + 16 * sizeof(Real));
   const Matrix<Stored> x{(const Stored*)m.x.data, p.rows, m.inner, m.x.row_stride,
                          m.x.column_stride, m.whole};

@@ -9,32 +9,33 @@ namespace fuseport::nf4_linear::FUSEPORT_ISA {
 
 using namespace fuseport::FUSEPORT_ISA;
 
-alignas(64) constexpr float CODE[16] = {FUSEPORT_NF4_CODE};
+alignas(64) constexpr float CODES[][16] = FUSEPORT_CODES;
 
 // The value at a place in the flattened weight.
 template <class Real>
 FUSEPORT_INLINE Real one_value(const Problem& p, int64_t at) {
   const int byte = p.packed[at >> 1], index = at & 1 ? byte & 15 : byte >> 4;
-  return (Real)CODE[index] * ((const Real*)p.absmax)[at >> p.block_shift];
+  return (Real)CODES[p.quant_type][index] * ((const Real*)p.absmax)[at >> p.block_shift];
 }
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 // As many values in a row as a vector of floats has lanes; `bytes` hold them.
-FUSEPORT_INLINE F32::Vector values_of(const uint8_t* bytes, F32::Vector scale) {
+FUSEPORT_INLINE F32::Vector values_of(const float* code, const uint8_t* bytes,
+                                      F32::Vector scale) {
 #if defined(__AVX512F__)
   const __m128i raw = _mm_loadl_epi64((const __m128i*)bytes);
   const __m512i twice = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(raw, raw));
   const __m512i high_first = _mm512_set1_epi64(4);  // shifts of 4 and 0 by turns
   const __m512i index = _mm512_srlv_epi32(twice, high_first);
-  return (F32::Vector)_mm512_permutexvar_ps(index, _mm512_load_ps(CODE)) * scale;
+  return (F32::Vector)_mm512_permutexvar_ps(index, _mm512_load_ps(code)) * scale;
 #else
   int32_t four;
   memcpy(&four, bytes, sizeof four);
   const __m128i raw = _mm_cvtsi32_si128(four);
   const __m256i twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(raw, raw));
   const __m256i index = _mm256_srlv_epi32(twice, _mm256_set1_epi64x(4));
-  const __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(CODE), index);
-  const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(CODE + 8), index);
+  const __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(code), index);
+  const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(code + 8), index);
   const __m256 chosen = _mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(index, 28));
   return (F32::Vector)chosen * scale;
 #endif
@@ -48,17 +49,18 @@ FUSEPORT_INLINE void decode_in_block(const Problem& p, int64_t at, int64_t count
   using Real = typename F::Real;
   const Real scale = ((const Real*)p.absmax)[at >> p.block_shift];
   const uint8_t* bytes = p.packed + (at >> 1);
+  const float* const code = CODES[p.quant_type];
   int64_t i = 0;
 #if defined(__AVX512F__) || defined(__AVX2__)
   if constexpr (sizeof(Real) == 4) {
     const F32::Vector scales = splat<F32>(scale);
     for (; i + F32::LANES <= count; i += F32::LANES)
-      store<F32>(to + i, values_of(bytes + i / 2, scales));
+      store<F32>(to + i, values_of(code, bytes + i / 2, scales));
   }
 #endif
   for (; i < count; ++i) {
     const int byte = bytes[i >> 1];
-    to[i] = (Real)CODE[i & 1 ? byte & 15 : byte >> 4] * scale;
+    to[i] = (Real)code[i & 1 ? byte & 15 : byte >> 4] * scale;
   }
 }
 

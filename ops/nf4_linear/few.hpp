@@ -43,7 +43,7 @@ static void arrange(float* x, int64_t groups) {
 template <int COUNT>
 FUSEPORT_INLINE void dot(const Problem& p, int64_t at, const float* x, int64_t x_stride,
                          F32::Vector (&sums)[COUNT]) {
-  const __m512 code = _mm512_load_ps(CODE);
+  const __m512 code = _mm512_load_ps(CODES[p.quant_type]);
   const __m512i firsts = _mm512_slli_epi32(
       _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 3);
   const int64_t block = (int64_t)1 << p.block_shift;

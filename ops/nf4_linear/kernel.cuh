@@ -16,15 +16,15 @@ constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
 constexpr int RUN = 16;  // values that are decoded together: of one block, since those have no fewer
 constexpr int COLUMNS = 2;  // of the result, of a warp: they share what is read of x
 
-__device__ constexpr float VALUES[16] = {FUSEPORT_NF4_CODE};
+__device__ constexpr float VALUES[][16] = FUSEPORT_CODES;
 
 template <class Real>
 struct Code {
   Real* at;
 
   // All threads of a block call it, and wait.
-  FUSEPORT_DEVICE explicit Code(char* memory) : at((Real*)memory) {
-    if (threadIdx.x < 16) at[threadIdx.x] = VALUES[threadIdx.x];
+  FUSEPORT_DEVICE Code(const Problem& p, char* memory) : at((Real*)memory) {
+    if (threadIdx.x < 16) at[threadIdx.x] = VALUES[p.quant_type][threadIdx.x];
     __syncthreads();
   }
 
@@ -77,7 +77,7 @@ template <class Stored, int ROWS, bool RUNS>
 __global__ void __launch_bounds__(THREADS) forward_kernel(Problem p, Forward f) {
   using Real = cuda::Real<Stored>;
   FUSEPORT_SHARED(memory);
-  const Code<Real> code(memory);
+  const Code<Real> code(p, memory);
   constexpr int SUMS = ROWS * COLUMNS, STEP = RUNS ? RUN : 1;
   const int lane = (int)threadIdx.x % WARP;
   const int64_t across = (p.out + COLUMNS - 1) / COLUMNS, down = (p.rows + ROWS - 1) / ROWS;
@@ -118,7 +118,7 @@ template <class Stored, bool RUNS>
 __global__ void __launch_bounds__(THREADS) decode_kernel(Problem p, Tile tile, Stored* to) {
   using Real = cuda::Real<Stored>;
   FUSEPORT_SHARED(memory);
-  const Code<Real> code(memory);
+  const Code<Real> code(p, memory);
   constexpr int STEP = RUNS ? RUN : 1;
   const int64_t count = tile.rows * tile.columns;
   for (int64_t i = (blockIdx.x * (int64_t)THREADS + threadIdx.x) * STEP; i < count;

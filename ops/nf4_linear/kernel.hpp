@@ -28,6 +28,7 @@ struct Problem {
   Dtype dtype = Dtype::float32;  // computed in double for float64, else in float
   int64_t rows = 0, in = 0, out = 0;
   int block_shift = 6;              // a block is 2^block_shift values
+  int quant_type = 1;               // which of the codes of code.hpp
   const uint8_t* packed = nullptr;  // contiguous, as absmax is
   const void* absmax = nullptr;     // of the type of computation
 

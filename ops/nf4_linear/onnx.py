@@ -12,7 +12,7 @@ import torch
 from onnx import FunctionProto
 from torch import Tensor
 
-from fuseport.ops.nf4_linear.storage import CODE
+from fuseport.ops.nf4_linear.storage import CODES, QUANT_TYPES
 from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
@@ -29,12 +29,18 @@ def functions(opset: int) -> list[FunctionProto]:
 
 
 def _linear(
-    x: Tensor, packed: Tensor, absmax: Tensor, bias: Tensor, in_features: int, block_size: int
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    bias: Tensor,
+    in_features: int,
+    block_size: int,
+    quant_type: int = 1,
 ) -> Tensor:
     (out,) = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::nf4_linear",
         (x, packed, absmax, bias),
-        {"in_features": in_features, "block_size": block_size},
+        {"in_features": in_features, "block_size": block_size, "quant_type": quant_type},
         dtypes=(x.dtype,),
         shapes=((*x.shape[:-1], bias.shape[0]),),
         version=VERSION,
@@ -43,12 +49,17 @@ def _linear(
 
 
 def _backward(
-    dout: Tensor, packed: Tensor, absmax: Tensor, in_features: int, block_size: int
+    dout: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    in_features: int,
+    block_size: int,
+    quant_type: int = 1,
 ) -> tuple[Tensor, ...]:
     dx, dbias = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::nf4_linear_backward",
         (dout, packed, absmax),
-        {"in_features": in_features, "block_size": block_size},
+        {"in_features": in_features, "block_size": block_size, "quant_type": quant_type},
         dtypes=(dout.dtype, dout.dtype),
         shapes=((*dout.shape[:-1], in_features), (dout.shape[-1],)),
         version=VERSION,
@@ -56,8 +67,12 @@ def _backward(
     return dx, dbias
 
 
+_CODES = ", ".join(str(value) for quant_type in QUANT_TYPES for value in CODES[quant_type])
+
 _WEIGHT = f"""
-        code_float = Constant <value_floats = [{", ".join(map(repr, CODE))}]> ()
+        codes = Constant <value = float[{len(QUANT_TYPES)}, 16] {{{_CODES}}}> ()
+        which = Constant <value_int: int = @quant_type> ()
+        code_float = Gather(codes, which)
         code = CastLike(code_float, absmax)
         column = Constant <value_ints = [-1, 1]> ()
         flat = Constant <value_ints = [-1]> ()
@@ -93,7 +108,7 @@ _WEIGHT = f"""
 """packed, absmax and out_size, (1,), → weight, (out_features, in_features)."""
 
 _FORWARD = (
-    """ nf4_linear <in_features, block_size> (x, packed, absmax, bias) => (out) {
+    """ nf4_linear <in_features, block_size, quant_type> (x, packed, absmax, bias) => (out) {
         out_size = Shape(bias)"""
     + _WEIGHT
     + """
@@ -106,7 +121,8 @@ _FORWARD = (
     }"""
 )
 _BACKWARD = (
-    """ nf4_linear_backward <in_features, block_size> (dout, packed, absmax) => (dx, dbias) {
+    """ nf4_linear_backward <in_features, block_size, quant_type>
+            (dout, packed, absmax) => (dx, dbias) {
         out_size = Shape <start = -1> (dout)"""
     + _WEIGHT
     + """

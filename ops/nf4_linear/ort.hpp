@@ -26,12 +26,14 @@ struct Inputs {
   }
 
   void check(const ort::Call& call, const char* name, int64_t columns, int64_t out) {
-    const int64_t block = call.attributes[1];
+    const int64_t block = call.attributes[1], quant_type = call.attributes[2];
     Problem& p = problem;
     call.require(!first.shape.empty() && first.shape.back() == columns, name,
                  "of " + std::to_string(columns) + " columns", ort::text(first.shape));
     const bool power = block >= 16 && (block & (block - 1)) == 0;
     call.require(power, "block_size", "a power of two from 16 up", block);
+    const bool known = quant_type == 0 || quant_type == 1;
+    call.require(known, "quant_type", "0 (FP4) or 1 (NF4)", quant_type);
     call.require(p.in >= 0, "in_features", "not negative", p.in);
     int64_t values = 0;
     const bool over = __builtin_mul_overflow(out, p.in, &values) || values > INT64_MAX - block;
@@ -43,6 +45,7 @@ struct Inputs {
     p.rows = ort::elements(leading);
     p.out = out;
     p.block_shift = shift_of(block);
+    p.quant_type = static_cast<int>(quant_type);
     p.packed = static_cast<const uint8_t*>(packed.data);
     p.absmax = absmax.data;
     rows = {first.data, columns, 1};
@@ -83,12 +86,13 @@ template <class Passes>
 bool add_nodes() {
   return ort::for_each_dtype([]<Dtype DTYPE>(ort::Type stored, ort::Type wide) {
     constexpr ort::Type byte = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
-    const std::vector<const char*> attributes{"in_features", "block_size"};
+    const std::vector<const char*> attributes{"in_features", "block_size", "quant_type"};
+    const std::vector<int64_t> defaults{1};
     ort::ops().emplace_back("nf4_linear", std::vector{stored, byte, wide, stored},
-                            std::vector{stored}, attributes, forward_node<Passes, DTYPE>);
+                            std::vector{stored}, attributes, forward_node<Passes, DTYPE>, defaults);
     ort::ops().emplace_back("nf4_linear_backward", std::vector{stored, byte, wide},
                             std::vector{stored, stored}, attributes,
-                            backward_node<Passes, DTYPE>);
+                            backward_node<Passes, DTYPE>, defaults);
   });
 }
 

@@ -4,35 +4,50 @@ Any device, and any dtype that the op takes; in float64 it is the truth of a ver
 
     out = x·Wᵀ + bias        dx = dout·W        dbias = Σ_rows dout
 
-with W from `storage.dequantize_nf4`, which has no gradient.
+with W from `storage.dequantize_4bit`, which has no gradient.
 """
 
 import torch
 from torch import Tensor
 
 from fuseport.ops.nf4_linear.shapes import check, check_backward, wide
-from fuseport.ops.nf4_linear.storage import dequantize_nf4
+from fuseport.ops.nf4_linear.storage import QUANT_TYPES, dequantize_4bit
 
 __all__ = ["nf4_linear", "nf4_linear_backward"]
 
 
 def nf4_linear(
-    x: Tensor, packed: Tensor, absmax: Tensor, bias: Tensor, in_features: int, block_size: int
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    bias: Tensor,
+    in_features: int,
+    block_size: int,
+    quant_type: int = 1,
 ) -> Tensor:
     """(…, out_features), in x's dtype; differentiable in x and bias."""
-    check("nf4_linear", x, packed, absmax, bias, in_features, block_size)
+    check("nf4_linear", x, packed, absmax, bias, in_features, block_size, quant_type)
     dtype = wide(x.dtype)
-    weight = dequantize_nf4(packed, absmax.detach(), (bias.shape[0], in_features), block_size)
+    weight = dequantize_4bit(
+        packed, absmax.detach(), (bias.shape[0], in_features), block_size, QUANT_TYPES[quant_type]
+    )
     out = x.to(dtype) @ weight.T + bias.to(dtype)
     return _contiguous(out.to(x.dtype))
 
 
 def nf4_linear_backward(
-    dout: Tensor, packed: Tensor, absmax: Tensor, in_features: int, block_size: int
+    dout: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    in_features: int,
+    block_size: int,
+    quant_type: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """dx and dbias, in dout's dtype."""
-    check_backward("nf4_linear_backward", dout, packed, absmax, in_features, block_size)
-    weight = dequantize_nf4(packed, absmax, (dout.shape[-1], in_features), block_size)
+    check_backward("nf4_linear_backward", dout, packed, absmax, in_features, block_size, quant_type)
+    weight = dequantize_4bit(
+        packed, absmax, (dout.shape[-1], in_features), block_size, QUANT_TYPES[quant_type]
+    )
     dy = dout.to(wide(dout.dtype))
     dbias = dy.unsqueeze(0).flatten(0, -2).sum(0)
     return _contiguous((dy @ weight).to(dout.dtype)), _contiguous(dbias.to(dout.dtype))

@@ -27,6 +27,7 @@ def check(
     bias: Tensor,
     in_features: int,
     block_size: int,
+    quant_type: int,
 ) -> None:
     """Raises ValueError, naming `op` and the argument, unless the inputs fit each other."""
     _check_rows(op, "x", "(..., in_features)", x)
@@ -34,7 +35,7 @@ def check(
     require_shape(op, "x", x, "(..., in_features)", sizes)
     require_like(op, "bias", bias, x.dtype, x, "x")
     require(bias.dim() == 1, op, "bias", "(out_features,)", tuple(bias.shape))
-    _check_weight(op, "x", x, packed, absmax, bias.shape[0], in_features, block_size)
+    _check_weight(op, "x", x, packed, absmax, bias.shape[0], in_features, block_size, quant_type)
 
 
 def _check_weight(
@@ -46,10 +47,12 @@ def _check_weight(
     out_features: int,
     in_features: int,
     block_size: int,
+    quant_type: int,
 ) -> None:
     """Raises ValueError unless the weight's storage fits the sizes, and the op's first input."""
     power = block_size >= 16 and block_size & (block_size - 1) == 0
     require(power, op, "block_size", "a power of two from 16 up", block_size)
+    require(quant_type in (0, 1), op, "quant_type", "0 (FP4) or 1 (NF4)", quant_type)
     require(in_features >= 0, op, "in_features", "not negative", in_features)
     values = out_features * in_features
     require_like(op, "packed", packed, torch.uint8, first, first_name)
@@ -61,28 +64,47 @@ def _check_weight(
 
 
 def fake_linear(
-    x: Tensor, packed: Tensor, absmax: Tensor, bias: Tensor, in_features: int, block_size: int
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    bias: Tensor,
+    in_features: int,
+    block_size: int,
+    quant_type: int = 1,
 ) -> Tensor:
     """The empty output of `fuseport::nf4_linear`."""
-    check("nf4_linear", x, packed, absmax, bias, in_features, block_size)
+    check("nf4_linear", x, packed, absmax, bias, in_features, block_size, quant_type)
     return torch.empty((*x.shape[:-1], bias.shape[0]), dtype=x.dtype, device=x.device)
 
 
 def fake_linear_backward(
-    dout: Tensor, packed: Tensor, absmax: Tensor, in_features: int, block_size: int
+    dout: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    in_features: int,
+    block_size: int,
+    quant_type: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Empty outputs of `fuseport::nf4_linear_backward`."""
-    check_backward("nf4_linear_backward", dout, packed, absmax, in_features, block_size)
+    check_backward("nf4_linear_backward", dout, packed, absmax, in_features, block_size, quant_type)
     dx = torch.empty((*dout.shape[:-1], in_features), dtype=dout.dtype, device=dout.device)
     return dx, torch.empty((dout.shape[-1],), dtype=dout.dtype, device=dout.device)
 
 
 def check_backward(
-    op: str, dout: Tensor, packed: Tensor, absmax: Tensor, in_features: int, block_size: int
+    op: str,
+    dout: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    in_features: int,
+    block_size: int,
+    quant_type: int,
 ) -> None:
     """Raises ValueError unless cotangent and weight fit each other."""
     _check_rows(op, "dout", "(..., out_features)", dout)
-    _check_weight(op, "dout", dout, packed, absmax, dout.shape[-1], in_features, block_size)
+    _check_weight(
+        op, "dout", dout, packed, absmax, dout.shape[-1], in_features, block_size, quant_type
+    )
 
 
 def _check_rows(op: str, name: str, meaning: str, t: Tensor) -> None:

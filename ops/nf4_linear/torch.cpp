@@ -15,9 +15,9 @@ namespace fuseport::nf4_linear {
 namespace {
 
 Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const Tensor& bias,
-              int64_t in_features, int64_t block_size) {
-  Check("nf4_linear", "x", x).inputs(packed, absmax, bias, in_features, block_size);
-  const Inputs inputs(x, packed, absmax, in_features, bias.size(0), block_size);
+              int64_t in_features, int64_t block_size, int64_t quant_type) {
+  Check("nf4_linear", "x", x).inputs(packed, absmax, bias, in_features, block_size, quant_type);
+  const Inputs inputs(x, packed, absmax, in_features, bias.size(0), block_size, quant_type);
   const Tensor addend = bias.contiguous();
   Tensor out = empty_rows(x, bias.size(0));
   run_forward(Host{}, inputs.problem,
@@ -27,9 +27,10 @@ Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const
 
 std::tuple<Tensor, Tensor> linear_backward(const Tensor& dout, const Tensor& packed,
                                            const Tensor& absmax, int64_t in_features,
-                                           int64_t block_size) {
-  Check("nf4_linear_backward", "dout", dout).cotangent(packed, absmax, in_features, block_size);
-  const Inputs inputs(dout, packed, absmax, in_features, dout.size(-1), block_size);
+                                           int64_t block_size, int64_t quant_type) {
+  const char* op = "nf4_linear_backward";
+  Check(op, "dout", dout).cotangent(packed, absmax, in_features, block_size, quant_type);
+  const Inputs inputs(dout, packed, absmax, in_features, dout.size(-1), block_size, quant_type);
   Tensor dx = empty_rows(dout, in_features), dbias = empty_tensor({dout.size(-1)}, dout.options());
   run_backward(Host{}, inputs.problem,
                {inputs.rows, dx.mutable_data_ptr(), dbias.mutable_data_ptr()});
@@ -41,10 +42,10 @@ TORCH_LIBRARY_FRAGMENT(fuseport, m) {
   m.set_python_module("fuseport.ops.registration");
   m.def(
       "nf4_linear(Tensor x, Tensor packed, Tensor absmax, Tensor bias, int in_features, "
-      "int block_size) -> Tensor out");
+      "int block_size, int quant_type=1) -> Tensor out");
   m.def(
       "nf4_linear_backward(Tensor dout, Tensor packed, Tensor absmax, int in_features, "
-      "int block_size) -> (Tensor dx, Tensor dbias)");
+      "int block_size, int quant_type=1) -> (Tensor dx, Tensor dbias)");
 }
 
 TORCH_LIBRARY_IMPL(fuseport, CPU, m) {

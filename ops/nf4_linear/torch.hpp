@@ -21,7 +21,7 @@ struct Inputs {
   Rows rows;
 
   Inputs(const Tensor& first, const Tensor& packed_, const Tensor& absmax_, int64_t in_features,
-         int64_t out_features, int64_t block_size)
+         int64_t out_features, int64_t block_size, int64_t quant_type)
       : packed(packed_.contiguous()), absmax(absmax_.contiguous()) {
     Problem& p = problem;
     p.dtype = dtype_of(first);
@@ -30,6 +30,7 @@ struct Inputs {
     p.in = in_features;
     p.out = out_features;
     p.block_shift = shift_of(block_size);
+    p.quant_type = static_cast<int>(quant_type);
     p.packed = packed.const_data_ptr<uint8_t>();
     p.absmax = absmax.const_data_ptr();
     flat = first.reshape({p.rows, first.size(-1)});

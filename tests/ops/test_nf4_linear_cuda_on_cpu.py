@@ -1,4 +1,4 @@
-"""The NF4 layer's own products on CUDA, which its nodes have, on a CPU that stands in for the GPU.
+"""The layer's own products on CUDA, which its nodes have, on a CPU that stands in for the GPU.
 
 That these are right for all cases of the op is in `test_onnxruntime_cuda_on_cpu.py`; here are more
 rows than a tile has, edges of tiles in all dimensions, sums in parts, and how exact they are.
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.verify.op_check.symbolic import Session
-from fuseport.ops.nf4_linear import SPEC, dequantize_nf4
+from fuseport.ops.nf4_linear import SPEC, dequantize_4bit
 from fuseport.ops.nf4_linear.cases import _Shape
+from fuseport.ops.nf4_linear.storage import QUANT_TYPES
 from fuseport.ops.spec import Inputs
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.nodes import OnNaN, Runner, by_nodes
@@ -32,6 +33,8 @@ SHAPES = {
     "odd": (_Shape((129,), 131, 66), ONE),
     "odd_weight": (_Shape((2, 10), 136, 72, 64), ONE),
     "small": (_Shape((67,), 80, 96, 64), MANY),
+    "fp4": (_Shape((67,), 80, 96, 64, "fp4"), MANY),
+    "fp4_few": (_Shape((3,), 80, 33, 16, "fp4"), ONE),
     # Sums of parts, forward or backward, the last one short.
     "inputs_in_parts": (_Shape((20,), 1040, 70, 64), MANY),
     "outputs_in_parts": (_Shape((17,), 48, 1040, 4096), MANY),
@@ -61,7 +64,8 @@ def expected(inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     x, bias, dtype = inputs["x"].double(), inputs["bias"].double(), inputs["x"].dtype
     dout = stand_in.cotangents_of(SPEC, FORWARD, inputs, 2)["dout"].double()
     size = (len(bias), inputs["in_features"])
-    weight = dequantize_nf4(inputs["packed"], inputs["absmax"], size, inputs["block_size"])
+    stored = (inputs["packed"], inputs["absmax"], size, inputs["block_size"])
+    weight = dequantize_4bit(*stored, QUANT_TYPES[inputs["quant_type"]])
     weight = weight.to(dtype).double()
 
     def layer(x: Tensor, dout: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:

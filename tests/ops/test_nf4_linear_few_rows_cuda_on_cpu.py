@@ -1,4 +1,4 @@
-"""The NF4 layer's products of few rows on tensor cores, on a CPU that stands in for the GPU.
+"""The four-bit layer's products of few rows on tensor cores, on a CPU that stands in for the GPU.
 
 It is of groups of 64 in a row, in blocks of 64 and more; the op's cases are mostly of other shapes.
 """
@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuseport.ops.nf4_linear import SPEC, dequantize_nf4
+from fuseport.ops.nf4_linear import SPEC, dequantize_4bit
 from fuseport.ops.nf4_linear.cases import _Shape
+from fuseport.ops.nf4_linear.storage import QUANT_TYPES
 from fuseport.ops.spec import Inputs
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.stand_in import Device
@@ -31,6 +32,7 @@ SHAPES = {
     # As many groups as a block has warps, and some more; then sums of parts, the last one short.
     "groups_17": (_Shape((9,), 1088, 40, 64), ONE),
     "parts": (_Shape((2,), 64 * 261, 16, 64), MANY),
+    "fp4": (_Shape((9,), 192, 41, 64, "fp4"), ONE),
 }
 
 
@@ -47,14 +49,15 @@ def drawn(shape: _Shape, dtype: torch.dtype) -> Inputs:
 def assert_exact(out: Tensor, inputs: Inputs) -> None:
     """Rounded once, of sums that are as exact as float32's.
 
-    Beside bfloat16, the code of the weight has 16 bits.
+    Beside bfloat16, the code of the weight has 16 bits; of FP4's least, as many beside float16.
     """
     x, bias, dtype = inputs["x"].double(), inputs["bias"].double(), inputs["x"].dtype
     weight = _weight(inputs)
     truth, magnitudes = x @ weight.T + bias, x.abs() @ weight.abs().T + bias.abs()
     assert (out.dtype, out.shape) == (dtype, truth.shape)
     allowed = torch.finfo(dtype).eps / 2 * truth.abs()
-    of_code = 2.0**-17 if dtype == torch.bfloat16 else 0
+    is_fp4 = QUANT_TYPES[inputs["quant_type"]] == "fp4"
+    of_code = 2.0**-17 if dtype == torch.bfloat16 or (is_fp4 and dtype == torch.float16) else 0
     allowed += (of_code + 4 * torch.finfo(torch.float32).eps) * magnitudes
     assert ((out.double() - truth).abs() <= allowed).all()
 
@@ -89,6 +92,7 @@ BACK = {
     "one_block": (_Shape((3, 2), 64, 16, 4096), ONE),
     # Sums of parts, the last one short.
     "parts": (_Shape((5,), 64, 1040, 64), MANY),
+    "fp4": (_Shape((9,), 128, 48, 64, "fp4"), ONE),
     # Sixteen rows of the weight are a group.
     "other_outputs": (_Shape((5,), 64, 40, 64), ONE),
 }
@@ -125,7 +129,9 @@ def test_gradients_of_few_rows_are_rounded_once(
 
 def _weight(inputs: Inputs) -> Tensor:
     size = (len(inputs["bias"]), inputs["in_features"])
-    return dequantize_nf4(inputs["packed"], inputs["absmax"].double(), size, inputs["block_size"])
+    quant_type = QUANT_TYPES[inputs["quant_type"]]
+    absmax = inputs["absmax"].double()
+    return dequantize_4bit(inputs["packed"], absmax, size, inputs["block_size"], quant_type)
 
 
 def _column_strided(inputs: Inputs) -> Inputs:
@@ -152,10 +158,13 @@ def test_what_cannot_be_read_in_16_bytes_is_as_exact(
     assert_exact(device(FORWARD, *inputs.values())[0], inputs)
 
 
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_numbers_that_are_none_stay_in_their_rows(device: Device, dtype: torch.dtype) -> None:
+def test_numbers_that_are_none_stay_in_their_rows(
+    device: Device, dtype: torch.dtype, quant_type: str
+) -> None:
     """Tensor cores have the code in parts: of infinity times one, no part may make a NaN."""
-    inputs = drawn(_Shape((12,), 128, 32, 64), dtype)
+    inputs = drawn(_Shape((12,), 128, 32, 64, quant_type), dtype)
     for row, number in ((1, torch.inf), (3, -torch.inf), (9, torch.nan)):
         inputs["x"][row, 5 * row] = number
     out = device(FORWARD, *inputs.values())[0]
@@ -167,10 +176,10 @@ def test_numbers_that_are_none_stay_in_their_rows(device: Device, dtype: torch.d
     assert_exact(out[others], {**inputs, "x": inputs["x"][others]})
 
 
-def test_a_value_of_the_code_is_its_parts(device: Device) -> None:
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+def test_a_value_of_the_code_is_its_parts(device: Device, quant_type: str) -> None:
     """One column of x at a time brings up single weights."""
-    inputs = drawn(_Shape((64,), 64, 16, 64), torch.float32)
+    inputs = drawn(_Shape((64,), 64, 16, 64, quant_type), torch.float32)
     inputs["x"], inputs["bias"] = torch.eye(64), torch.zeros(16)
     out = device(FORWARD, *inputs.values())[0]
-    weight = dequantize_nf4(inputs["packed"], inputs["absmax"], (16, 64), 64)
-    torch.testing.assert_close(out.T, weight, rtol=2.0**-22, atol=0)
+    torch.testing.assert_close(out.T.double(), _weight(inputs), rtol=2.0**-22, atol=0)

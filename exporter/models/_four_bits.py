@@ -1,11 +1,11 @@
-"""Linear layers whose weights a checkpoint has in NF4, as bitsandbytes stores them.
+"""Linear layers whose weights a checkpoint has in four bits, as bitsandbytes stores them.
 
 They stay as they are stored: a layer of the model becomes one that multiplies by such a weight, and
 trains no more of it than bitsandbytes does, its bias alone.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,101 +13,111 @@ from torch import Tensor, nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
-from fuseport.ops.nf4_linear import dequantize_nf4, from_bitsandbytes, nf4_linear
+from fuseport.ops.nf4_linear import dequantize_4bit, from_bitsandbytes, nf4_linear
+from fuseport.ops.nf4_linear.storage import QUANT_TYPES
 
 __all__ = [
-    "LAYERS",
-    "InNf4",
-    "Nf4Linear",
+    "FourBitLinear",
+    "InFourBits",
+    "Stored",
     "features",
     "layers",
+    "named",
     "place",
     "stored",
     "taken",
     "without",
 ]
 
-LAYERS = "nf4"
-"""Under which name a configuration has what `stored` returns."""
-
 _STATE = ".quant_state.bitsandbytes__"
 _DEQUANTIZE = (  # without that, transformers 5 fails to save what it has dequantized
     "load the model with transformers, call its dequantize(), and"
     " save_pretrained(FOLDER, save_original_format=False)"
 )
-_IN_CODE = 'quantize its layers in NF4, quant_type="nf4", or save it with plain ones'
+_IN_CODE = "have them in bitsandbytes' Linear4bit, or save it with plain layers"
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
-class InNf4(nn.Module):
-    """A linear layer that multiplies by a weight in NF4."""
+class Stored(NamedTuple):
+    """How a layer's weight is stored: how many values share an absmax, and the code."""
+
+    block_size: int
+    quant_type: str
+
+
+class InFourBits(nn.Module):
+    """A linear layer that multiplies by a weight in four bits."""
 
     packed: Tensor
     absmax: Tensor
     bias: nn.Parameter | None
     in_features: int
     out_features: int
-    block_size: int
+    stored: Stored
     compute_dtype: torch.dtype | None = None
     """What `x` is cast to, and the result from it; None for x's own."""
 
-    def store(self, block_size: int) -> None:
-        """Take in the place of the weight what there is of it in NF4, its values not set yet.
-
-        Args:
-            block_size: values of the weight that share an absmax.
-        """
-        self.block_size = block_size
+    def store(self, stored: Stored) -> None:
+        """Take in the place of the weight what is stored of it, its values not set yet."""
+        self.stored = stored
         count = self.in_features * self.out_features
         self.register_buffer("packed", torch.zeros((count + 1) // 2, dtype=torch.uint8))
-        self.register_buffer("absmax", torch.zeros(-(-count // block_size)))
+        self.register_buffer("absmax", torch.zeros(-(-count // stored.block_size)))
 
     @property
     def weight(self) -> Tensor:
         """The values, in absmax's dtype, for code that asks its layer for them."""
         shape = (self.out_features, self.in_features)
-        return dequantize_nf4(self.packed, self.absmax, shape, self.block_size)
+        block_size, quant_type = self.stored
+        return dequantize_4bit(self.packed, self.absmax, shape, block_size, quant_type)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = x.dtype
         if self.compute_dtype is not None:
             x = x.to(self.compute_dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)  # it may stay in float32
+        block_size, quant_type = self.stored
         out = nf4_linear(
-            x, self.packed, self.absmax, self.out_features, bias, block_size=self.block_size
+            x,
+            self.packed,
+            self.absmax,
+            self.out_features,
+            bias,
+            block_size=block_size,
+            quant_type=quant_type,
         )
         return out if self.compute_dtype is None else out.to(dtype)
 
 
-class Nf4Linear(InNf4):
-    """`nn.Linear` with its weight in NF4.
+class FourBitLinear(InFourBits):
+    """`nn.Linear` with its weight in four bits.
 
     Args:
         like: the layer whose place it takes, transformers' Conv1D perhaps: its weight is stored as
             that of a linear layer, too.
-        block_size: see `store`.
+        stored: how.
     """
 
-    def __init__(self, like: Any, block_size: int) -> None:
+    def __init__(self, like: Any, stored: Stored) -> None:
         super().__init__()
         self.in_features, self.out_features = features(like)
         self.bias = like.bias
-        self.store(block_size)
+        self.store(stored)
 
 
-def stored(checkpoint: Checkpoint, *, own_code: bool = False) -> dict[str, int]:
-    """The layers whose weights are in NF4, by name, each with its block size; none as a rule.
+def stored(checkpoint: Checkpoint, *, own_code: bool = False) -> dict[str, Stored]:
+    """The layers whose weights are in four bits, by name; none as a rule.
 
     Args:
         checkpoint: from `checkpoint.load`.
         own_code: whether it is of the user's own code, and not a folder of transformers.
 
     Raises:
-        Missing: weights are in another 4-bit code of bitsandbytes, or in eight bits.
-        CorruptInput: what is there of one is no weight in NF4.
+        Missing: weights are in a code that is unknown, or in eight bits.
+        CorruptInput: what is there of one is no weight in its code.
     """
     found = {}
-    said = f"only NF4 is read; {_IN_CODE if own_code else _DEQUANTIZE}"
+    said = f"only four bits, NF4 and FP4, are read; {_IN_CODE if own_code else _DEQUANTIZE}"
     for name in checkpoint.tensors:
         if name.endswith(".SCB") and name.replace(".SCB", ".weight") in checkpoint.tensors:
             raise Missing(
@@ -117,26 +127,33 @@ def stored(checkpoint: Checkpoint, *, own_code: bool = False) -> dict[str, int]:
         weight, marked, code = name.partition(_STATE)
         if not marked or not weight.endswith(".weight"):
             continue
-        if code != "nf4":
+        if code not in QUANT_TYPES:
             raise Missing(
                 f"{checkpoint.path}: {show(weight)} is in {show(code.upper(), 20)} of bitsandbytes:"
                 f" {said}"
             )
         try:
-            found[weight.removesuffix(".weight")] = from_bitsandbytes(
-                checkpoint.tensors, weight
-            ).block_size
+            read = from_bitsandbytes(checkpoint.tensors, weight)
         except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise CorruptInput(
-                f"{checkpoint.path}: {show(weight)} is no weight in NF4: {show(error)}"
+                f"{checkpoint.path}: {show(weight)} is no weight in {code.upper()}: {show(error)}"
             ) from error
+        found[weight.removesuffix(".weight")] = Stored(read.block_size, read.quant_type)
+    return found
+
+
+def named(stored: Mapping[str, Stored]) -> dict[str, dict[str, int]]:
+    """What a configuration says of such layers: under each code's name, their block sizes."""
+    found: dict[str, dict[str, int]] = {}
+    for name, (block_size, quant_type) in stored.items():
+        found.setdefault(quant_type, {})[name] = block_size
     return found
 
 
 def without(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json as of the model before its weights were stored so."""
-    left = {name: value for name, value in config.items() if name != LAYERS}
-    if config.get(LAYERS):
+    left = {name: value for name, value in config.items() if name not in QUANT_TYPES}
+    if layers(config):
         left.pop("quantization_config", None)
     return left
 
@@ -145,10 +162,11 @@ def place(module: nn.Module, config: Mapping[str, Any]) -> None:
     """Put such layers in the places of the module's own that the configuration names.
 
     Raises:
-        CorruptInput: it does not name them as `stored` does.
+        CorruptInput: it does not say what `named` returns.
         Missing: the module has no linear layer of one of the names.
     """
-    for name, block_size in layers(config).items():
+    placed = layers(config)
+    for name, how in placed.items():
         owner, _, leaf = name.rpartition(".")
         try:
             like: Any = module.get_submodule(name)
@@ -156,40 +174,46 @@ def place(module: nn.Module, config: Mapping[str, Any]) -> None:
             like = None
         if not isinstance(like, nn.Linear) and not hasattr(like, "nx"):
             raise Missing(
-                f"{show(name)} is stored in NF4, and is no linear layer of a"
+                f"{show(name)} is stored in four bits, and is no linear layer of a"
                 f" {type(module).__name__}: give the config.json that belongs to the weights; if it"
                 f" does, and the layer has another name in transformers today, {_DEQUANTIZE}"
             )
-        setattr(module.get_submodule(owner), leaf, Nf4Linear(like, block_size))
+        setattr(module.get_submodule(owner), leaf, FourBitLinear(like, how))
     settings: Any = getattr(module, "config", None)
-    if config.get(LAYERS) and settings is not None:
+    if placed and settings is not None:
         settings._is_quantized = True  # as transformers tells models that multiply by a weight
 
 
-def taken(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """A checkpoint's tensors by the names of a module with layers placed."""
+def taken(tensors: Mapping[str, Tensor], placed: Iterable[str]) -> Mapping[str, Tensor]:
+    """A checkpoint's tensors by the names of a module with the layers of these names placed."""
     left = dict(tensors)
-    for name in layers(config):
+    for name in placed:
         weight = f"{name}.weight"
         found = from_bitsandbytes(left, weight)
-        for part in ("", f"{_STATE}nf4", *(f".{part}" for part in _PARTS)):
+        for part in ("", _STATE + found.quant_type, *(f".{part}" for part in _PARTS)):
             left.pop(weight + part, None)
         left |= {f"{name}.packed": found.packed, f"{name}.absmax": found.absmax}
     return left
 
 
-def layers(config: Mapping[str, Any]) -> Mapping[str, int]:
-    """What a configuration says of layers in NF4, as `stored` does; nothing as a rule.
+def layers(config: Mapping[str, Any]) -> dict[str, Stored]:
+    """What a configuration says of layers in four bits, as `stored` does; nothing as a rule.
 
     Raises:
-        CorruptInput: it is not that.
+        CorruptInput: it is not what `named` returns.
     """
-    found = config.get(LAYERS, {})
-    if not isinstance(found, Mapping) or not all(
-        isinstance(size, int) and size >= 16 and size & (size - 1) == 0 for size in found.values()
-    ):
-        raise CorruptInput(f"what is said of layers in NF4 is no block size each: {show(found)}")
-    return found
+    placed: dict[str, Stored] = {}
+    for quant_type in QUANT_TYPES:
+        found = config.get(quant_type, {})
+        if not isinstance(found, Mapping) or not all(
+            isinstance(n, int) and n >= 16 and n & (n - 1) == 0 for n in found.values()
+        ):
+            raise CorruptInput(
+                f"what is said of layers in {quant_type.upper()} is no block size each:"
+                f" {show(found)}"
+            )
+        placed |= {name: Stored(size, quant_type) for name, size in found.items()}
+    return placed
 
 
 def features(layer: Any) -> tuple[int, int]:

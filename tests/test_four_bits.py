@@ -1,4 +1,4 @@
-"""Folders of transformers whose linear layers bitsandbytes has stored in NF4."""
+"""Folders of transformers whose linear layers bitsandbytes has stored in four bits."""
 
 import json
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.errors import CorruptInput, Missing
-from fuseport.exporter.models._nf4 import Nf4Linear
+from fuseport.exporter.models._four_bits import FourBitLinear, Stored
 from fuseport.exporter.verify.report import Report
-from fuseport.ops.nf4_linear import dequantize_nf4, quantize_nf4
-from fuseport.ops.nf4_linear.storage import CODE
+from fuseport.ops.nf4_linear import dequantize_4bit, quantize_4bit
+from fuseport.ops.nf4_linear.storage import CODES
 
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "nf4"
+FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
 def passes(report: Report) -> None:
@@ -36,8 +36,8 @@ def nodes(file: Path) -> int:
 def test_a_layer_computes_in_the_dtype_that_it_is_told() -> None:
     """As bitsandbytes: inputs are rounded to it, and the result comes back in theirs."""
     torch.manual_seed(0)
-    layer, x = Nf4Linear(nn.Linear(64, 8), 64), torch.randn(3, 64)
-    layer.packed, layer.absmax = quantize_nf4(torch.randn(8, 64), 64)
+    layer, x = FourBitLinear(nn.Linear(64, 8), Stored(64, "nf4")), torch.randn(3, 64)
+    layer.packed, layer.absmax = quantize_4bit(torch.randn(8, 64), 64)
     plain = layer(x)
     layer.compute_dtype = torch.bfloat16
     out = layer(x)
@@ -47,31 +47,41 @@ def test_a_layer_computes_in_the_dtype_that_it_is_told() -> None:
     assert torch.equal(out, layer(x.bfloat16().float()))
 
 
-def test_it_computes_what_bitsandbytes_does_and_verifies(tmp_path: Path) -> None:
-    model, _ = models.from_checkpoint(checkpoint.load(FIXTURE))
-    expected = load_file(FIXTURE / "expected.safetensors")
+@pytest.mark.parametrize(
+    ("name", "layers", "trained"),
+    [
+        ("nf4", 2 * 4, {"layers.0.mixer.dt_proj.bias", "layers.0.mixer.A_log"}),
+        ("fp4", 7, {"layers.0.input_layernorm.weight", "embed_tokens.weight"}),
+    ],
+)
+def test_it_computes_what_bitsandbytes_does_and_verifies(
+    tmp_path: Path, name: str, layers: int, trained: set[str]
+) -> None:
+    model, _ = models.from_checkpoint(checkpoint.load(FIXTURES / name))
+    expected = load_file(FIXTURES / name / "expected.safetensors")
     with torch.no_grad():
         found = model.module(expected["input_ids"])[0]
     torch.testing.assert_close(found, expected["logits"], rtol=0, atol=1e-5)
 
-    bundle = api.export(FIXTURE, tmp_path / "bundle", format=["onnx"])
-    assert nodes(bundle.folder / "forward.onnx") == 2 * 4
+    bundle = api.export(FIXTURES / name, tmp_path / "bundle", format=["onnx"])
+    assert nodes(bundle.folder / "forward.onnx") == layers
     passes(api.verify(bundle.folder, runtime=["eager", "onnxruntime"]))
     gradients = {spec["name"] for spec in bundle.manifest["programs"]["gradient"]["outputs"]}
-    assert "grad/backbone.layers.0.mixer.dt_proj.bias" in gradients
-    assert "grad/backbone.layers.0.mixer.A_log" in gradients
-    assert not [name for name in gradients if name.endswith(("in_proj.weight", "packed", "absmax"))]
+    assert trained <= {gradient.partition(".")[2] for gradient in gradients}
+    frozen = ("_proj.weight", "packed", "absmax")
+    assert not [gradient for gradient in gradients if gradient.endswith(frozen)]
 
 
-def stored(weight: Tensor, name: str) -> dict[str, Tensor]:
+def stored(weight: Tensor, name: str, quant_type: str = "nf4") -> dict[str, Tensor]:
     """What bitsandbytes saves of a weight that it has quantized once."""
-    packed, absmax = quantize_nf4(weight)
-    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [*weight.shape]}
+    packed, absmax = quantize_4bit(weight, quant_type=quant_type)
+    state = {"quant_type": quant_type, "blocksize": 64, "dtype": "float32"}
+    said = json.dumps({**state, "shape": [*weight.shape]}).encode()
     return {
         name: packed[:, None],
         f"{name}.absmax": absmax,
-        f"{name}.quant_map": torch.tensor(CODE),
-        f"{name}.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()]).byte(),
+        f"{name}.quant_map": torch.tensor(CODES[quant_type]),
+        f"{name}.quant_state.bitsandbytes__{quant_type}": torch.tensor([*said]).byte(),
     }
 
 
@@ -96,7 +106,7 @@ def llama(tmp_path: Path) -> tuple[Path, LlamaForCausalLM]:
         if isinstance(part, nn.Linear) and name != "lm_head":
             weight = tensors.pop(f"{name}.weight")
             tensors |= stored(weight, f"{name}.weight")
-            values = dequantize_nf4(*quantize_nf4(weight), tuple(weight.shape))
+            values = dequantize_4bit(*quantize_4bit(weight), tuple(weight.shape))
             part.weight.data = values
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     edit(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
@@ -131,15 +141,18 @@ def test_the_layers_of_a_gpt2_may_be_such_too(tmp_path: Path) -> None:
     for name, part in expected.named_modules():
         if hasattr(part, "nx"):  # (in, out); bitsandbytes has it the other way around
             weight = tensors.pop(f"{name}.weight").T.contiguous()
-            tensors |= stored(weight, f"{name}.weight")
-            part.weight.data = dequantize_nf4(*quantize_nf4(weight), tuple(weight.shape)).T
+            quant_type = "fp4" if "mlp" in name else "nf4"
+            tensors |= stored(weight, f"{name}.weight", quant_type)
+            found = quantize_4bit(weight, 64, quant_type)
+            part.weight.data = dequantize_4bit(*found, tuple(weight.shape), 64, quant_type).T
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     edit(tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     model, _ = models.from_checkpoint(checkpoint.load(tmp_path))
+    assert {code: len(model.config["settings"][code]) for code in CODES} == {"nf4": 2, "fp4": 2}
     tokens = torch.arange(10)[None]
     with torch.no_grad():
-        found = model.module(tokens)[0]
-        torch.testing.assert_close(found, expected(tokens).logits, rtol=0, atol=1e-5)
+        logits = model.module(tokens)[0]
+        torch.testing.assert_close(logits, expected(tokens).logits, rtol=0, atol=1e-5)
 
 
 def test_half_precision_keeps_the_scales_and_verifies(llama: Llama, tmp_path: Path) -> None:
@@ -202,16 +215,16 @@ NESTED = {
         ),
         ({f"{UP}.quant_state.bitsandbytes__nf4": torch.zeros(9).byte()}, "", CorruptInput, UP),
         (
-            {f"{UP}.quant_state.bitsandbytes__fp4": torch.zeros(9).byte()},
+            {f"{UP}.quant_state.bitsandbytes__af4": torch.zeros(9).byte()},
             "",
             Missing,
-            rf"{UP} is in FP4 .* dequantize\(\), and save_pretrained\(",
+            rf"{UP} is in AF4 .* only four bits, NF4 and FP4, .* dequantize\(\), and save_",
         ),
         (
             {},
             "r_proj",
             Missing,
-            r"self_attn\.r_proj is stored in NF4, and is no linear layer of .* dequantize",
+            r"self_attn\.r_proj is stored in four bits, and is no linear layer of .* dequantize",
         ),
     ],
 )
@@ -223,7 +236,8 @@ def test_what_is_no_such_folder_is_refused(
         models.from_checkpoint(checkpoint.load(llama[0]))
 
 
-def test_what_a_manifest_says_of_layers_is_looked_at(llama: Llama) -> None:
-    settings = {**checkpoint.load(llama[0]).config, "nf4": ["q_proj"]}
+@pytest.mark.parametrize("code", CODES)
+def test_what_a_manifest_says_of_layers_is_looked_at(llama: Llama, code: str) -> None:
+    settings = {**checkpoint.load(llama[0]).config, code: ["q_proj"]}
     with pytest.raises(CorruptInput, match="no block size each"):
         models.build("huggingface", {"settings": settings})
