@@ -43,7 +43,7 @@ static void arrange(float* x, int64_t groups) {
 template <int COUNT>
 FUSEPORT_INLINE void dot(const Problem& p, int64_t at, const float* x, int64_t x_stride,
                          F32::Vector (&sums)[COUNT]) {
-  const __m512 code = _mm512_load_ps(CODES[p.quant_type]);
+  const Code code(p);
   const __m512i firsts = _mm512_slli_epi32(
       _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 3);
   const int64_t block = (int64_t)1 << p.block_shift;
@@ -66,7 +66,7 @@ FUSEPORT_INLINE void dot(const Problem& p, int64_t at, const float* x, int64_t x
     __m512 parts[COUNT];
 #pragma GCC unroll 8
     for (int s = 0; s < OF_LANE; ++s) {
-      const __m512 values = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4 * s), code);
+      const __m512 values = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4 * s), code.all);
 #pragma GCC unroll 8
       for (int r = 0; r < COUNT; ++r) {
         const __m512 left_values = _mm512_loadu_ps(x + r * x_stride + s * F32::LANES);

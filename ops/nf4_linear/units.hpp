@@ -110,9 +110,10 @@ FUSEPORT_INLINE void load_rows(const Rows& rows, int64_t row, int64_t column, in
 template <class F>
 static void tile_of(const Problem& p, int64_t row, int64_t column, int depth, int columns,
                     typename F::Real* tile) {
+  const Code code(p);
   for (int k = 0; k < depth; ++k) {
     typename F::Real* to = tile + k * STRIP;
-    decode<F>(p, (row + k) * p.in + column, columns, to);
+    decode<F>(p, code, (row + k) * p.in + column, columns, to);
     for (int c = columns; c < whole<F>(columns); ++c) to[c] = 0;
   }
 }
@@ -123,12 +124,13 @@ static void transposed_tile_of(const Problem& p, int64_t row, int64_t column, in
                                int columns, typename F::Real* tile) {
   using Real = typename F::Real;
   constexpr int LANES = F::LANES;
+  const Code code(p);
   alignas(64) Real lines[LANES * DEPTH];
   for (int c = 0; c < columns; c += LANES) {
     for (int i = 0; i < LANES; ++i) {
       Real* line = lines + i * DEPTH;
       if (c + i < columns) {
-        decode<F>(p, (column + c + i) * p.in + row, depth, line);
+        decode<F>(p, code, (column + c + i) * p.in + row, depth, line);
       } else {
         memset(line, 0, sizeof *line * DEPTH);
       }
@@ -173,6 +175,7 @@ static void strip_of_few(const Problem& p, const Rows& x, int rows, int64_t colu
   constexpr int LANES = F::LANES, CHAINS = 4;
   constexpr int64_t LINE = DEPTH * STRIP;  // values that a tile holds
   const int64_t stride = p.in > DEPTH ? p.in + DEPTH : DEPTH;
+  const Code code(p);
   memset(s.sums, 0, sizeof(typename F::Real) * rows * STRIP);
   for (int r = 0; r < rows; ++r) {
     typename F::Real* to = s.panel + r * stride;
@@ -184,7 +187,7 @@ static void strip_of_few(const Problem& p, const Rows& x, int rows, int64_t colu
     for (int c = 0; c < columns; c += LANES) {
       Vector sums[FEW][LANES] = {};
       for (int i = 0; i < LANES && c + i < columns; ++i) {
-        decode<F>(p, (column + c + i) * p.in + at, depth, s.tile);
+        decode<F>(p, code, (column + c + i) * p.in + at, depth, s.tile);
         int64_t padded = depth;
         for (; padded % (CHAINS * LANES); ++padded) s.tile[padded] = 0;
         for (int r = 0; r < rows; ++r) {
