@@ -2,15 +2,20 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from subprocess import CompletedProcess
 
+import onnx
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import helper
 from torch import Tensor
 
 from fuseport.ops import register
 from fuseport.ops.nf4_linear import (
+    SPEC,
     dequantize_4bit,
     dequantize_absmax,
     from_bitsandbytes,
@@ -200,3 +205,29 @@ def test_lesser_instruction_sets_are_as_good(
     for isa in ("baseline", "avx2"):
         done = run_python(code, FUSEPORT_ISA=isa)
         assert done.returncode == 0, (isa, done.stderr)
+
+
+def test_a_node_that_says_no_code_is_of_nf4(fused_library: Path) -> None:
+    """As of files from before there were two."""
+    inputs = SPEC.cases[0].make(torch.float32, 0)
+    names = ["x", "packed", "absmax", "bias"]
+    sizes = {name: inputs[name] for name in ("in_features", "block_size")}
+    types = {torch.float32: onnx.TensorProto.FLOAT, torch.uint8: onnx.TensorProto.UINT8}
+    graph = helper.make_graph(
+        [helper.make_node("nf4_linear", names, ["out"], domain="fuseport.ops", **sizes)],
+        "one",
+        [
+            helper.make_tensor_value_info(name, types[inputs[name].dtype], inputs[name].shape)
+            for name in names
+        ],
+        [helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("fuseport.ops", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(fused_library))
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
+    [out] = session.run(None, {name: inputs[name].numpy() for name in names})
+    expected = reference.nf4_linear(*inputs.values())
+    torch.testing.assert_close(torch.from_numpy(out), expected, rtol=1e-5, atol=1e-5)
