@@ -43,14 +43,14 @@ class Recorder:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._runtimes: list[str] = []
+        self._runtimes: dict[str, None] = {}
         self._answers: list[dict[str, Any]] = []
         self._inputs: dict[str, str] = {}
 
     def expect(self, runtimes: Iterable[str]) -> None:
         """Whose answers come, in the order in which they are to be kept: those that run at once
         answer in any."""
-        self._runtimes = list(runtimes)
+        self._runtimes = dict.fromkeys(runtimes)
 
     def keep(self, answer: Answer, sample: Sample) -> None:
         """Copy an answer's tensors, and note what they are of.
@@ -67,6 +67,7 @@ class Recorder:
             digest = hash_file(self._folder / name)
             files[str(call)] = {"file": name, "sha256": digest}
         job = answer.job
+        self._runtimes.setdefault(job.runtime)
         if job.case not in self._inputs:
             self._inputs[job.case] = _inputs_sha256(sample)
         self._answers.append(
@@ -86,7 +87,8 @@ class Recorder:
 
     def content(self) -> dict[str, Any]:
         """What is known of the answers and of their inputs."""
-        answers = sorted(self._answers, key=lambda a: self._runtimes.index(a["runtime"]))
+        order = list(self._runtimes)
+        answers = sorted(self._answers, key=lambda answer: order.index(answer["runtime"]))
         return {"inputs": self._inputs, "answers": answers}
 
 
