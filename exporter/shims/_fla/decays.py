@@ -133,6 +133,58 @@ def gla(
     return out, state.mT if turned else state
 
 
+def rwkv6(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> _Pair:
+    """RWKV-6's mixer, o_t = r_tᵀ(S_{t-1} + (u ∘ k_t) v_tᵀ) with S_t = exp(w_t)·S_{t-1} + k_t v_tᵀ.
+
+    Source: B. Peng et al., "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic
+    Recurrence", 2024, of Finch.
+
+    Args:
+        r: (b, l, H, K).
+        k: (b, l, H, K).
+        v: (b, l, H, V).
+        w: (b, l, H, K), the decay's logarithm.
+        u: (H, K), of the step itself.
+        scale: of r; K**-0.5 for None.
+        initial_state: (b, H, K, V).
+    """
+    query, value = _scaled(r, scale), v.to(wide(v))
+    # With a step of nothing at the front, each finds the state before it, and one more the last.
+    key, added, decay = (F.pad(t, (0, 0, 0, 0, 1, 0)) for t in (k, value, w))
+    read = F.pad(query, (0, 0, 0, 0, 0, 1))
+    out, state = _of_reflections(read, key, added, decay, initial_state)
+    out = out[:, :-1] + (query * u * k).sum(-1, keepdim=True) * value
+    return out.to(v.dtype), state if output_final_state else None
+
+
+def hgrn(
+    x: Tensor,
+    g: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> _Pair:
+    """HGRN's mixer, h_t = exp(g_t)·h_{t-1} + x_t, each channel by itself: a head of one number.
+
+    Args:
+        x: (b, l, d).
+        g: (b, l, d), the decay's logarithm.
+        initial_state: (b, d).
+    """
+    one, state = torch.ones_like(x).unsqueeze(3), initial_state
+    state = None if state is None else state[:, :, None, None]
+    out, last = _of_reflections(one, one, x.unsqueeze(3), g.unsqueeze(3), state)
+    return out.squeeze(3), last[:, :, 0, 0] if output_final_state else None
+
+
 def _of_reflections(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -228,5 +280,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{f"{way}_simple_gla": simple_gla for way in (*_WAYS, "fused_chunk", "parallel")},
     **{f"{way}_retention": retention for way in (*_WAYS, "fused_chunk", "parallel")},
     **{f"{way}_lightning_attn": lightning for way in _WAYS},
+    **{f"{way}_rwkv6": rwkv6 for way in _WAYS},
+    **{f"{way}_hgrn": hgrn for way in _WAYS},
     "normalize_with_z_state": divided_by_keys,
 }
