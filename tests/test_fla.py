@@ -23,18 +23,16 @@ with shims.installed():
     import fla.layers
     from fla import models, ops
     from fla.modules import convolution
-    from fla.ops import gated_delta_product, gated_delta_rule, hgrn, kda, lightning_attn, simple_gla
+    from fla.ops import gated_delta_product, gated_delta_rule, kda, lightning_attn, simple_gla
     from fla.ops.delta_rule.naive import delta_rule_recurrence
     from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product
     from fla.ops.gated_delta_rule.gate import fused_gdn_gate, naive_gdn_gate
     from fla.ops.gla.naive import naive_recurrent_gla
     from fla.ops.gsa import chunk_gsa
-    from fla.ops.hgrn.naive import naive_recurrent_hgrn
     from fla.ops.kda.gate import fused_kda_gate, naive_kda_gate, naive_kda_lowerbound_gate
     from fla.ops.kda.naive import naive_recurrent_kda
     from fla.ops.linear_attn.naive import naive_recurrent_linear_attn
     from fla.ops.retention.naive import naive_retention
-    from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
     from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
 
     LOADED = {name: module for name, module in sys.modules.items() if name.startswith("fla.")}
@@ -224,42 +222,6 @@ def test_linear_attention_whose_key_channels_decay(way: str) -> None:
     agree(ours, theirs, decay=rand(B, L, H, K), **given)
 
 
-@pytest.mark.parametrize("way", ["chunk", "fused_recurrent"])
-@pytest.mark.parametrize("started", [True, False])
-def test_rwkv_6(way: str, started: bool) -> None:
-    function = getattr(ops, f"{way}_rwkv6")
-
-    def ours(decay: Tensor, **given: Any) -> Any:
-        return function(**given, w=-decay.exp(), output_final_state=True)
-
-    def theirs(r: Tensor, decay: Tensor, initial_state: Tensor | None = None, **given: Any) -> Any:
-        turned = {"q": r, "w": -decay.exp(), **given}
-        turned = {n: t if n == "u" else t.transpose(1, 2) for n, t in turned.items()}
-        state = {"initial_state": initial_state, "output_final_state": True}
-        out, last = naive_recurrent_rwkv6(**turned, **state)
-        return out.transpose(1, 2), last
-
-    given = mixer()
-    given["r"] = given.pop("q")
-    if not started:
-        del given["initial_state"]
-    agree(ours, theirs, decay=rand(B, L, H, K), u=rand(H, K), **given)
-
-
-@pytest.mark.parametrize("way", ["chunk", "fused_recurrent"])
-@pytest.mark.parametrize("started", [True, False])
-def test_hgrn(way: str, started: bool) -> None:
-    function = getattr(hgrn, f"{way}_hgrn")
-    given = {"x": rand(B, L, K), "g": rand(B, L, K)}
-    if started:
-        given["initial_state"] = rand(B, K)
-
-    def called(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda g, **given: function(**given, g=F.logsigmoid(g), output_final_state=True)
-
-    agree(called(function), called(naive_recurrent_hgrn), **given)
-
-
 @pytest.mark.parametrize("name", ["chunk_simple_gla", "fused_recurrent_simple_gla", "chunk_gla"])
 def test_states_the_other_way_round(name: str) -> None:
     function = getattr(ops, name)
@@ -277,41 +239,6 @@ def test_states_the_other_way_round(name: str) -> None:
     agree(
         lambda **given: ours(**given, **decay), lambda **given: theirs(**given, **decay), **mixer()
     )
-
-
-@pytest.mark.parametrize("keys", ["even", "small", "one channel"])
-@pytest.mark.parametrize("name", ["chunk_gla", "chunk_simple_gla"])
-def test_reflections_round_as_a_loop_does(name: str, keys: str) -> None:
-    """Also where most keys are small, or one channel is large: the gradient of k loses first."""
-    torch.manual_seed(0)
-    shape = (1, 256, 2, 8)
-    q, k, v = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
-    if keys == "small":
-        k[:, ::2] *= 1e-3
-    if keys == "one channel":
-        k[..., 0] *= 100
-        q[..., 0] = 0
-    decay = F.logsigmoid(torch.randn(shape[: 3 if "simple" in name else 4]).double()) / 16
-
-    def loop(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor]:
-        state, out = torch.zeros((), dtype=q.dtype), []
-        for t in range(q.shape[1]):
-            kept = (g[:, t, :, None] if g.dim() == 3 else g[:, t]).exp()
-            state = state * kept[..., None] + k[:, t, :, :, None] * v[:, t, :, None]
-            out.append((q[:, t, :, :, None] * q.shape[3] ** -0.5 * state).sum(-2))
-        return (torch.stack(out, 1),)
-
-    def results(function: Callable[..., Any], dtype: torch.dtype) -> list[Tensor]:
-        given = [t.to(dtype).requires_grad_() for t in (q, k, v, decay)]
-        out = function(*given)[0]
-        return [out, *torch.autograd.grad(out, given, torch.ones_like(out))]
-
-    truth = results(loop, torch.float64)
-    ours, theirs = (
-        [float((t - exact).detach().abs().max()) for t, exact in zip(found, truth, strict=True)]
-        for found in (results(getattr(ops, name), torch.float32), results(loop, torch.float32))
-    )
-    assert all(a < 4 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
 
 
 def test_several_keys_at_each_step() -> None:
