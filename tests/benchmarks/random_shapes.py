@@ -48,6 +48,7 @@ from fuseport.ops.deform_conv2d.cases import _Shape as DeformConvShape
 from fuseport.ops.gated_delta_rule.cases import _Shape as DeltaShape
 from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
 from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
+from fuseport.ops.nf4_linear.storage import QUANT_TYPES
 from fuseport.ops.rms_norm.cases import NormShape
 from fuseport.ops.rotary_embedding.cases import _Shape as RotaryShape
 from fuseport.ops.selective_scan.cases import _Shape as ScanShape
@@ -269,7 +270,8 @@ def _correlation(r: Source) -> tuple[str, Any]:
 
 def _linear(r: Source) -> tuple[str, Any]:
     block = 2 ** r.randrange(4, 9)
-    return "nf4_linear", LinearShape((size(r, 70),), size(r, 600), size(r, 200), block)
+    code = r.choice(QUANT_TYPES)
+    return "nf4_linear", LinearShape((size(r, 70),), size(r, 600), size(r, 200), block, code)
 
 
 def _image(r: Source, walks: bool) -> ImageShape:
