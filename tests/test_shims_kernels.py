@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fuseport.exporter.shims import _splatting, _windows
-from fuseport.exporter.shims._cuda_parser import NotUnderstood
-from fuseport.exporter.shims._cuda_text import Pointer, launch
+from fuseport.exporter.shims._raw_kernels import splatting, windows
+from fuseport.exporter.shims._raw_kernels.parser import NotUnderstood
+from fuseport.exporter.shims._raw_kernels.text import Pointer, launch
 from fuseport.tests.test_shims_correlation import at, drawn
 
 
@@ -127,9 +127,9 @@ def test_cost_volumes_of_differences() -> None:
     for b, d, y, x in np.ndindex(*expected.shape):
         there = at(two[b].numpy(), y + d // 5 - 2, x + d % 5 - 2)
         expected[b, d, y, x] = np.abs(one[b, :, y, x].numpy() - there).mean()
-    torch.testing.assert_close(_splatting.absolute_differences(one, two, 25), expected)
+    torch.testing.assert_close(splatting.absolute_differences(one, two, 25), expected)
     x = torch.zeros(1, 1, 1, 1, requires_grad=True)
-    _splatting.absolute_differences(x, torch.zeros(1, 1, 1, 1), 9).sum().backward()
+    splatting.absolute_differences(x, torch.zeros(1, 1, 1, 1), 9).sum().backward()
     assert x.grad == 9  # to the right of 0, as kernels have it
 
 
@@ -138,7 +138,7 @@ def test_adaptive_separable_convolution() -> None:
     expected = torch.zeros(2, 3, 4, 5, dtype=torch.float64)
     for b, c, i, j in np.ndindex(*expected.shape):
         expected[b, c, i, j] = v[b, :, i, j] @ x[b, c, i : i + 3, j : j + 2] @ h[b, :, i, j]
-    torch.testing.assert_close(_splatting.adaptive_sums(x, v, h), expected)
+    torch.testing.assert_close(splatting.adaptive_sums(x, v, h), expected)
 
 
 def test_adaptive_collaboration_of_flows() -> None:
@@ -156,12 +156,10 @@ def test_adaptive_collaboration_of_flows() -> None:
                 place.append(min(max(start + trunc(by) + after, 0), size - 1))
                 weight *= by - trunc(by) if after else 1 - (by - trunc(by))
             expected[0, c, i, j] += weight * x[0, c, *place]
-    torch.testing.assert_close(_windows.resampled(x, w, down, right, 2), expected)
+    torch.testing.assert_close(windows.resampled(x, w, down, right, 2), expected)
     leaves = [t.requires_grad_() for t in (w, down, right)]
-    assert torch.autograd.gradcheck(lambda *t: _windows.resampled(x, *t, 2), leaves, fast_mode=True)
-    assert not _windows.resampled(
-        x.requires_grad_(), *(t.detach() for t in leaves), 2
-    ).requires_grad
+    assert torch.autograd.gradcheck(lambda *t: windows.resampled(x, *t, 2), leaves, fast_mode=True)
+    assert not windows.resampled(x.requires_grad_(), *(t.detach() for t in leaves), 2).requires_grad
 
 
 OPTIONS = [((3, 3), (1, 1), (1, 1), (1, 1)), ((3, 2), (2, 1), (2, 0), (1, 2))]
@@ -195,25 +193,25 @@ def test_sums_and_differences_over_windows(options: tuple[Any, ...], mode: str) 
             involved[b, c, i, j] += w[b, 1, c // 2, k, i, j] * there[c]
         difference = at(y[b].numpy(), *middle) - there
         differences[b, :, k, i, j] = torch.from_numpy(difference)
-    found = _windows.aggregated(x, w, *options, mode=mode)
+    found = windows.aggregated(x, w, *options, mode=mode)
     torch.testing.assert_close(found, sums.flatten(1, 2))
     one_head = w[:, 0].flatten(3)
-    torch.testing.assert_close(_windows.aggregated(x, one_head, *options, mode=mode), sums[:, 0])
-    found = _windows.subtracted(y, x, *options, mode=mode)
+    torch.testing.assert_close(windows.aggregated(x, one_head, *options, mode=mode), sums[:, 0])
+    found = windows.subtracted(y, x, *options, mode=mode)
     torch.testing.assert_close(found, differences.flatten(3))
     if mode == "constant":
         groups = w[:, 1].unflatten(2, (kh, kw))
-        torch.testing.assert_close(_windows.involved(x, groups, *options[1:]), involved)
+        torch.testing.assert_close(windows.involved(x, groups, *options[1:]), involved)
 
 
 def test_halves_are_computed_in_float32() -> None:
     x = torch.full((1, 4, 2, 2), 300.0).half()
-    assert (_splatting.local_correlation(x, x, 9)[:, 4] == 90000).all()
+    assert (splatting.local_correlation(x, x, 9)[:, 4] == 90000).all()
 
 
 def test_a_pixel_is_shared_by_the_four_that_it_flows_between() -> None:
     x, flow = torch.zeros(1, 1, 3, 3), torch.zeros(1, 2, 3, 3)
     x[0, 0, 1, 1] = 1
     flow[0, :, 1, 1] = torch.tensor([-0.25, 0.5])
-    found = _splatting.splatted(x, flow)[0, 0]
+    found = splatting.splatted(x, flow)[0, 0]
     assert found.tolist() == [[0, 0, 0], [0.125, 0.375, 0], [0.125, 0.375, 0]]

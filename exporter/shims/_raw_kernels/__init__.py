@@ -4,7 +4,7 @@ A launch passes addresses, so that nothing of it could be traced. Of a file that
 stand-in, an autograd function whose forward names a known kernel gets another `apply`, which
 computes the same in torch. That it is the same is not taken from the name: before the first call,
 the function itself runs on a few small arrays, its forward and its backward, with the texts of its
-kernels interpreted (`_cuda_text`), and results and gradients have to agree.
+kernels interpreted (`text`), and results and gradients have to agree.
 """
 
 import inspect
@@ -22,10 +22,10 @@ from torch.autograd import Function
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseport.exporter.shims._cuda import is_there
-from fuseport.exporter.shims._cuda_parser import NotUnderstood
-from fuseport.exporter.shims._cuda_text import Pointer, launch
 from fuseport.exporter.shims._cupy import RawKernel, launched
-from fuseport.exporter.shims._known_kernels import KNOWN, Form, Known
+from fuseport.exporter.shims._raw_kernels.known import KNOWN, Form, Known
+from fuseport.exporter.shims._raw_kernels.parser import NotUnderstood
+from fuseport.exporter.shims._raw_kernels.text import Pointer, launch
 
 __all__ = ["computed"]
 

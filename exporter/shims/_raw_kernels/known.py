@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fuseport.exporter.shims import _splatting, _windows
+from fuseport.exporter.shims._raw_kernels import splatting, windows
 
 __all__ = ["KNOWN", "Form", "Known"]
 
@@ -72,7 +72,7 @@ def _sizes(*options: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]
     for number in range(2):
         image, count = [], []
         for axis, (kernel, stride, pad, dilation) in enumerate(
-            zip(*map(_windows.pair, options), strict=True)
+            zip(*map(windows.pair, options), strict=True)
         ):
             extent = dilation * (kernel - 1) + 1
             image.append(max(extent, pad + 2, 3) + axis + 4 * number)
@@ -90,7 +90,7 @@ def _involutions(x: Any, weight: Any, *options: Any) -> list[Shapes]:
 
 def _aggregations(x: int, weight: int, *options: Any) -> list[Shapes]:
     images, counts = _sizes(*options)
-    kh, kw = _windows.pair(options[0])
+    kh, kw = windows.pair(options[0])
     return [
         (
             (2, 6, *image),
@@ -109,15 +109,15 @@ def _subtractions_of_two(x: Any, y: Any, *options: Any) -> list[Shapes]:
 
 
 def _differences(mode: str) -> Callable[[int], Form]:
-    return lambda _: lambda x, *options: _windows.subtracted(x, x, *options, mode=mode)
+    return lambda _: lambda x, *options: windows.subtracted(x, x, *options, mode=mode)
 
 
 def _differences_of_two(mode: str) -> Callable[[int], Form]:
-    return lambda _: lambda x, y, *options: _windows.subtracted(x, y, *options, mode=mode)
+    return lambda _: lambda x, y, *options: windows.subtracted(x, y, *options, mode=mode)
 
 
 def _sums(mode: str) -> Callable[[int], Form]:
-    return lambda _: lambda x, weight, *options: _windows.aggregated(x, weight, *options, mode=mode)
+    return lambda _: lambda x, weight, *options: windows.aggregated(x, weight, *options, mode=mode)
 
 
 KNOWN = (
@@ -126,29 +126,29 @@ KNOWN = (
         _named("correlation"),
         _pairs,
         lambda count: (
-            lambda one, two, *stride: _splatting.local_correlation(one, two, count, *stride)
+            lambda one, two, *stride: splatting.local_correlation(one, two, count, *stride)
         ),
     ),
     Known(
         "a cost volume of absolute differences",
         _named("costvol"),
         _pairs,
-        lambda count: lambda one, two: _splatting.absolute_differences(one, two, count),
+        lambda count: lambda one, two: splatting.absolute_differences(one, two, count),
     ),
-    Known("summation splatting", _named("softsplat"), _splats, lambda count: _splatting.splatted),
+    Known("summation splatting", _named("softsplat"), _splats, lambda count: splatting.splatted),
     Known(
         "adaptive separable convolution",
         _named("sepconv|separableconvolution"),
         _filters,
-        lambda count: _splatting.adaptive_sums,
+        lambda count: splatting.adaptive_sums,
     ),
     Known(
         "AdaCoF's adaptive collaboration of flows",
         _named("adacof"),
         _resamples,
-        lambda count: _windows.resampled,
+        lambda count: windows.resampled,
     ),
-    Known("involution", _named("involution"), _involutions, lambda count: _windows.involved),
+    Known("involution", _named("involution"), _involutions, lambda count: windows.involved),
     Known("aggregation", _named("aggregation_zeropad"), _aggregations, _sums("constant")),
     Known("aggregation", _named("aggregation_refpad"), _aggregations, _sums("reflect")),
     Known("subtraction", _named("subtraction_zeropad"), _subtractions, _differences("constant")),

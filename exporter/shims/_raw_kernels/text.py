@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from fuseport.exporter.shims._cuda_parser import NotUnderstood, translated
+from fuseport.exporter.shims._raw_kernels.parser import NotUnderstood, translated
 
 __all__ = ["Pointer", "launch"]
 
