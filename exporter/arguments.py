@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.models._forward import flat
 from fuseport.exporter.models.given import (
     Dynamic,
     Given,
     checked,
+    flat,
     parse_dynamic,
     parse_sizes,
     read_given,
@@ -109,8 +108,7 @@ def given_of(examples: Examples | None) -> Given | None:
     if not isinstance(examples, Mapping):
         raise UsageError(f"given: tensors by name, or a safetensors file, not a {_type(examples)}")
     values = {}
-    named = (flat(name, value) for name, value in examples.items())
-    for name, value in chain.from_iterable(some.items() for some in named):
+    for name, value in flat(examples).items():
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         if not isinstance(tensor, Tensor):
             raise UsageError(f"given: {name} is a {_type(value)}, which is no tensor")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fuseport.exporter import api
 from fuseport.exporter.arguments import given_of
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.models._forward import Fields, flat, ordered
-from fuseport.exporter.models.given import parse_dynamic
+from fuseport.exporter.models._forward import Fields, ordered
+from fuseport.exporter.models.given import flat, parse_dynamic
 from fuseport.exporter.models.user import parse_inputs
 
 NET = """
@@ -157,8 +157,8 @@ def test_names_that_lead_nowhere_are_refused(names: list[str], said: str) -> Non
 
 def test_names_are_of_mappings_and_sequences_alone() -> None:
     x = torch.ones(1)
-    assert flat("a", x) == {"a": x}
-    assert flat("a", {"b": [x, (x,)], 3: x}) == {"a.b.0": x, "a.b.1.0": x, "a.3": x}
+    assert flat({"a": x}) == {"a": x}
+    assert flat({"a": {"b": [x, (x,)], 3: x}}) == {"a.b.0": x, "a.b.1.0": x, "a.3": x}
     assert parse_dynamic(["a.b.0:{0:n}"]) == {"a.b.0": {0: "n"}}
     for text in ("a.:[1]", ".a:[1]", "a..b:[1]", "class.a:[1]", "self.a:[1]"):
         with pytest.raises(UsageError, match="--input-shapes"):

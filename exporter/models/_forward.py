@@ -11,7 +11,7 @@ from torch import nn
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.program import argument_names
 
-__all__ = ["Fields", "flat", "ordered", "rewrap", "takes"]
+__all__ = ["Fields", "ordered", "rewrap", "takes"]
 
 Function = Callable[..., Any]
 
@@ -112,17 +112,6 @@ def _leading(unknown: Sequence[str], missing: Sequence[str]) -> str:
     return f"; if {one} is a mapping that has these, name them {names}"
 
 
-def flat(name: str, value: Any) -> dict[str, Any]:
-    """A value under dotted names: of mappings what is in them by key, of sequences by place."""
-    if isinstance(value, Mapping):
-        pairs: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list | tuple):
-        pairs = enumerate(value)
-    else:
-        return {name: value}
-    return {k: v for key, part in pairs for k, v in flat(f"{name}.{key}", part).items()}
-
-
 def _trees(names: Sequence[str], place: str) -> dict[str, Tree]:
     """By the first part of their names, what arguments are made of."""
     found: dict[str, Tree] = {}
@@ -136,19 +125,22 @@ def _trees(names: Sequence[str], place: str) -> dict[str, Tree]:
         if last in at:
             raise UsageError(f"{place}{name} is a tensor, and others lead into it")
         at[last] = name
-    for name in names:
-        root = name.partition(".")[0]
-        _check_places(found[root], root, place)
+    for root, tree in found.items():
+        _check_places(tree, root, place)
     return found
 
 
 def _check_places(tree: Tree, name: str, place: str) -> None:
     if isinstance(tree, str):
         return
-    if all(key.isdecimal() for key in tree) and set(tree) != set(map(str, range(len(tree)))):
+    if _is_tuple(tree) and set(tree) != set(map(str, range(len(tree)))):
         raise UsageError(f"{place}{name} has {', '.join(tree)}: give all, from {name}.0 on")
     for key, part in tree.items():
         _check_places(part, f"{name}.{key}", place)
+
+
+def _is_tuple(tree: Mapping[str, Tree]) -> bool:
+    return all(key.isdecimal() for key in tree)
 
 
 def _leaves(trees: Mapping[str, Tree]) -> Iterable[str]:
@@ -163,7 +155,7 @@ def _filled(tree: Tree, values: Mapping[str, Any]) -> Any:
     """An argument, made of values."""
     if isinstance(tree, str):
         return values[tree]
-    if all(key.isdecimal() for key in tree):
+    if _is_tuple(tree):
         return tuple(_filled(tree[str(place)], values) for place in range(len(tree)))
     return Fields({key: _filled(part, values) for key, part in tree.items()})
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ __all__ = [
     "Given",
     "checked",
     "fitted",
+    "flat",
     "named",
     "parse_dynamic",
     "parse_sizes",
@@ -75,6 +77,23 @@ def checked(given: Given) -> Given:
         if not tensor.numel():
             raise UsageError(f"{place}: {name} is of shape {tuple(tensor.shape)}: empty")
     return given
+
+
+def flat(values: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
+    """The same without containers: what is in mappings and sequences by dotted names.
+
+    Args:
+        values: by name.
+        before: what these names begin with.
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        if isinstance(inner, Mapping):
+            found |= flat(inner, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = value
+    return found
 
 
 def undefined(given: Given) -> list[str]:

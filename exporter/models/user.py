@@ -22,11 +22,11 @@ from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.models import _bitsandbytes as bitsandbytes
 from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import huggingface
-from fuseport.exporter.models._forward import flat, ordered
+from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._inputs import kept, with_inputs
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models._views import renew
-from fuseport.exporter.models.given import Given, specs_of
+from fuseport.exporter.models.given import Given, flat, specs_of
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.models.weights import some
 from fuseport.exporter.program import TensorSpec, one_line
@@ -277,7 +277,7 @@ def _from_example(code: str, module: nn.Module) -> tuple[TensorSpec, ...]:
         example = {
             names[i] if i < len(names) else f"input_{i}": tensor for i, tensor in enumerate(tensors)
         }
-    example = {k: v for name, value in example.items() for k, v in flat(name, value).items()}
+    example = flat(example)
     others = [name for name, value in example.items() if not isinstance(value, Tensor)]
     if others:
         raise UsageError(
