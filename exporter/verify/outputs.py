@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,13 @@ class Recorder:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._runtimes: dict[str, None] = {}
-        self._answers: list[dict[str, Any]] = []
+        self._answers: dict[str, list[dict[str, Any]]] = {}
         self._inputs: dict[str, str] = {}
 
     def expect(self, runtimes: Iterable[str]) -> None:
         """Whose answers come, in the order in which they are to be kept: those that run at once
         answer in any."""
-        self._runtimes = dict.fromkeys(runtimes)
+        self._answers = {name: [] for name in runtimes}
 
     def keep(self, answer: Answer, sample: Sample) -> None:
         """Copy an answer's tensors, and note what they are of.
@@ -61,16 +61,16 @@ class Recorder:
         if self._folder is None:
             return
         files: dict[str, dict[str, Any]] = {}
+        number = sum(map(len, self._answers.values()))
         for call, path in (answer.calls or {}).items():
-            name = f"{len(self._answers)}.{call}.safetensors"
+            name = f"{number}.{call}.safetensors"
             shutil.copyfile(path, self._folder / name)
             digest = hash_file(self._folder / name)
             files[str(call)] = {"file": name, "sha256": digest}
         job = answer.job
-        self._runtimes.setdefault(job.runtime)
         if job.case not in self._inputs:
             self._inputs[job.case] = _inputs_sha256(sample)
-        self._answers.append(
+        self._answers.setdefault(job.runtime, []).append(
             {
                 "runtime": job.runtime,
                 "artifact": job.artifact.name,
@@ -87,9 +87,7 @@ class Recorder:
 
     def content(self) -> dict[str, Any]:
         """What is known of the answers and of their inputs."""
-        order = list(self._runtimes)
-        answers = sorted(self._answers, key=lambda answer: order.index(answer["runtime"]))
-        return {"inputs": self._inputs, "answers": answers}
+        return {"inputs": self._inputs, "answers": [*chain.from_iterable(self._answers.values())]}
 
 
 @contextmanager
