@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # torch takes seconds to load
     from torch.overrides import TorchFunctionMode
 
-__all__ = ["MOVES", "is_there", "none_moves", "of_cpu_allowed", "said_beside"]
+__all__ = ["MOVES", "is_there", "none_moves", "of_cpu_allowed", "replaced", "said_beside"]
 
 MOVES = "torch.cuda"
 """The name of a stand-in for the device: what is moved there stays."""
@@ -61,11 +61,8 @@ def of_cpu_allowed() -> Iterator[None]:
         def __exit__(self, *raised: Any) -> Any:
             return super().__exit__(*raised) if self._guards else False
 
-    torch.cuda.device = device  # type: ignore[misc]
-    try:
+    with replaced(torch.cuda, device=device):
         yield
-    finally:
-        torch.cuda.device = real  # type: ignore[misc]
 
 
 @contextmanager
@@ -76,20 +73,28 @@ def said_beside(stand_ins: Collection[Any]) -> Iterator[None]:
     import torch
 
     before = torch.Tensor.is_cuda
-    replaced = "is_cuda" in vars(torch.Tensor)
 
     def is_cuda(tensor: torch.Tensor) -> bool:
         on_cuda: bool = before.__get__(tensor)  # type: ignore[attr-defined]  # a descriptor
         return on_cuda or _names_one(sys._getframe(1), stand_ins)
 
-    torch.Tensor.is_cuda = property(is_cuda)  # type: ignore[assignment]
+    with replaced(torch.Tensor, is_cuda=property(is_cuda)):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """For the time of the context, other attributes."""
+    before = {name: value for name, value in vars(owner).items() if name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        if replaced:
-            torch.Tensor.is_cuda = before
-        else:
-            del torch.Tensor.is_cuda
+        for name in values:
+            delattr(owner, name)
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def _names_one(frame: FrameType, stand_ins: Collection[Any]) -> bool:

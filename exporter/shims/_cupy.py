@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from fuseport.exporter.shims import _placeholder
+
 __all__ = ["Placeholder", "RawKernel", "RawModule", "launched", "memoize"]
 
 Launch = Callable[[str, str, Sequence[int], Sequence[int], Sequence[Any], int], None]
@@ -82,20 +84,8 @@ def memoize(*args: Any, **options: Any) -> Callable[[Any], Any]:
     return lambda function: function
 
 
-class Placeholder:
-    """Something of CuPy's that code may name and look into, not call.
-
-    Args:
-        name: in full, for messages.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> "Placeholder":
-        if name.startswith("__"):
-            raise AttributeError(f"{self._name} has no attribute {name!r}")
-        return Placeholder(f"{self._name}.{name}")
+class Placeholder(_placeholder.Placeholder):
+    """Something of CuPy's that code may name and look into, not call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
@@ -103,6 +93,3 @@ class Placeholder:
             "be made and nothing is computed: CuPy runs on GPUs only, and no exported format holds "
             "what it does"
         )
-
-    def __repr__(self) -> str:
-        return f"<stand-in of {self._name}>"

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fuseport.exporter.shims import SHIMS
+from fuseport.exporter.shims import SHIMS, _placeholder
 from fuseport.exporter.shims._overlay import OVERLAID
 
 __all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]
@@ -134,21 +134,9 @@ class _Base:
     """What classes derive from where they derive from any other class of Triton's."""
 
 
-class Placeholder:
+class Placeholder(_placeholder.Placeholder):
     """Something of triton's that code may name, annotate with, decorate by, derive from and look
-    into.
-
-    Args:
-        name: in full, for messages.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> "Placeholder":
-        if name.startswith("__"):
-            raise AttributeError(f"{self._name} has no attribute {name!r}")
-        return Placeholder(f"{self._name}.{name}")
+    into."""
 
     def __getitem__(self, item: Any) -> "Placeholder":
         return self
@@ -166,6 +154,3 @@ class Placeholder:
             f"{self._name} was called, but Triton here is fuseport's stand-in: it runs on GPUs "
             "only, and no exported format holds a Triton kernel"
         )
-
-    def __repr__(self) -> str:
-        return f"<stand-in of {self._name}>"

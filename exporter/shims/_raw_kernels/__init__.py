@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuseport.exporter.shims._cuda import is_there
+from fuseport.exporter.shims._cuda import is_there, replaced
 from fuseport.exporter.shims._cupy import RawKernel, launched
 from fuseport.exporter.shims._raw_kernels.known import KNOWN, Form, Known
 from fuseport.exporter.shims._raw_kernels.parser import NotUnderstood
@@ -60,7 +60,7 @@ def computed(beside: list[Any]) -> Iterator[None]:
         for name, answer in (("current_stream", _STREAM), ("get_device_name", "none"))
     }
     hook = {"__init_subclass__": classmethod(init_subclass)}
-    with _replaced(Function, **hook), _replaced(torch.cuda, **answers):
+    with replaced(Function, **hook), replaced(torch.cuda, **answers):
         yield
 
 
@@ -277,8 +277,8 @@ def _interpreted() -> Iterator[None]:
         for name, dtype in (("Half", torch.float16), ("Float", torch.float32))
     }
     with (
-        _replaced(Tensor, data_ptr=address, is_cuda=property(lambda tensor: True)),
-        _replaced(
+        replaced(Tensor, data_ptr=address, is_cuda=property(lambda tensor: True)),
+        replaced(
             torch.cuda,
             current_stream=lambda *device: _STREAM,
             get_device_name=lambda *device: "none",
@@ -287,21 +287,6 @@ def _interpreted() -> Iterator[None]:
         launched(run),
     ):
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """For the time of the context, other attributes."""
-    before = {name: value for name, value in vars(owner).items() if name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name in values:
-            delattr(owner, name)
-        for name, value in before.items():
-            setattr(owner, name, value)
 
 
 class _Kind(type):

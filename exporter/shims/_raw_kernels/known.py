@@ -68,18 +68,16 @@ def _sizes(*options: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]
     Args:
         options: kernel_size, stride, padding and dilation.
     """
-    images, counts = [], []
+    images = []
     for number in range(2):
-        image, count = [], []
-        for axis, (kernel, stride, pad, dilation) in enumerate(
-            zip(*map(windows.pair, options), strict=True)
-        ):
-            extent = dilation * (kernel - 1) + 1
-            image.append(max(extent, pad + 2, 3) + axis + 4 * number)
-            count.append((image[-1] + 2 * pad - extent) // stride + 1)
-        images.append((image[0], image[1]))
-        counts.append((count[0], count[1]))
-    return images, counts
+        down, right = (
+            max(dilation * (kernel - 1) + 1, pad + 2, 3) + axis + 4 * number
+            for axis, (kernel, _, pad, dilation) in enumerate(
+                zip(*map(windows.pair, options), strict=True)
+            )
+        )
+        images.append((down, right))
+    return images, [windows.counts(image, *options) for image in images]
 
 
 def _involutions(x: Any, weight: Any, *options: Any) -> list[Shapes]:
@@ -120,6 +118,13 @@ def _sums(mode: str) -> Callable[[int], Form]:
     return lambda _: lambda x, weight, *options: windows.aggregated(x, weight, *options, mode=mode)
 
 
+_OF_WINDOWS = (
+    ("aggregation", "aggregation", _aggregations, _sums),
+    ("subtraction", "subtraction", _subtractions, _differences),
+    ("subtraction of two", "subtraction2", _subtractions_of_two, _differences_of_two),
+)
+"""With what is outside an image 0, or reflected."""
+
 KNOWN = (
     Known(
         "the local correlation of PWC-Net",
@@ -149,20 +154,9 @@ KNOWN = (
         lambda count: windows.resampled,
     ),
     Known("involution", _named("involution"), _involutions, lambda count: windows.involved),
-    Known("aggregation", _named("aggregation_zeropad"), _aggregations, _sums("constant")),
-    Known("aggregation", _named("aggregation_refpad"), _aggregations, _sums("reflect")),
-    Known("subtraction", _named("subtraction_zeropad"), _subtractions, _differences("constant")),
-    Known("subtraction", _named("subtraction_refpad"), _subtractions, _differences("reflect")),
-    Known(
-        "subtraction of two",
-        _named("subtraction2_zeropad"),
-        _subtractions_of_two,
-        _differences_of_two("constant"),
-    ),
-    Known(
-        "subtraction of two",
-        _named("subtraction2_refpad"),
-        _subtractions_of_two,
-        _differences_of_two("reflect"),
+    *(
+        Known(what, _named(f"{name}_{pad}"), shapes, form(mode))
+        for what, name, shapes, form in _OF_WINDOWS
+        for pad, mode in (("zeropad", "constant"), ("refpad", "reflect"))
     ),
 )

@@ -1,12 +1,12 @@
 """Sums and differences over windows of an image with weights of each place's own, in torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["aggregated", "involved", "pair", "resampled", "subtracted"]
+__all__ = ["aggregated", "counts", "involved", "pair", "resampled", "subtracted"]
 
 Pair = int | tuple[int, int]
 
@@ -55,16 +55,10 @@ def aggregated(
         mode: what is outside, `constant` for 0, or `reflect`.
     """
     batch, channels, *size = x.shape
-    kh, kw = kernel = pair(kernel_size)
-    out = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, p, d, k, s in zip(
-            size, pair(padding), pair(dilation), kernel, pair(stride), strict=True
-        )
-    ]
+    kernel, out = pair(kernel_size), counts(size, kernel_size, stride, padding, dilation)
     if weight.dim() == 4:
-        weight = weight.reshape(batch, 1, -1, kh * kw, *out)
-    places = _places(_padded(x, padding, mode), kernel, stride, dilation, (out[0], out[1]))
+        weight = weight.reshape(batch, 1, -1, kernel[0] * kernel[1], *out)
+    places = _places(_padded(x, padding, mode), kernel, stride, dilation, out)
     shape = (batch, 1, channels // weight.shape[2], weight.shape[2], *out)
     sums = sum(p.reshape(shape) * weight[:, :, None, :, k] for k, p in enumerate(places))
     assert isinstance(sums, Tensor)
@@ -89,13 +83,7 @@ def subtracted(
         kernel_size: for the rest, see `aggregated`.
     """
     kh, kw = kernel = pair(kernel_size)
-    out = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, p, d, k, s in zip(
-            one.shape[2:], pair(padding), pair(dilation), kernel, pair(stride), strict=True
-        )
-    ]
-    sizes = (out[0], out[1])
+    sizes = counts(one.shape[2:], kernel_size, stride, padding, dilation)
     middles = _places(_padded(one, padding), kernel, stride, dilation, sizes)
     middle = list(middles)[(kh - 1) // 2 * kw + (kw - 1) // 2]
     places = _places(_padded(two, padding, mode), kernel, stride, dilation, sizes)
@@ -141,6 +129,18 @@ def resampled(x: Tensor, weight: Tensor, down: Tensor, right: Tensor, dilation: 
             sums = part if sums is None else sums + part
     assert sums is not None
     return sums
+
+
+def counts(
+    size: Sequence[int], kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair
+) -> tuple[int, int]:
+    """How many windows an image has, in height and width."""
+    options = map(pair, (kernel_size, stride, padding, dilation))
+    down, right = (
+        (n + 2 * pad - step * (kernel - 1) - 1) // by + 1
+        for n, kernel, by, pad, step in zip(size, *options, strict=True)
+    )
+    return down, right
 
 
 def pair(option: Pair) -> tuple[int, int]:
