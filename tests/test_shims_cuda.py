@@ -1,5 +1,6 @@
 """What model code moves to CUDA stays on the CPU, under a stand-in for the device."""
 
+import importlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from fuseport.cli import main
 from fuseport.exporter import shims
 from fuseport.exporter.bundle import open_bundle
+from fuseport.exporter.shims import _cuda
 
 MADE: dict[str, Callable[[], Tensor]] = {
     "cuda": lambda: torch.ones(2).cuda(),
@@ -128,3 +130,25 @@ def test_without_the_option_it_is_named(theirs: list[str]) -> None:
     assert done.exit_code == 8, done.output
     assert "net.py:11" in done.output
     assert "--shim auto leaves on the CPU what code moves to CUDA" in done.output
+
+
+def test_what_is_replaced_is_as_it_was_afterwards() -> None:
+    class Owner:
+        own = 1
+
+    class Heir(Owner):
+        heirs = 2
+
+    with _cuda.replaced(Heir, own=3, heirs=4):
+        assert (Heir.own, Heir.heirs, Owner.own) == (3, 4, 1)
+    assert (Heir.own, Heir.heirs) == (1, 2)
+    assert "own" not in vars(Heir)
+
+
+@pytest.mark.parametrize("package", ["triton", "cupy"])
+def test_what_is_inside_of_a_placeholder_is_called_by_its_name(package: str) -> None:
+    with shims.installed(package):
+        inside = importlib.import_module(package).some.thing
+        assert repr(inside) == f"<stand-in of {package}.some.thing>"
+        with pytest.raises(RuntimeError, match=rf"^{package}\.some\.thing was called, but"):
+            inside(1)
