@@ -239,6 +239,8 @@ def _op_probes() -> Iterator[_Probe]:
         return
     for name, spec in OPS.items():
         yield _Probe(f"op {name}", partial(_op, spec), "", required=False)
+        if _on_cuda(spec):
+            yield _Probe(f"op {name} on CUDA", partial(_op_on_cuda, spec), "", required=False)
 
 
 def _op(spec: "OpSpec") -> _Finding:
@@ -261,6 +263,26 @@ def _op(spec: "OpSpec") -> _Finding:
             "warning",
             "delete that file, so that it is compiled again",
         )
+    return _Finding(f"compiled: {status.detail}")
+
+
+def _on_cuda(spec: "OpSpec") -> bool:
+    from fuseport.ops import build, cuda
+
+    try:
+        return cuda.wanted(spec)
+    except build.BuildError:
+        return True  # GPUs are named in a way that is none, as its status tells
+
+
+def _op_on_cuda(spec: "OpSpec") -> _Finding:
+    from fuseport.ops import cuda
+
+    status = cuda.status(spec)
+    if status.state == "unavailable":
+        return _Finding("runs in plain torch there, slowly", "warning", status.detail)
+    if status.state == "buildable":
+        return _Finding(f"not compiled yet: {status.detail}")
     return _Finding(f"compiled: {status.detail}")
 
 

@@ -91,7 +91,7 @@ class BuildError(Exception):
     """A native library cannot be built or loaded; the message is one line, and says why."""
 
 
-def _no_headers() -> Sequence[str]:
+def _none() -> Sequence[str]:
     return ()
 
 
@@ -105,13 +105,12 @@ class Unit:
         flags: beyond those of all sources.
         include: the flags that name folders of other headers; BuildError if those are not here.
         version: of those headers: of torch.
-        command: of another compiler than the one of C++, with its flags; its version is in
-            `version`, and what of its flags matters in `flags`.
+        command: of another compiler than the one of C++, with its flags.
     """
 
     source: Path
     flags: tuple[str, ...] = ()
-    include: Callable[[], Sequence[str]] = _no_headers
+    include: Callable[[], Sequence[str]] = _none
     version: str = ""
     command: Callable[[], Sequence[str]] | None = None
 
@@ -124,11 +123,13 @@ class Library:
         name: what its file's name begins with.
         units: its sources.
         link: flags of the linker.
+        folders: those flags that name folders of libraries; BuildError if these are not here.
     """
 
     name: str
     units: tuple[Unit, ...]
     link: tuple[str, ...] = ()
+    folders: Callable[[], Sequence[str]] = _none
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def cache_folder() -> Path:
 def find(library: Library) -> Path | None:
     """The library if it need not be built; None if it must be.
 
-    Where there is no compiler, a library of the same sources that any compiler built is right.
+    Where a compiler is missing, a library of the same sources that any compilers built is right.
     """
     candidates = sorted(
         cache_folder().glob(f"{library.name}-{_source_key(library.units, library.link)}-*.so")
@@ -172,8 +173,10 @@ def built(library: Library) -> Path:
         return found
     compiler = compiler_command()
     target = _target(library, compiler)
+    # Whoever chose the folder may be another than those who run: the maker of a container's image.
+    mode = 0o755 if os.environ.get("FUSEPORT_CACHE") else 0o700
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.parent.mkdir(mode, parents=True, exist_ok=True)
         with FileLock(target.parent / f"{library.name}.lock"):
             if not target.exists():  # another process may have built it meanwhile
                 _build(library, compiler, target)
@@ -203,8 +206,8 @@ def look(library: Library) -> Status:
     try:
         if found := find(library):
             return Status("built", str(found))
-        for unit in library.units:
-            unit.include()
+        for needed in (*(unit.include for unit in library.units), library.folders):
+            needed()
         return Status("buildable", f"with {shlex.join(compiler_command())}, on first use")
     except BuildError as error:
         return Status("unavailable", str(error))
@@ -258,7 +261,7 @@ def kernel_units(spec: OpSpec) -> tuple[Unit, ...]:
 def torch_unit(
     source: Path,
     flags: tuple[str, ...] = (),
-    headers: Callable[[], Sequence[str]] = _no_headers,
+    headers: Callable[[], Sequence[str]] = _none,
 ) -> Unit:
     """A binding to torch, with the flags that it is compiled with, and those of other headers."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
@@ -324,14 +327,18 @@ def _source_key(units: Sequence[Unit], link: Sequence[str] = ()) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compiler_key(compiler: list[str]) -> str:
-    version = compiler_version(shlex.join(compiler))
-    return hashlib.sha256(f"{shlex.join(compiler)}\0{version}".encode()).hexdigest()[:8]
+def _compiler_key(compiler: Sequence[str], units: Sequence[Unit]) -> str:
+    """A hash of what the C++ compiler and those that units name are, with flags of the latter."""
+    said = f"{shlex.join(compiler)}\0{compiler_version(shlex.join(compiler))}"
+    for command in dict.fromkeys(tuple(unit.command()) for unit in units if unit.command):
+        flags = (flag for flag in command if not flag.startswith("-I"))
+        said += f"\0{shlex.join(flags)}\0{compiler_version(shlex.quote(command[0]))}"
+    return hashlib.sha256(said.encode()).hexdigest()[:8]
 
 
 def _target(library: Library, compiler: list[str]) -> Path:
     key = _source_key(library.units, library.link)
-    return cache_folder() / f"{library.name}-{key}-{_compiler_key(compiler)}.so"
+    return cache_folder() / f"{library.name}-{key}-{_compiler_key(compiler, library.units)}.so"
 
 
 def compiler_command() -> list[str]:
@@ -371,13 +378,14 @@ def _build(library: Library, compiler: list[str], target: Path) -> None:
     with ThreadPoolExecutor(len(library.units)) as pool:
         objects = list(pool.map(lambda unit: _object(unit, library, compiler), library.units))
     with staged(target) as linked:
-        run_compiler([*compiler, "-shared", *map(str, objects), *library.link, "-o", str(linked)])
+        link = (*library.folders(), *library.link)
+        run_compiler([*compiler, "-shared", *map(str, objects), *link, "-o", str(linked)])
 
 
 def _object(unit: Unit, library: Library, compiler: list[str]) -> Path:
     """The compiled unit, from the cache if it is there."""
     others = _roots(library.units)  # of a user's own ops that include each other's headers
-    key = f"{_source_key([unit])}-{_compiler_key(compiler)}"
+    key = f"{_source_key([unit])}-{_compiler_key(compiler, [unit])}"
     target = cache_folder() / _OBJECTS / f"{unit.source.parent.name}-{unit.source.stem}-{key}.o"
     target.parent.mkdir(mode=0o700, exist_ok=True)
     # Libraries that are built at once may have units in common.

@@ -5,20 +5,24 @@ GPUs of this machine and, as PTX, for later ones. The library is apart from the 
 stays what it is on machines without CUDA, and links nothing of it. Looking for GPUs starts no CUDA
 context: a process may still fork. CUDA's runtime is the one that torch has loaded. The library for
 ONNX Runtime that `ops.ort` has of the same kernels needs no torch with CUDA.
+
+A library's name says what GPUs it is for. So what was compiled elsewhere, as in the making of an
+image that is to run without nvcc, is found in the cache by a machine that has one of these.
 """
 
 import ctypes
 import functools
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from fuseport.ops import build
-from fuseport.ops.build import BuildError, Library, Unit
+from fuseport.ops.build import BuildError, Library, Status, Unit
 from fuseport.ops.spec import OpSpec
 
 __all__ = [
@@ -26,12 +30,14 @@ __all__ = [
     "architectures",
     "cached",
     "compile_command",
+    "for_these_gpus",
     "kernel_unit",
     "library_path",
     "load",
     "nvcc",
-    "runtime_link",
+    "runtime_folders",
     "settled",
+    "status",
     "wanted",
 ]
 
@@ -70,6 +76,14 @@ def library_path(spec: OpSpec) -> Path:
         BuildError: they cannot be compiled; the message is one line, and says why.
     """
     return build.built(_library(spec))
+
+
+def status(spec: OpSpec) -> Status:
+    """What a call of the op on a GPU would find, where it is `wanted`; builds nothing."""
+    try:
+        return build.look(_library(spec))
+    except BuildError as error:
+        return Status("unavailable", str(error))
 
 
 def load(spec: OpSpec) -> Path:
@@ -123,49 +137,98 @@ def compile_command(targets: Sequence[int]) -> list[str]:
     return [nvcc(), *_FLAGS, *code, ptx, f"-I{build.OPS_FOLDER}"]
 
 
-def kernel_unit(source: Path) -> Unit:
-    """A source that nvcc compiles, for `architectures`; BuildError without either."""
-    targets = architectures()
-    if not targets:
-        raise BuildError(
-            f"there is no GPU of compute capability {_OLDEST / 10} or later here to compile "
-            f"kernels for: set {ARCHITECTURES} to that of another, as 90 for an H200"
-        )
-    command = compile_command(targets)
-    flags = tuple(flag for flag in command[1:] if not flag.startswith("-I"))
-    return Unit(source, flags, version=_version(command[0]), command=lambda: command)
+def kernel_unit(source: Path, targets: Sequence[int]) -> Unit:
+    """A source that nvcc compiles for `targets`."""
+    return Unit(source, _FLAGS, command=lambda: compile_command(targets))
 
 
-def runtime_link() -> tuple[str, ...]:
-    """Flags of the linker for CUDA's runtime inside the library, as nvcc itself links programs."""
+def runtime_folders() -> tuple[str, ...]:
+    """Flags of the linker for the folders of CUDA's runtime, as nvcc itself links programs."""
     folders = _folders(nvcc(), "LIBRARIES", "-L")
     if not any((Path(folder) / "libcudart_static.a").is_file() for folder in folders):
         raise BuildError(
             f"CUDA's static runtime is not beside {nvcc()}: install it (Debian, Ubuntu: apt "
             "install cuda-cudart-dev from NVIDIA's repository; pip install nvidia-cuda-runtime)"
         )
-    found = (f"-L{folder}" for folder in folders)
-    return (*found, "-lcudart_static", "-lrt", "-lpthread", "-ldl")
+    return tuple(f"-L{folder}" for folder in folders)
+
+
+def for_these_gpus(name: str, make: Callable[[str, tuple[int, ...]], Library]) -> Library:
+    """A library of kernels for what `architectures` says, or for more than that, if it is built.
+
+    Without nvcc it is one in the cache that runs on these GPUs, if only by PTX of older ones.
+
+    Args:
+        name: what its file's name begins with, before what it is for.
+        make: from a name and the targets.
+
+    Raises:
+        BuildError: there is no GPU, and none named; or neither nvcc nor such a library.
+    """
+    wanted = architectures()
+    if not wanted:
+        raise BuildError(
+            f"there is no GPU of compute capability {_OLDEST / 10} or later here to compile "
+            f"kernels for: set {ARCHITECTURES} to that of another, as 90 for an H200"
+        )
+
+    def library(targets: tuple[int, ...]) -> Library:
+        return make(f"{name}-{'_'.join(map(str, targets))}", targets)
+
+    kept = sorted(_kept(name), key=lambda targets: (-len({*targets} & {*wanted}), targets))
+    try:
+        nvcc()
+    except BuildError:
+        fitting = [targets for targets in kept if all(_runs(targets, gpu) for gpu in wanted)]
+        found = next((made for made in map(library, fitting) if build.find(made)), None)
+        if found is None:
+            raise
+        return found
+    larger = [targets for targets in kept if {*wanted} < {*targets}]
+    candidates = map(library, (wanted, *larger))
+    return next((made for made in candidates if build.find(made)), library(wanted))
+
+
+def _kept(name: str) -> Iterator[tuple[int, ...]]:
+    """The targets of libraries in the cache."""
+    found = build.cache_folder().glob(f"{name}-*.so")
+    names = (re.fullmatch(rf"{name}-(\d+(?:_\d+)*)-\w+-\w+\.so", path.name) for path in found)
+    for targets in {match[1] for match in names if match}:
+        yield tuple(map(int, targets.split("_")))
+
+
+def _runs(targets: tuple[int, ...], gpu: int) -> bool:
+    """Whether a GPU runs code for one of `targets`, or the PTX of the last.
+
+    Machine code runs on later minor versions of its major one, and PTX on all that is later: CUDA
+    C++ Programming Guide, "Compute Capabilities" and "Just-in-Time Compilation".
+    """
+    return targets[-1] <= gpu or any(t <= gpu and t // 10 == gpu // 10 for t in targets)
 
 
 def _library(spec: OpSpec) -> Library:
-    compiler = nvcc()
-    release = re.search(r"release (\d+)", _version(compiler))
+    _refuse_another_cuda()
+
+    def headers() -> tuple[str, ...]:
+        return tuple(f"-I{folder}" for folder in _folders(nvcc(), "INCLUDES", "-I"))
+
+    def library(name: str, targets: tuple[int, ...]) -> Library:
+        binding = build.torch_unit(spec.folder / "cuda.cpp", headers=headers)
+        units = (binding, kernel_unit(spec.folder / "kernel.cu", targets))
+        return Library(name, units, build.torch_link("c10_cuda"))
+
+    return for_these_gpus(f"{spec.name}-cuda", library)
+
+
+def _refuse_another_cuda() -> None:
+    try:
+        compiler = nvcc()
+    except BuildError:
+        return  # what is in the cache is of this torch, and so of its CUDA
+    release = re.search(r"release (\d+)", build.compiler_version(shlex.quote(compiler)))
     ours, theirs = release and release[1], str(torch.version.cuda).split(".")[0]
     if ours != theirs:
         raise BuildError(f"{compiler} is of CUDA {ours}, and torch was built with CUDA {theirs}")
-
-    def headers() -> tuple[str, ...]:
-        return tuple(f"-I{folder}" for folder in _folders(compiler, "INCLUDES", "-I"))
-
-    binding = build.torch_unit(spec.folder / "cuda.cpp", headers=headers)
-    units = (binding, kernel_unit(spec.folder / "kernel.cu"))
-    return Library(f"{spec.name}-cuda", units, build.torch_link("c10_cuda"))
-
-
-@functools.cache
-def _version(compiler: str) -> str:
-    return build.run_compiler([compiler, "--version"])
 
 
 @functools.cache

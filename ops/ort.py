@@ -30,6 +30,7 @@ HEADERS = "FUSEPORT_ONNXRUNTIME_HEADERS"
 """The environment variable that names the folder of ONNX Runtime's C headers."""
 
 _BINDINGS = {"cpu": "ort.cpp", "cuda": "ort_cuda.cpp"}
+_CUDA_RUNTIME = ("-lcudart_static", "-lrt", "-lpthread", "-ldl")
 _HEADER = "onnxruntime_c_api.h"
 _NO_HEADERS = (
     f"ONNX Runtime's C headers are not here, and its wheels have none: apt install "
@@ -113,8 +114,12 @@ def _library(specs: Iterable[OpSpec], device: str = "cpu") -> Library:
         units += [unit for spec in taking_part for unit in build.kernel_units(spec)]
         return Library("onnxruntime", tuple(units))
     sources = (native / "memory.cu", *(spec.folder / "kernel.cu" for spec in taking_part))
-    units += [cuda.kernel_unit(source) for source in sources]
-    return Library("onnxruntime-cuda", tuple(units), cuda.runtime_link())
+
+    def of_kernels(name: str, targets: tuple[int, ...]) -> Library:
+        kernels = (cuda.kernel_unit(source, targets) for source in sources)
+        return Library(name, (*units, *kernels), _CUDA_RUNTIME, cuda.runtime_folders)
+
+    return cuda.for_these_gpus("onnxruntime-cuda", of_kernels)
 
 
 def _binding(source: Path) -> Unit:

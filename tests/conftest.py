@@ -1,5 +1,6 @@
 """Bundles that many tests read, each exported once in a session, and what may not be here."""
 
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from fuseport.exporter import api
 from fuseport.exporter.garbage import importing
@@ -155,5 +157,12 @@ def fused_library() -> Path:
 
 
 def _exported(checkpoint: str, factory: pytest.TempPathFactory) -> Path:
-    output = factory.mktemp("bundles") / "bundle"
-    return api.export(FIXTURES / checkpoint, output).folder
+    """What the first of pytest's workers to ask for it exports, for all of them."""
+    folder = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    output = folder / f"{Path(checkpoint).parts[0]}-bundle"
+    with FileLock(f"{output}.lock"):
+        if not output.exists():
+            api.export(FIXTURES / checkpoint, output)
+    return output

@@ -1,6 +1,7 @@
 """Which ops a command is about, those of fuseport or a user's own, and their libraries."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from fuseport.exporter import user_code
 from fuseport.exporter.errors import Missing, StorageError, UsageError
 from fuseport.exporter.program import one_line
-from fuseport.ops import OPS, added, build, ort, refused
+from fuseport.ops import OPS, added, build, cuda, ort, refused
 from fuseport.ops.spec import OpSpec
 
 __all__ = ["OwnOps", "built", "chosen", "needed", "own_ops"]
@@ -98,32 +99,56 @@ def chosen(names: Iterable[str], place: str | None) -> list[OpSpec]:
 def built(specs: Sequence[OpSpec]) -> Iterator[str]:
     """Compile the ops' libraries, for torch and, where its headers are here, for ONNX Runtime.
 
+    For each there is a second one with CUDA kernels where there is a GPU, or one is named; see
+    `cuda.architectures`.
+
     Args:
         specs: of the ops; those without native sources have no library.
 
     Yields:
-        A line for each library: where it is.
+        A line for each library: where it is, or why there is none.
 
     Raises:
-        Missing: a library for torch cannot be compiled.
+        UsageError: GPUs are named in a way that is none.
+        Missing: a library for torch cannot be compiled: one for the CPU, or for GPUs that are named
+            and not only here.
     """
-    build.together(partial(build.library_path, spec) for spec in specs if spec.has("torch.cpp"))
+    try:
+        targets, of_cuda = cuda.architectures(), [spec for spec in specs if cuda.wanted(spec)]
+    except build.BuildError as error:
+        raise UsageError(str(error)) from error
+    named = bool(os.environ.get(cuda.ARCHITECTURES))
+    with_sources = [spec for spec in specs if spec.has("torch.cpp")]
+    build.together(
+        [
+            *(partial(build.library_path, spec) for spec in with_sources),
+            *(partial(cuda.library_path, spec) for spec in of_cuda),
+        ]
+    )
     for spec in specs:
         if spec.library is None and not spec.has("torch.cpp"):
             yield f"{spec.name}: plain torch, nothing to compile"
             continue
-        try:
-            path = build.library_path(spec)
-        except build.BuildError as error:
-            # Of what the compiler itself could not write, only its complaint tells.
-            full = isinstance(error.__cause__, OSError)
-            raise (StorageError if full else Missing)(f"{spec.name}: {error}") from error
-        yield f"{spec.name}: {path}"
+        yield _line(spec.name, partial(build.library_path, spec), wanted=True)
+        if spec in of_cuda:
+            yield _line(f"{spec.name} on CUDA", partial(cuda.library_path, spec), wanted=named)
+    if named and torch.version.cuda is None:
+        yield "on CUDA: none for torch, which was built without CUDA"
     every = {**OPS, **{spec.name: spec for spec in specs}}.values()
+    yield _line("onnxruntime", partial(ort.library, every), wanted=False)
+    if targets:
+        yield _line("onnxruntime on CUDA", partial(ort.library, every, "cuda"), wanted=False)
+
+
+def _line(name: str, library: Callable[[], Path], wanted: bool) -> str:
     try:
-        yield f"onnxruntime: {ort.library(every)}"
+        return f"{name}: {library()}"
     except build.BuildError as error:
-        yield f"onnxruntime: none: {error}"
+        if not wanted:
+            return f"{name}: none: {error}"
+        # Of what the compiler itself could not write, only its complaint tells.
+        full = isinstance(error.__cause__, OSError)
+        raise (StorageError if full else Missing)(f"{name}: {error}") from error
 
 
 def _defined(place: str) -> tuple[list[OpSpec], Path]:

@@ -1,17 +1,13 @@
-"""CUDA kernels of ops: what is built where, and, where there is a GPU, what they compute there.
+"""CUDA kernels of ops: where there is a GPU, what all of them compute there.
 
 What nvcc makes of the kernels is compiled by `.ci/nvcc`; their arithmetic without a GPU is in the
-`test_…cuda_on_cpu.py`. On a GPU, all ops that have kernels for it are tested.
+`test_…cuda_on_cpu.py`, and what is compiled when in `test_cuda_build.py`.
 """
 
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuseport.ops import OPS, build, cuda, ort, registration, support
+from fuseport.ops import OPS, registration, support
 from fuseport.ops.spec import Case, Inputs, Operator, OpSpec
 from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.tensor_cores import CHUNKED, RULES
@@ -29,7 +25,6 @@ SPEC = OPS["selective_scan"]
 ROOT = Path(__file__).parent.parent.parent
 DEVICE = torch.device("cuda")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
 # Torch's own products of matrices are deterministic with it; torch reads it at the first of them.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -66,161 +61,6 @@ LARGE = [
     for dtype in dict.fromkeys((case.dtypes[0], torch.float16, torch.bfloat16))
     if dtype in case.dtypes
 ] + TENSOR_CORES
-
-
-@pytest.fixture
-def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A torch of CUDA 13, an nvcc and a C++ compiler that only say so; their log."""
-    log = tmp_path / "log"
-    script = (
-        f"#!/bin/sh\necho \"$0 $@\" >> '{log}'\n"
-        'case "$*" in *--version*) echo "release 13.0, V13.0.88"; exit;; esac\n'
-        'case "$*" in *--dryrun*) echo \'#$ INCLUDES="-I/headers/of/cuda"\' >&2\n'
-        f'echo \'#$ LIBRARIES=  "-L{tmp_path}/stubs" "-L{tmp_path}"\' >&2; exit;; esac\n'
-        'while [ "$1" != -o ]; do shift; done; echo > "$2"\n'
-    )
-    for name in ("nvcc", "c++"):
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("NVCC", str(tmp_path / "nvcc"))
-    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
-    monkeypatch.setenv("FUSEPORT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv(cuda.ARCHITECTURES, "90;80")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setenv(ort.HEADERS, str(tmp_path))
-    for name in ("libcudart_static.a", "onnxruntime_c_api.h"):
-        (tmp_path / name).touch()
-    caches = (build.compiler_version, cuda._version, cuda._folders)
-    for function in caches:
-        function.cache_clear()
-    yield log
-    for function in caches:
-        function.cache_clear()
-
-
-def test_the_library_lies_beside_that_of_the_cpu(stand_ins: Path) -> None:
-    own = build._for_torch(SPEC)
-    assert cuda.wanted(SPEC)
-    assert not cuda.settled(SPEC)
-    with pytest.raises(build.BuildError, match="cannot load"):
-        cuda.load(SPEC)
-    path = cuda.cached(SPEC)
-    assert path is not None
-    assert path.name.startswith("selective_scan-cuda-")
-    assert cuda.settled(SPEC)
-    assert build._for_torch(SPEC).link == own.link
-    calls = [line.split() for line in stand_ins.read_text().splitlines()]
-    [kernels] = [call for call in calls if str(SPEC.folder / "kernel.cu") in call]
-    assert kernels[0].endswith("/nvcc")
-    assert [flag for flag in kernels if "gencode" in flag] == [
-        "-gencode=arch=compute_80,code=sm_80",
-        "-gencode=arch=compute_90,code=sm_90",
-        "-gencode=arch=compute_90,code=compute_90",
-    ]
-    [binding] = [call for call in calls if str(SPEC.folder / "cuda.cpp") in call]
-    assert "-I/headers/of/cuda" in binding
-    [link] = [call for call in calls if "-shared" in call]
-    assert "-lc10_cuda" in link
-
-
-def test_other_architectures_another_library(
-    stand_ins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = build._source_key(cuda._library(SPEC).units)
-    monkeypatch.setenv(cuda.ARCHITECTURES, "100")
-    assert build._source_key(cuda._library(SPEC).units) != first
-    monkeypatch.setenv(cuda.ARCHITECTURES, "sm_90")
-    with pytest.raises(build.BuildError, match="not like 80;90"):
-        cuda.architectures()
-
-
-def test_an_nvcc_of_another_cuda_is_refused(
-    stand_ins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    with pytest.raises(build.BuildError, match="is of CUDA 13, and torch was built with CUDA 12"):
-        cuda.load(SPEC)
-
-
-def test_without_nvcc_the_reason_is_said(stand_ins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVCC", "no-such-nvcc")
-    with pytest.raises(build.BuildError, match="no-such-nvcc"):
-        cuda.load(SPEC)
-    assert cuda.settled(SPEC)  # nothing that an import could wait for
-
-
-def test_a_torch_without_cuda_wants_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cuda.ARCHITECTURES, "90")
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert not cuda.wanted(SPEC)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert cuda.wanted(SPEC)
-    assert not cuda.wanted(replace(SPEC, package="fuseport.ops.vocabulary"))  # without kernels
-
-
-def test_onnx_runtimes_library_has_cudas_runtime_and_no_torch(
-    stand_ins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)  # which it has no need of
-    assert ort.status(OPS.values(), "cuda").state == "buildable"
-    path = ort.library(OPS.values(), "cuda")
-    assert path.name.startswith("onnxruntime-cuda-")
-    assert ort.status(OPS.values(), "cuda") == build.Status("built", str(path))
-    assert ort.status(OPS.values()).detail != str(path)
-    calls = [line.split() for line in stand_ins.read_text().splitlines()]
-    sources = {call[call.index("-c") + 1]: call for call in calls if "-o" in call and "-c" in call}
-    specs = [spec for spec in OPS.values() if ort.bound(spec, "cuda")]
-    expected = stand_in.onnxruntime_units(specs)  # what tests run without a GPU is the same
-    assert sources.keys() == {str(unit.source) for unit in expected}
-    for source, call in sources.items():
-        assert call[0].endswith("/nvcc" if source.endswith(".cu") else "/c++"), source
-        assert not any("torch" in word for word in call if word != "-fno-trapping-math"), source
-        assert any("arch=compute_80" in word for word in call) == source.endswith(".cu")
-    [link] = [call for call in calls if "-shared" in call]
-    assert f"-L{stand_ins.parent}" in link
-    assert link.index("-lcudart_static") > max(i for i, w in enumerate(link) if w.endswith(".o"))
-
-
-def test_onnx_runtimes_library_says_what_it_lacks(
-    stand_ins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (stand_ins.parent / "libcudart_static.a").unlink()
-    with pytest.raises(build.BuildError, match="static runtime is not beside") as caught:
-        ort.library([SPEC], "cuda")
-    assert ort.status([SPEC], "cuda") == build.Status("unavailable", str(caught.value))
-    monkeypatch.delenv(cuda.ARCHITECTURES)
-    monkeypatch.setattr(cuda, "_present", lambda: (75,))
-    with pytest.raises(build.BuildError, match="there is no GPU of compute capability") as none:
-        ort.library([SPEC], "cuda")
-    assert cuda.ARCHITECTURES in str(none.value)
-
-
-@needs_nvcc
-def test_onnx_runtimes_library_loads_without_a_gpu(
-    fused_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And runs what it has no kernel for on the CPU: a session registers it in a fresh process."""
-    monkeypatch.setenv(cuda.ARCHITECTURES, "90")
-    path = ort.library([OPS["cross_merge"]], "cuda")
-    needed = subprocess.run(["readelf", "-d", path], capture_output=True, text=True, check=True)
-    found = re.findall(r"NEEDED.*\[(.*)\]", needed.stdout)
-    assert found
-    assert not [name for name in found if re.search("torch|c10|cuda|python|onnxruntime", name)]
-    code = f"""
-import numpy, onnxruntime
-from onnx import TensorProto, helper
-x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy")
-graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y])
-model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-options = onnxruntime.SessionOptions()
-options.register_custom_ops_library({str(path)!r})
-session = onnxruntime.InferenceSession(
-    model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-)
-assert session.run(None, {{"x": numpy.ones(2, numpy.float32)}})[0].tolist() == [-1, -1]
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

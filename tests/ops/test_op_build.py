@@ -4,6 +4,7 @@ The compiler here is a script that writes what it is told into a log, and for a 
 real library, so that nothing compiles.
 """
 
+import os
 import subprocess
 import sys
 import threading
@@ -110,6 +111,27 @@ def test_a_failed_build_leaves_nothing_and_says_why(spec: OpSpec, compiler: Comp
         build.library_path(spec)
     assert "\n" not in str(caught.value)
     assert [p.suffix for p in build.cache_folder().rglob("*") if p.is_file()] == [".lock"]
+
+
+@pytest.mark.parametrize(("variable", "others"), [("FUSEPORT_CACHE", 5), ("XDG_CACHE_HOME", 0)])
+def test_a_cache_whose_place_is_chosen_serves_other_users(
+    variable: str,
+    others: int,
+    spec: OpSpec,
+    compiler: Compiler,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container's image, which root makes and somebody else runs."""
+    monkeypatch.delenv("FUSEPORT_CACHE")
+    monkeypatch.setenv(variable, str(tmp_path / "another"))
+    usual = os.umask(0o022)
+    try:
+        path = build.library_path(spec)
+    finally:
+        os.umask(usual)
+    assert path.parent.stat().st_mode & 0o007 == others
+    assert path.stat().st_mode & 0o004
 
 
 def test_an_unwritable_cache_is_a_build_error(
