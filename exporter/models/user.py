@@ -22,6 +22,7 @@ from fuseport.exporter.interrupts import Interrupted
 from fuseport.exporter.models import _bitsandbytes as bitsandbytes
 from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import huggingface
+from fuseport.exporter.models._capturable import capturable
 from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._inputs import kept, with_inputs
 from fuseport.exporter.models._stand_ins import call_under
@@ -140,7 +141,7 @@ def model(
     with shims.installed(shim) as used:
         file, function = _find(code)
         passed = _passed(function, hyper_parameters)
-        module = _call(code, function, passed, hyper_parameters, training)
+        module, said = capturable(_call(code, function, passed, hyper_parameters, training))
     placed = bitsandbytes.place(code, module, stored or {})
     renew(module)
     if given is not None:
@@ -161,6 +162,7 @@ def model(
         **four_bits.named(placed),
     }
     notes = [_told(code, passed, hyper_parameters)] if hyper_parameters else []
+    notes += said
     if used:
         notes.append(_stood_in(used))
     modelings = huggingface.readied(module)
