@@ -23,7 +23,7 @@ from fuseport.exporter.models import _bitsandbytes as bitsandbytes
 from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import huggingface
 from fuseport.exporter.models._capturable import capturable
-from fuseport.exporter.models._forward import ordered
+from fuseport.exporter.models._forward import ordered, rewrap
 from fuseport.exporter.models._inputs import kept, with_inputs
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models._views import renew
@@ -31,7 +31,7 @@ from fuseport.exporter.models.given import Given, flat, specs_of
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.models.weights import some
 from fuseport.exporter.program import TensorSpec, one_line
-from fuseport.exporter.user_code import own_backward, plain_subclasses
+from fuseport.exporter.user_code import compiled, flex_attention, own_backward, plain_subclasses
 
 __all__ = ["NAME", "model", "parse_inputs", "rebuild"]
 
@@ -138,12 +138,15 @@ def model(
         Missing: the code needs a package that is not installed, or fails; or it has layers of
             bitsandbytes that have no form here.
     """
+    flex_attention.allow()
     with shims.installed(shim) as used:
         file, function = _find(code)
         passed = _passed(function, hyper_parameters)
         module, said = capturable(_call(code, function, passed, hyper_parameters, training))
     placed = bitsandbytes.place(code, module, stored or {})
     renew(module)
+    if wrap := compiled.called_plainly(module):
+        rewrap(module, wrap)
     if given is not None:
         specs = specs_of(given, module)
     elif inputs:

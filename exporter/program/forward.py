@@ -122,6 +122,9 @@ def capture_forward(
             # Of a bound of each kind, `clamp(1, 1e4)`, torch.onnx finds no form.
             x, *bounds = node.args
             node.args = (x, *(None if bound is None else float(bound) for bound in bounds))
+        elif node.target is aten._to_copy.default and isinstance(node.args[0], int | float):
+            # What `torch.vmap` makes of a number beside a tensor.
+            node.target = aten.scalar_tensor.default
     signature = exported.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if mutated:

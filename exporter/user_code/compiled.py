@@ -1,0 +1,95 @@
+"""Functions that model code has compiled, `torch.compile(f)` or `@torch.compile`, run as they are.
+
+A capture sees through them by itself. Where the model is run, for its truth in float64 and as what
+artifacts are compared with, a compiler of a minute's work and of roundings of its own is not meant.
+"""
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from fuseport.exporter.user_code import flex_attention
+
+__all__ = ["called_plainly"]
+
+_Place = tuple[Any, str, Any]
+"""Of a name: whose it is, a class or a dictionary; and what it had."""
+
+_calls = threading.RLock()
+
+
+def called_plainly(module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """What to wrap the module's forward in, a function with the module first; None: in nothing.
+
+    Args:
+        module: whose classes, attributes and files of code may have names of compiled functions,
+            and of torch's `flex_attention`, in whose place is ours.
+    """
+    if not any(_places(module)):
+        return None
+
+    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with _calls, _plain(self):
+                return forward(self, *args, **kwargs)
+
+        return called
+
+    return wrap
+
+
+@contextmanager
+def _plain(module: nn.Module) -> Iterator[None]:
+    before: list[_Place] = []
+    try:
+        for owner, name, function in list(_places(module)):
+            before.append((owner, name, _of(owner)[name]))
+            _put(owner, name, _inside(function))
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            _put(owner, name, value)
+
+
+def _places(module: nn.Module) -> Iterator[_Place]:
+    classes: dict[type, None] = {}
+    for part in module.modules():
+        classes |= dict.fromkeys(type(part).__mro__)
+        yield from _in(vars(part))
+    own = [cls for cls in classes if cls.__module__.partition(".")[0] not in ("torch", "builtins")]
+    for cls in own:
+        yield from _in(cls)
+    for name in dict.fromkeys(cls.__module__ for cls in own):
+        if name in sys.modules:
+            yield from _in(vars(sys.modules[name]))
+
+
+def _in(owner: Any) -> Iterator[_Place]:
+    for name, value in list(_of(owner).items()):
+        if inspect.isfunction(value) and _inside(value) is not value:
+            yield owner, name, value
+
+
+def _of(owner: Any) -> Mapping[str, Any]:
+    return vars(owner) if isinstance(owner, type) else owner
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, type):
+        setattr(owner, name, value)
+    else:
+        owner[name] = value
+
+
+def _inside(function: Any) -> Any:
+    """What a compiled function is of; and what is in the place of torch's own."""
+    while (of := vars(function).get("_torchdynamo_orig_callable")) is not None:
+        function = of
+    return flex_attention.ours(function)
