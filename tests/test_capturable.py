@@ -1,4 +1,4 @@
-"""Models whose form torch's programs do not take: compiled ones, and names that they have taken."""
+"""Models whose form torch's programs do not take: compiled, caching, or of names that are taken."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +64,39 @@ def test_compiled_parts_are_what_they_compile(
         "grad/x", "grad/one.weight", "grad/one.bias", "grad/two.0.weight", "grad/two.0.bias",
     }  # fmt: skip
     report = api.verify(bundle.folder, model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
+CACHING = """
+import functools
+import torch
+from torch import nn
+
+@functools.lru_cache
+def angles(n):
+    return torch.arange(n).float()[:, None] / torch.arange(1, 5)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 2)
+    @functools.cache
+    def bias(self, n):
+        return torch.linspace(0, 1, n)[:, None]
+    def forward(self, x):
+        return self.out(x + angles(x.shape[1]).sin()) + self.bias(x.shape[1])
+"""
+
+
+def test_caches_keep_no_dynamic_size(
+    saved_with: Callable[..., tuple[Path, str]], tmp_path: Path
+) -> None:
+    checkpoint, code = saved_with(CACHING, out=torch.nn.Linear(4, 2))
+    inputs = user.parse_inputs(["x:[batch,length,4]"])
+    bundle = api.export(
+        checkpoint, tmp_path / "b", model=code, inputs=inputs, format="onnx", programs="forward"
+    )
+    report = api.verify(bundle.folder, model=code, runtime=["eager", "onnxruntime"])
     assert report.exit_code(strict=True) == 0, report.failures()
 
 

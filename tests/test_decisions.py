@@ -314,3 +314,22 @@ def test_what_else_blocks_is_told_alone(exported: Callable[[str], tuple[Bundle, 
         exported("assert y.isfinite().all()\nreturn y * float(y.detach().numpy().max())")
     assert not any("Tensor.__bool__" in line for line in raised.value.details)
     assert any("Tensor.numpy" in line for line in raised.value.details)
+
+
+def test_what_torchs_distributions_check_is_an_error_of_the_artifacts(
+    exported: Callable[[str], tuple[Bundle, str]],
+) -> None:
+    bundle, model = exported("return torch.distributions.Normal(self.m(y), 5 + y).log_prob(x)")
+    module = the_model(bundle, model)
+    held(bundle, module, SMALL)
+    large = torch.full((1, 4), 1e3)
+    bad = torch.cat([large, -large])
+    with pytest.raises(ValueError, match="to satisfy the constraint GreaterThan"):
+        module(bad)
+    session = onnxruntime.InferenceSession(bundle.folder / "forward.onnx")
+    for run in (
+        lambda: session.run(None, {"x": bad.numpy()}),
+        lambda: torch.jit.load(bundle.folder / "forward.pt")(bad),
+    ):
+        with pytest.raises(Exception, match="does not raise ValueError: Expected parameter scale"):
+            run()

@@ -222,6 +222,22 @@ def test_reentrant_checkpoints_have_gradients(
     assert {"grad/a.weight", "grad/b.weight"} <= compared
 
 
+def test_a_checkpoint_goes_through_a_scripted_function() -> None:
+    """TorchScript's interpreter makes another error of what ends a forward pass early."""
+
+    @torch.jit.script
+    def squashed(x: torch.Tensor, factor: int) -> torch.Tensor:
+        for i in range(factor):
+            x = x + i
+        return x.tanh()
+
+    x = torch.randn(3, 4, requires_grad=True)
+    with own_backward.without_reentry():
+        y = torch.utils.checkpoint.checkpoint(squashed, x, 3, use_reentrant=True)
+        (found,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(found, 1 - y.detach() ** 2)
+
+
 UNSEEN = """
 import torch
 

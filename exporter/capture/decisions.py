@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -119,13 +120,19 @@ def _refusing(run: Run) -> Run:
             places = [
                 (frame.f_code.co_filename, line)
                 for frame, line in traceback.walk_tb(error.__traceback__)
-                if is_users(frame)
+                if is_users(frame) or _checks_values(frame)
             ]
             if places and _means_to_raise(*places[-1]):
                 raise _RefusedError(one_line(error)) from error
             raise Inseparable(f"by one of its ways there is: {one_line(error)}") from error
 
     return refusing
+
+
+def _checks_values(frame: FrameType) -> bool:
+    """Whether it is of torch's functions in Python, which may check the values that they get."""
+    module = str(frame.f_globals.get("__name__"))
+    return module.startswith(("torch.nn.functional", "torch.nn.modules.", "torch.distributions."))
 
 
 def _means_to_raise(file: str, line: int) -> bool:

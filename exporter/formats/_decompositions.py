@@ -21,11 +21,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fuseport.exporter.formats._distances import DISTANCES
 from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._integers import OF_FEW_BITS
+from fuseport.exporter.formats._losses import of_loss
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
-from fuseport.exporter.formats._special import SPECIAL
+from fuseport.exporter.formats._special import SPECIAL, sigmoid
 from fuseport.exporter.program.portable import masked_select
 
 __all__ = ["decompositions"]
@@ -50,8 +51,10 @@ def decompositions(exported: ExportedProgram) -> Table:
             # torch.onnx knows it of rank 4 only; and where a mask leaves nothing of a row it takes
             # the mean of all, as torch does for a mask of numbers: of booleans it gives zeros.
             table[target] = _attention
+        elif (inside := of_loss(node)) is not None:
+            table[target] = inside
         elif target is aten.sigmoid.default and node.args[0].meta["val"].dtype == torch.float32:
-            table[target] = _sigmoid
+            table[target] = sigmoid
         elif target in ADAPTIVE and not even(node):
             table[target] = ADAPTIVE[target]
         elif target in DIVIDED and len(node.args) > 6 and node.args[6] is not None:
@@ -75,14 +78,6 @@ def _of_integers(node: torch.fx.Node, target: OpOverload) -> bool:
     """Whether it is of such integers as ONNX does not take: of all for `relu`, booleans else."""
     dtype = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
     return dtype == torch.bool or (target is aten.relu.default and not dtype.is_floating_point)
-
-
-def _sigmoid(x: Tensor) -> Any:
-    # ONNX Runtime's own is right to 1.7e-7, not to so many digits: it is off by half a percent at
-    # -11, as is the gradient of a gate that is nearly shut.
-    if x.dtype != torch.float32:
-        return NotImplemented
-    return (1 + (-x).exp()).reciprocal()
 
 
 def _attention(

@@ -1,15 +1,16 @@
-"""Functions that model code has compiled, `torch.compile(f)` or `@torch.compile`, run as they are.
+"""Functions that model code has compiled or caches, `@torch.compile`, `@lru_cache`, as they are.
 
-A capture sees through them by itself. Where the model is run, for its truth in float64 and as what
-artifacts are compared with, a compiler of a minute's work and of roundings of its own is not meant.
+A capture sees through what is compiled by itself. Where the model is run, for its truth in float64
+and as what artifacts are compared with, a compiler of a minute's work and of roundings of its own
+is not meant. A cache has no place for a size that is dynamic: tables of sizes are made anew.
 """
 
 import functools
-import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,7 @@ __all__ = ["called_plainly"]
 _Place = tuple[Any, str, Any]
 """Of a name: whose it is, a class or a dictionary; and what it had."""
 
+_FUNCTIONS = (FunctionType, functools._lru_cache_wrapper)
 _calls = threading.RLock()
 
 
@@ -28,8 +30,8 @@ def called_plainly(module: nn.Module) -> Callable[[Callable[..., Any]], Callable
     """What to wrap the module's forward in, a function with the module first; None: in nothing.
 
     Args:
-        module: whose classes, attributes and files of code may have names of compiled functions,
-            and of torch's `flex_attention`, in whose place is ours.
+        module: whose classes, attributes and files of code may have names of such functions, and of
+            torch's `flex_attention`, in whose place is ours.
     """
     if not any(_places(module)):
         return None
@@ -73,7 +75,7 @@ def _places(module: nn.Module) -> Iterator[_Place]:
 
 def _in(owner: Any) -> Iterator[_Place]:
     for name, value in list(_of(owner).items()):
-        if inspect.isfunction(value) and _inside(value) is not value:
+        if isinstance(value, _FUNCTIONS) and _inside(value) is not value:
             yield owner, name, value
 
 
@@ -89,7 +91,11 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 
 def _inside(function: Any) -> Any:
-    """What a compiled function is of; and what is in the place of torch's own."""
-    while (of := vars(function).get("_torchdynamo_orig_callable")) is not None:
-        function = of
+    """What a compiled or caching function is of; and what is in the place of torch's own."""
+    while isinstance(function, _FUNCTIONS):
+        cached = isinstance(function, functools._lru_cache_wrapper)
+        inside = vars(function).get("__wrapped__" if cached else "_torchdynamo_orig_callable")
+        if inside is None:
+            break
+        function = inside
     return flex_attention.ours(function)

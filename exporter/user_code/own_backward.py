@@ -62,7 +62,10 @@ def without_reentry() -> Iterator[None]:
 
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
         options: Any = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
-        return checkpoint.checkpoint(function, *args, **options)
+        # Stopping its second forward pass early is an exception, which TorchScript's interpreter
+        # turns into another one.
+        with checkpoint.set_checkpoint_early_stop(False):
+            return checkpoint.checkpoint(function, *args, **options)
 
     before = checkpoint.CheckpointFunction.__dict__.get("apply")
     checkpoint.CheckpointFunction.apply = staticmethod(apply)  # type: ignore[method-assign]

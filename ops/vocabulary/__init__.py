@@ -10,6 +10,7 @@ from fuseport.ops.vocabulary import (
     elementwise,
     indexing,
     linear,
+    losses,
     norms,
     pooling,
     recurrent,
@@ -31,6 +32,7 @@ FAMILIES = {
     "norms": norms,
     "pooling": pooling,
     "attention": attention,
+    "losses": losses,
 }
 """The modules, in the order in which their operators are listed."""
 
