@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onnx import FunctionProto
 
-__all__ = ["DOMAIN", "SILU", "SILU_SLOPE", "VERSION", "parsed", "softplus", "softplus_backward"]
+__all__ = [
+    "DOMAIN",
+    "LINEAR",
+    "LINEAR_BACKWARD",
+    "SILU",
+    "SILU_SLOPE",
+    "VERSION",
+    "parsed",
+    "softplus",
+    "softplus_backward",
+]
 
 DOMAIN = "fuseport.ops"
 VERSION = 1
@@ -82,3 +92,27 @@ SILU_SLOPE = """
         silu_slope = Mul(sigmoid_z, slope_1)
 """
 """`silu_slope`, the derivative of `silu_z` by `z_wide`."""
+
+LINEAR = """
+        transposed = Transpose <perm = [1, 0]> (weight)
+        x_wide = CastLike(x, weight)
+        bias_wide = CastLike(bias, weight)
+        product = MatMul(x_wide, transposed)
+        sum = Add(product, bias_wide)
+        out = CastLike(sum, x)
+"""
+"""`out` of `x`, `bias` and `weight`, (out_features, in_features), in whose dtype it is computed."""
+
+LINEAR_BACKWARD = """
+        dout_wide = CastLike(dout, weight)
+        dx_wide = MatMul(dout_wide, weight)
+        dx = CastLike(dx_wide, dout)
+        dout_size = Shape <start = -1> (dout)
+        any_rows = Constant <value_ints = [-1]> ()
+        matrix = Concat <axis = 0> (any_rows, dout_size)
+        dout_rows = Reshape(dout_wide, matrix)
+        leading = Constant <value_ints = [0]> ()
+        dbias_wide = ReduceSum <keepdims = 0> (dout_rows, leading)
+        dbias = CastLike(dbias_wide, dout)
+"""
+"""`dx` and `dbias` of `dout` and `weight`."""

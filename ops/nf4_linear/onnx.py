@@ -13,7 +13,7 @@ from onnx import FunctionProto
 from torch import Tensor
 
 from fuseport.ops.nf4_linear.storage import CODES, QUANT_TYPES
-from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
+from fuseport.ops.onnx_bodies import DOMAIN, LINEAR, LINEAR_BACKWARD, VERSION, parsed
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
 
@@ -111,28 +111,14 @@ _FORWARD = (
     """ nf4_linear <in_features, block_size, quant_type> (x, packed, absmax, bias) => (out) {
         out_size = Shape(bias)"""
     + _WEIGHT
-    + """
-        transposed = Transpose <perm = [1, 0]> (weight)
-        x_wide = CastLike(x, absmax)
-        bias_wide = CastLike(bias, absmax)
-        product = MatMul(x_wide, transposed)
-        sum = Add(product, bias_wide)
-        out = CastLike(sum, x)
-    }"""
+    + LINEAR
+    + "    }"
 )
 _BACKWARD = (
     """ nf4_linear_backward <in_features, block_size, quant_type>
             (dout, packed, absmax) => (dx, dbias) {
         out_size = Shape <start = -1> (dout)"""
     + _WEIGHT
-    + """
-        dout_wide = CastLike(dout, absmax)
-        dx_wide = MatMul(dout_wide, weight)
-        dx = CastLike(dx_wide, dout)
-        rows = Constant <value_ints = [-1]> ()
-        matrix = Concat <axis = 0> (rows, out_size)
-        dout_rows = Reshape(dout_wide, matrix)
-        dbias_wide = ReduceSum <keepdims = 0> (dout_rows, first)
-        dbias = CastLike(dbias_wide, dout)
-    }"""
+    + LINEAR_BACKWARD
+    + "    }"
 )

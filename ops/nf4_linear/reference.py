@@ -7,10 +7,10 @@ Any device, and any dtype that the op takes; in float64 it is the truth of a ver
 with W from `storage.dequantize_4bit`, which has no gradient.
 """
 
-import torch
 from torch import Tensor
 
-from fuseport.ops.nf4_linear.shapes import check, check_backward, wide
+from fuseport.ops.linear_reference import linear, linear_backward
+from fuseport.ops.nf4_linear.shapes import check, check_backward
 from fuseport.ops.nf4_linear.storage import QUANT_TYPES, dequantize_4bit
 
 __all__ = ["nf4_linear", "nf4_linear_backward"]
@@ -27,12 +27,10 @@ def nf4_linear(
 ) -> Tensor:
     """(…, out_features), in x's dtype; differentiable in x and bias."""
     check("nf4_linear", x, packed, absmax, bias, in_features, block_size, quant_type)
-    dtype = wide(x.dtype)
     weight = dequantize_4bit(
         packed, absmax.detach(), (bias.shape[0], in_features), block_size, QUANT_TYPES[quant_type]
     )
-    out = x.to(dtype) @ weight.T + bias.to(dtype)
-    return _contiguous(out.to(x.dtype))
+    return linear(x, weight, bias)
 
 
 def nf4_linear_backward(
@@ -48,12 +46,4 @@ def nf4_linear_backward(
     weight = dequantize_4bit(
         packed, absmax, (dout.shape[-1], in_features), block_size, QUANT_TYPES[quant_type]
     )
-    dy = dout.to(wide(dout.dtype))
-    dbias = dy.unsqueeze(0).flatten(0, -2).sum(0)
-    return _contiguous((dy @ weight).to(dout.dtype)), _contiguous(dbias.to(dout.dtype))
-
-
-def _contiguous(t: Tensor) -> Tensor:
-    """`t` with the strides of a new tensor, which `contiguous` leaves as they are at sizes of 1."""
-    wanted = torch.empty(t.shape, device="meta").stride()
-    return t if t.stride() == wanted else t.clone(memory_format=torch.contiguous_format)
+    return linear_backward(dout, weight)
