@@ -56,7 +56,10 @@ def test_hashes_are_those_in_the_readme() -> None:
     listed = dict(re.findall(r"^([\w./-]+) +([0-9a-f]{64})$", README, re.MULTILINE))
     shipped = {
         str(file.relative_to(FIXTURES))
-        for folder in ("lightning", "state_spaces", "huggingface", "nf4", "fp4", "nf4_lora", "text")
+        for folder in (
+            *("lightning", "state_spaces", "huggingface", "text"),
+            *("nf4", "fp4", "nf4_lora", "gptq", "awq"),
+        )
         for file in (FIXTURES / folder).iterdir()
         if file.name != "LICENSE"
     }

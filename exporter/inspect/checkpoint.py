@@ -132,7 +132,8 @@ def _architecture(checkpoint: Checkpoint) -> dict[str, Any]:
     if recognised is None:
         return {"name": None, "reason": _nearest(checkpoint), "why": []}
     name, config = recognised
-    return {"name": name, "why": list(_signs(name, checkpoint)[0]), "config": config}
+    why, stored = list(_signs(name, checkpoint)[0]), models.quantized(config)
+    return {"name": name, "why": why, "config": config, "quantized": stored}
 
 
 def _nearest(checkpoint: Checkpoint) -> str:

@@ -25,6 +25,8 @@ def checkpoint(found: _Found) -> Iterator[str]:
         yield _row("architecture", f"none recognised: {show(architecture['reason'], 600)}")
     else:
         yield _row("architecture", f"{architecture['name']}, by {_join(architecture['why'])}")
+    for number, way in enumerate(architecture.get("quantized", ())):
+        yield _row("" if number else "quantized", show(way))
     count = f"{sizes['elements']:,} in {sizes['tensors']} tensors, {_size(sizes['bytes'])}"
     yield _row("parameters", count)
     for dtype, entry in sizes["dtypes"].items():

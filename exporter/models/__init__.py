@@ -19,6 +19,7 @@ from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import _lora as lora
+from fuseport.exporter.models import _quantized as quantized_layers
 from fuseport.exporter.models import user, weights
 from fuseport.exporter.models._forward import ordered, takes
 from fuseport.exporter.models._inputs import with_inputs
@@ -36,6 +37,7 @@ __all__ = [
     "convert",
     "from_checkpoint",
     "frozen",
+    "quantized",
     "rebuild",
     "recognised",
     "signs",
@@ -211,6 +213,11 @@ def signs(name: str) -> tuple[str, ...]:
 def adapter_command(checkpoint: Checkpoint) -> str | None:
     """What exports a checkpoint that is an adapter; None for others."""
     return lora.command(checkpoint) if checkpoint.layout == "peft" else None
+
+
+def quantized(config: Mapping[str, Any]) -> list[str]:
+    """What a user is told of quantized layers in a configuration: a line for each way."""
+    return quantized_layers.described(config)
 
 
 def to_install(name: str) -> str | None:

@@ -17,23 +17,25 @@ from fuseport.ops.nf4_linear import dequantize_4bit, from_bitsandbytes, nf4_line
 from fuseport.ops.nf4_linear.storage import QUANT_TYPES
 
 __all__ = [
+    "DEQUANTIZE",
+    "QUANT_TYPES",
     "FourBitLinear",
     "InFourBits",
     "Stored",
     "features",
     "layers",
     "named",
-    "place",
     "stored",
     "taken",
-    "without",
 ]
 
 _STATE = ".quant_state.bitsandbytes__"
-_DEQUANTIZE = (  # without that, transformers 5 fails to save what it has dequantized
+DEQUANTIZE = (  # without that, transformers 5 fails to save what it has dequantized
     "load the model with transformers, call its dequantize(), and"
     " save_pretrained(FOLDER, save_original_format=False)"
 )
+"""What to do with a folder whose weights are not read."""
+
 _IN_CODE = "have them in bitsandbytes' Linear4bit, or save it with plain layers"
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
@@ -117,7 +119,7 @@ def stored(checkpoint: Checkpoint, *, own_code: bool = False) -> dict[str, Store
         CorruptInput: what is there of one is no weight in its code.
     """
     found = {}
-    said = f"only four bits, NF4 and FP4, are read; {_IN_CODE if own_code else _DEQUANTIZE}"
+    said = f"only four bits, NF4 and FP4, are read; {_IN_CODE if own_code else DEQUANTIZE}"
     for name in checkpoint.tensors:
         if name.endswith(".SCB") and name.replace(".SCB", ".weight") in checkpoint.tensors:
             raise Missing(
@@ -148,40 +150,6 @@ def named(stored: Mapping[str, Stored]) -> dict[str, dict[str, int]]:
     for name, (block_size, quant_type) in stored.items():
         found.setdefault(quant_type, {})[name] = block_size
     return found
-
-
-def without(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json as of the model before its weights were stored so."""
-    left = {name: value for name, value in config.items() if name not in QUANT_TYPES}
-    if layers(config):
-        left.pop("quantization_config", None)
-    return left
-
-
-def place(module: nn.Module, config: Mapping[str, Any]) -> None:
-    """Put such layers in the places of the module's own that the configuration names.
-
-    Raises:
-        CorruptInput: it does not say what `named` returns.
-        Missing: the module has no linear layer of one of the names.
-    """
-    placed = layers(config)
-    for name, how in placed.items():
-        owner, _, leaf = name.rpartition(".")
-        try:
-            like: Any = module.get_submodule(name)
-        except AttributeError:
-            like = None
-        if not isinstance(like, nn.Linear) and not hasattr(like, "nx"):
-            raise Missing(
-                f"{show(name)} is stored in four bits, and is no linear layer of a"
-                f" {type(module).__name__}: give the config.json that belongs to the weights; if it"
-                f" does, and the layer has another name in transformers today, {_DEQUANTIZE}"
-            )
-        setattr(module.get_submodule(owner), leaf, FourBitLinear(like, how))
-    settings: Any = getattr(module, "config", None)
-    if placed and settings is not None:
-        settings._is_quantized = True  # as transformers tells models that multiply by a weight
 
 
 def taken(tensors: Mapping[str, Tensor], placed: Iterable[str]) -> Mapping[str, Tensor]:

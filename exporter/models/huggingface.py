@@ -21,8 +21,8 @@ from torch import nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
-from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import _huggingface_step as decoding
+from fuseport.exporter.models import _quantized as quantized
 from fuseport.exporter.models._forward import ordered
 from fuseport.exporter.models._huggingface_library import Library, library
 from fuseport.exporter.models._huggingface_ops import fused, modelings
@@ -56,7 +56,7 @@ SIGNS = ("config:model_type",)
 
 _IN_FLOAT32 = ("A_log", ".D", "dt_proj.bias", "dt_bias", ".inv_freq")
 # Not the bias of a step's layer: that adds it to its product, and the model takes it off again.
-_QUANTIZED_IN_FLOAT32 = ("A_log", ".D", "dt_bias", ".inv_freq", ".absmax")
+_QUANTIZED_IN_FLOAT32 = ("A_log", ".D", "dt_bias", ".inv_freq", ".absmax", ".scales")
 
 _SIZES = {"batch": 2, "length": 16, "height": 64, "width": 96, "samples": 2000}
 _TOKENS, _PIXELS, _WAVES = "input_ids", "pixel_values", "input_values"
@@ -64,20 +64,20 @@ _TOKENS, _PIXELS, _WAVES = "input_ids", "pixel_values", "input_values"
 
 def recognise(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The folder's config.json, where it says what transformers calls its model, and which layers
-    are stored in four bits.
+    are quantized.
 
     It is the configuration of a language model that scans; of another model, its `settings`.
 
     Raises:
-        CorruptInput: weights in four bits are no such.
-        Missing: the config names no class of transformers, or several; or weights are in a code
-            that is unknown, or in eight bits.
+        CorruptInput: what is there of a quantized layer is no such weight.
+        Missing: the config names no class of transformers, or several; or weights are of a kind
+            that is not read.
     """
     config = dict(checkpoint.config)
     kind, name = config.get("model_type"), _class(config)
     if checkpoint.layout != "huggingface" or not isinstance(kind, str):
         return None
-    config |= four_bits.named(four_bits.stored(checkpoint))
+    config |= quantized.named(checkpoint)
     if kind in _SCANS and (name is None or name.endswith("ForCausalLM")):
         return config
     if name is None:
@@ -138,9 +138,9 @@ def model(config: Mapping[str, Any]) -> Model:
         inputs=_inputs(module, settings),
         sizes={name: _SIZES[name] for name in ("batch", "length")},
         scans=scans,
-        keeps_float32=_QUANTIZED_IN_FLOAT32 if four_bits.layers(config) else _IN_FLOAT32,
+        keeps_float32=_QUANTIZED_IN_FLOAT32 if quantized.layers(config) else _IN_FLOAT32,
         fused=lambda: fused(files),
-        renamed=lambda tensors: renamed(module, four_bits.taken(tensors, four_bits.layers(config))),
+        renamed=lambda tensors: renamed(module, quantized.taken(module, config, tensors)),
         step=partial(decoding.step, module, dict(config), scans, lambda: fused(files)),
     )
 
@@ -158,7 +158,7 @@ def _general(config: Mapping[str, Any]) -> Model:
         sizes={},
         fused=lambda: fused(files),
         renamed=lambda tensors: source.call(
-            renamed, module, four_bits.taken(tensors, four_bits.layers(config["settings"]))
+            renamed, module, quantized.taken(module, config["settings"], tensors)
         ),
         stand_ins=source.stand_ins,
         general=True,
@@ -182,10 +182,10 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
     """The module of a config.json, its settings, and the library that they are of.
 
     Raises:
-        CorruptInput: what it says of layers in four bits is not what `recognise` says.
+        CorruptInput: what it says of quantized layers is not what `recognise` says.
         Missing: no library has it, or it refuses the config.
     """
-    plain = four_bits.without(config)
+    plain = quantized.without(config)
     kind, wanted = show(config["model_type"], 60), show(_class(config) or "language model", 60)
     try:
         source = library(config["model_type"])
@@ -220,7 +220,7 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, Any, Library]:
             f"{source.name} refuses the config.json of this {kind}: "
             f"{type(error).__name__}: {show(error)}; correct it, or install the version it is for"
         ) from error
-    four_bits.place(module, config)
+    quantized.place(module, config)
     return module, settings, source
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "require_sizes",
     "row_bytes",
     "unpack_codes",
+    "whole_row",
 ]
 
 BITS = (2, 4, 8)
@@ -74,6 +75,11 @@ def groups_of(in_features: int, group_size: int) -> int:
 def row_bytes(count: int, bits: int) -> int:
     """The bytes of so many codes."""
     return (count * bits + 7) // 8
+
+
+def whole_row(in_features: int) -> int:
+    """The size of a group that is a whole row."""
+    return max(in_features + -in_features % 16, 16)
 
 
 def require_sizes(op: str, bits: int, group_size: int) -> None:
@@ -170,8 +176,8 @@ def from_gptq(
         name: of the layer: `model.layers.0.self_attn.q_proj`.
         bits: of a code.
         group_size: as the configuration says it; -1 for whole rows.
-        stored_less_one: whether zero points are stored as one less, and 0 as the highest code: in
-            all formats but `gptq_v2`.
+        stored_less_one: whether one has been taken off all zero points: in all formats but
+            `gptq_v2`.
 
     Raises:
         KeyError: one of these is missing.
@@ -180,9 +186,10 @@ def from_gptq(
     require(bits in BITS, _OP, "bits", "2, 4 or 8", bits)
     scales = tensors[f"{name}.scales"]
     codes = _columns(_words(tensors, f"{name}.qweight").T, bits)
-    zeros = _columns(_words(tensors, f"{name}.qzeros"), bits)
-    if stored_less_one:
-        zeros = zeros + 1 & (1 << bits) - 1
+    words = _words(tensors, f"{name}.qzeros")
+    if stored_less_one:  # in whole words, as GPTQModel does: 0 less one has borrowed
+        words = words + sum(1 << shift for shift in range(0, _WORD, bits))
+    zeros = _columns(words, bits)
     made = _made(name, codes, zeros.T, scales.T, bits, group_size)
     group = tensors.get(f"{name}.g_idx")
     if group is None:
@@ -250,7 +257,7 @@ def _made(
     """From codes (out, in), zero points and scales (out, groups), not packed yet."""
     outputs, inputs = codes.shape
     if group_size == -1:
-        group_size = max(inputs + -inputs % 16, 16)
+        group_size = whole_row(inputs)
     require_sizes(_OP, bits, group_size)
     groups = groups_of(inputs, group_size)
     for part, t in (("qzeros", zeros), ("scales", scales)):
