@@ -1,27 +1,18 @@
 // What the inputs must be: the checks of shapes.py, in their order, with their messages.
 #pragma once
 
-#include <vector>
-
-#include "native/checks.hpp"
+#include "native/stored_torch.hpp"
 
 namespace fuseport::nf4_linear {
 
 using at::Tensor;
 
-struct Check : fuseport::Check {
-  Check(const char* op, const char* first_name, const Tensor& first)
-      : fuseport::Check{op, first_name, first} {}
+struct Check : stored::Check {
+  using stored::Check::Check;
 
   void inputs(const Tensor& packed, const Tensor& absmax, const Tensor& bias, int64_t in_features,
               int64_t block_size, int64_t quant_type) const {
-    rows("(..., in_features)");
-    std::vector<int64_t> sizes = first.sizes().vec();
-    sizes.back() = in_features;
-    require(first.sizes() == at::IntArrayRef(sizes), "x", "(..., in_features) = " + tuple(sizes),
-            tuple(first.sizes()));
-    like("bias", bias, first.scalar_type());
-    require(bias.dim() == 1, "bias", "(out_features,)", tuple(bias.sizes()));
+    stored::Check::inputs(bias, in_features);
     weight(packed, absmax, bias.size(0), in_features, block_size, quant_type);
   }
 
@@ -32,14 +23,6 @@ struct Check : fuseport::Check {
   }
 
  private:
-  void rows(const char* meaning) const {
-    require(first.dim() >= 1, first_name, meaning, tuple(first.sizes()));
-    const at::ScalarType dtype = first.scalar_type();
-    const bool known = dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
-                       dtype == at::kDouble;
-    require(known, first_name, "float16, bfloat16, float32 or float64", name_of(dtype));
-  }
-
   void weight(const Tensor& packed, const Tensor& absmax, int64_t out_features,
               int64_t in_features, int64_t block_size, int64_t quant_type) const {
     const bool power = block_size >= 16 && (block_size & (block_size - 1)) == 0;
@@ -49,7 +32,7 @@ struct Check : fuseport::Check {
     const int64_t values = out_features * in_features;
     like("packed", packed, at::kByte);
     shape("packed", packed, "(out_features*in_features/2,)", {(values + 1) / 2});
-    like("absmax", absmax, first.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    like("absmax", absmax, wide());
     shape("absmax", absmax, "(out_features*in_features/block_size,)",
           {(values + block_size - 1) / block_size});
   }

@@ -35,9 +35,9 @@ Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const
   const Inputs inputs(x, packed, absmax, in_features, bias.size(0), block_size, quant_type);
   const Problem& p = inputs.problem;
   const Tensor addend = bias.contiguous();
-  Tensor out = empty_rows(x, p.out);
+  Tensor out = stored::empty_rows(x, p.out);
   if (out.numel() == 0) return out;
-  const Forward f{inputs.rows, addend.const_data_ptr(), out.mutable_data_ptr()};
+  const Forward f{inputs.first.rows, addend.const_data_ptr(), out.mutable_data_ptr()};
   if (p.rows <= cuda::FEW || cuda::decodes_once(p, f)) {
     const Tensor scratch = at::empty({cuda::forward_scratch(p)}, x.options().dtype(at::kByte));
     check_cuda(op, cuda::forward(p, f, scratch.mutable_data_ptr(), device.stream()));
@@ -49,7 +49,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const
     const int64_t rows = std::min(count, p.out - row);
     check_cuda(op, cuda::decode(p, {row, rows, 0, p.in}, tile.mutable_data_ptr(), device.stream()));
     Tensor part = flat.narrow(1, row, rows);
-    at::addmm_out(part, addend.narrow(0, row, rows), inputs.flat, tile.narrow(0, 0, rows).t());
+    at::addmm_out(part, addend.narrow(0, row, rows), inputs.first.flat, tile.narrow(0, 0, rows).t());
   }
   return out;
 }
@@ -62,14 +62,14 @@ std::tuple<Tensor, Tensor> linear_backward(const Tensor& dout, const Tensor& pac
   const OnDevice device(dout);
   const Inputs inputs(dout, packed, absmax, in_features, dout.size(-1), block_size, quant_type);
   const Problem& p = inputs.problem;
-  Tensor dx = empty_rows(dout, p.in), dbias = at::empty({p.out}, dout.options());
-  const Backward b{inputs.rows, dx.mutable_data_ptr(), dbias.mutable_data_ptr()};
+  Tensor dx = stored::empty_rows(dout, p.in), dbias = at::empty({p.out}, dout.options());
+  const Backward b{inputs.first.rows, dx.mutable_data_ptr(), dbias.mutable_data_ptr()};
   if (cuda::decodes_once(p, b)) {
     const Tensor scratch = at::empty({cuda::backward_scratch(p)}, dout.options().dtype(at::kByte));
     check_cuda(op, cuda::backward(p, b, scratch.mutable_data_ptr(), device.stream()));
     return {dx, dbias};
   }
-  at::sum_out(dbias, inputs.flat, 0);
+  at::sum_out(dbias, inputs.first.flat, 0);
   if (dx.numel() == 0) return {dx, dbias};
   // Each tile has all rows of some columns, so that a sum is rounded once.
   const int64_t count = tile_of(p.in, p.out, dout);
@@ -79,7 +79,7 @@ std::tuple<Tensor, Tensor> linear_backward(const Tensor& dout, const Tensor& pac
     check_cuda(op, cuda::decode(p, {0, p.out, column, columns}, tile.mutable_data_ptr(),
                                 device.stream()));
     Tensor part = flat.narrow(1, column, columns);
-    at::mm_out(part, inputs.flat, tile.narrow(0, 0, p.out * columns).view({p.out, columns}));
+    at::mm_out(part, inputs.first.flat, tile.narrow(0, 0, p.out * columns).view({p.out, columns}));
   }
   return {dx, dbias};
 }

@@ -6,8 +6,6 @@
 #include <tuple>
 
 #include "native/autograd.hpp"
-#include "native/empty.hpp"
-#include "nf4_linear/binding.hpp"
 #include "nf4_linear/checks.hpp"
 #include "nf4_linear/torch.hpp"
 
@@ -18,11 +16,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, const Tensor& absmax, const
               int64_t in_features, int64_t block_size, int64_t quant_type) {
   Check("nf4_linear", "x", x).inputs(packed, absmax, bias, in_features, block_size, quant_type);
   const Inputs inputs(x, packed, absmax, in_features, bias.size(0), block_size, quant_type);
-  const Tensor addend = bias.contiguous();
-  Tensor out = empty_rows(x, bias.size(0));
-  run_forward(Host{}, inputs.problem,
-              {inputs.rows, addend.const_data_ptr(), out.mutable_data_ptr()});
-  return out;
+  return stored::linear(kernels(), inputs.problem, inputs.first.rows, x, bias);
 }
 
 std::tuple<Tensor, Tensor> linear_backward(const Tensor& dout, const Tensor& packed,
@@ -31,10 +25,7 @@ std::tuple<Tensor, Tensor> linear_backward(const Tensor& dout, const Tensor& pac
   const char* op = "nf4_linear_backward";
   Check(op, "dout", dout).cotangent(packed, absmax, in_features, block_size, quant_type);
   const Inputs inputs(dout, packed, absmax, in_features, dout.size(-1), block_size, quant_type);
-  Tensor dx = empty_rows(dout, in_features), dbias = empty_tensor({dout.size(-1)}, dout.options());
-  run_backward(Host{}, inputs.problem,
-               {inputs.rows, dx.mutable_data_ptr(), dbias.mutable_data_ptr()});
-  return {dx, dbias};
+  return stored::linear_backward(kernels(), inputs.problem, inputs.first.rows, dout);
 }
 
 TORCH_LIBRARY_FRAGMENT(fuseport, m) {

@@ -1,12 +1,22 @@
-// Products with tiles of the decoded weight, each tile small enough for a cache. Compiled once per
+// Products with tiles of a decoded weight, each tile small enough for a cache. Compiled once per
 // instruction set.
+//
+// A `Weight` is made of a problem and of room(problem) floats. It has decode<F>(row, column, count,
+// to), `column` being a multiple of 64; and with AVX-512, where in_registers(), TURN, see
+// stored_few.hpp, and dot<COUNT>(row, x, x_stride, sums): the lanes of the products of a row with
+// COUNT rows of x, arranged.
 #pragma once
 
-#include "native/blocks.hpp"
-#include "nf4_linear/decode.hpp"
-#include "nf4_linear/few.hpp"
+#include <cstring>
 
-namespace fuseport::nf4_linear::FUSEPORT_ISA {
+#include "native/blocks.hpp"
+#include "native/stored_few.hpp"
+#include "native/stored_weight.hpp"
+
+namespace fuseport::stored::FUSEPORT_ISA {
+
+using namespace fuseport::FUSEPORT_ISA;
+
 
 constexpr int DEPTH = 128;  // rows of a tile
 constexpr int SUMMED = 64;  // of a sum in registers: errors of longer ones would grow with the depth
@@ -29,15 +39,18 @@ FUSEPORT_INLINE int whole(int64_t columns) {
 template <class Real>
 struct Scratch {
   Real *tile, *panel, *sums;
+  float* room;  // of a Weight
   int64_t bytes;
 
-  Scratch(const Problem& p, void* base) {
+  Scratch(const Sizes& p, int64_t of_weight, void* base) {
     char* at = (char*)base;
     const auto take = [&](int64_t count) {
       Real* here = (Real*)at;
       at += (count * (int64_t)sizeof(Real) + 63) / 64 * 64;
       return here;
     };
+    room = (float*)at;
+    at += (of_weight * (int64_t)sizeof(float) + 63) / 64 * 64;
     tile = take(DEPTH * STRIP);
     panel = take(p.rows <= DECODING ? 8 * (p.in + DEPTH) : ROWS * DEPTH);
     sums = take(least(p.rows, CHUNK) * STRIP);
@@ -107,30 +120,28 @@ FUSEPORT_INLINE void load_rows(const Rows& rows, int64_t row, int64_t column, in
 }
 
 // A tile (depth, columns) of W, from (row, column) on. Columns up to whole vectors are zero.
-template <class F>
-static void tile_of(const Problem& p, int64_t row, int64_t column, int depth, int columns,
+template <class F, class Weight>
+static void tile_of(const Weight& weight, int64_t row, int64_t column, int depth, int columns,
                     typename F::Real* tile) {
-  const Code code(p);
   for (int k = 0; k < depth; ++k) {
     typename F::Real* to = tile + k * STRIP;
-    decode<F>(p, code, (row + k) * p.in + column, columns, to);
+    weight.template decode<F>(row + k, column, columns, to);
     for (int c = columns; c < whole<F>(columns); ++c) to[c] = 0;
   }
 }
 
 // A tile (depth, columns) of Wᵀ, from (row, column) on.
-template <class F>
-static void transposed_tile_of(const Problem& p, int64_t row, int64_t column, int depth,
+template <class F, class Weight>
+static void transposed_tile_of(const Weight& weight, int64_t row, int64_t column, int depth,
                                int columns, typename F::Real* tile) {
   using Real = typename F::Real;
   constexpr int LANES = F::LANES;
-  const Code code(p);
   alignas(64) Real lines[LANES * DEPTH];
   for (int c = 0; c < columns; c += LANES) {
     for (int i = 0; i < LANES; ++i) {
       Real* line = lines + i * DEPTH;
       if (c + i < columns) {
-        decode<F>(p, code, (column + c + i) * p.in + row, depth, line);
+        weight.template decode<F>(column + c + i, row, depth, line);
       } else {
         memset(line, 0, sizeof *line * DEPTH);
       }
@@ -145,18 +156,18 @@ static void transposed_tile_of(const Problem& p, int64_t row, int64_t column, in
 }
 
 // A strip of left · W, or left · Wᵀ, as sums (rows of the chunk, STRIP).
-template <class F, class Stored, bool TRANSPOSED>
-static void strip_of(const Problem& p, const Rows& left, int64_t first, int rows, int64_t column,
-                     int columns, const Scratch<typename F::Real>& s) {
+template <class F, class Weight, class Stored, bool TRANSPOSED>
+static void strip_of(const Weight& weight, const Sizes& p, const Rows& left, int64_t first,
+                     int rows, int64_t column, int columns, const Scratch<typename F::Real>& s) {
   using Real = typename F::Real;
   const int64_t all = TRANSPOSED ? p.in : p.out;
   memset(s.sums, 0, sizeof(Real) * rows * STRIP);
   for (int64_t at = 0; at < all; at += DEPTH) {
     const int depth = (int)least(DEPTH, all - at);
     if constexpr (TRANSPOSED) {
-      transposed_tile_of<F>(p, at, column, depth, columns, s.tile);
+      transposed_tile_of<F>(weight, at, column, depth, columns, s.tile);
     } else {
-      tile_of<F>(p, at, column, depth, columns, s.tile);
+      tile_of<F>(weight, at, column, depth, columns, s.tile);
     }
     for (int r = 0; r < rows; r += ROWS) {
       const int count = (int)least(ROWS, rows - r);
@@ -168,14 +179,13 @@ static void strip_of(const Problem& p, const Rows& left, int64_t first, int rows
 
 // The same of x · Wᵀ for a few rows: each row of the weight is decoded and used at once. As many
 // rows of it as lanes end in one vector of sums.
-template <class F, class Stored>
-static void strip_of_few(const Problem& p, const Rows& x, int rows, int64_t column, int columns,
-                         const Scratch<typename F::Real>& s) {
+template <class F, class Weight, class Stored>
+static void strip_of_few(const Weight& weight, const Sizes& p, const Rows& x, int rows,
+                         int64_t column, int columns, const Scratch<typename F::Real>& s) {
   using Vector = typename F::Vector;
   constexpr int LANES = F::LANES, CHAINS = 4;
   constexpr int64_t LINE = DEPTH * STRIP;  // values that a tile holds
   const int64_t stride = p.in > DEPTH ? p.in + DEPTH : DEPTH;
-  const Code code(p);
   memset(s.sums, 0, sizeof(typename F::Real) * rows * STRIP);
   for (int r = 0; r < rows; ++r) {
     typename F::Real* to = s.panel + r * stride;
@@ -187,7 +197,7 @@ static void strip_of_few(const Problem& p, const Rows& x, int rows, int64_t colu
     for (int c = 0; c < columns; c += LANES) {
       Vector sums[FEW][LANES] = {};
       for (int i = 0; i < LANES && c + i < columns; ++i) {
-        decode<F>(p, code, (column + c + i) * p.in + at, depth, s.tile);
+        weight.template decode<F>(column + c + i, at, depth, s.tile);
         int64_t padded = depth;
         for (; padded % (CHAINS * LANES); ++padded) s.tile[padded] = 0;
         for (int r = 0; r < rows; ++r) {
@@ -208,30 +218,31 @@ static void strip_of_few(const Problem& p, const Rows& x, int rows, int64_t colu
   }
 }
 
-template <class F>
-FUSEPORT_INLINE bool decodes_in_registers(const Problem& p) {
+template <class F, class Weight>
+FUSEPORT_INLINE bool decodes_in_registers(const Weight& weight, const Sizes& p) {
 #if defined(__AVX512F__)
-  return sizeof(typename F::Real) == 4 && p.rows <= DECODING && p.in % OF_LANE == 0 && p.in > 0;
+  return sizeof(typename F::Real) == 4 && p.rows <= DECODING && p.in > 0 && weight.in_registers();
 #else
   return false;
 #endif
 }
 
-template <class F, class Stored>
+template <class F, class Weight, class Stored, class Problem>
 static void forward_unit(const Problem& p, const Forward& f, int64_t unit, void* base) {
   using Real = typename F::Real;
-  const Scratch<Real> s(p, base);
+  const Scratch<Real> s(p, Weight::room(p), base);
+  const Weight weight(p, s.room);
   const int64_t first = unit % p.chunks() * CHUNK, column = unit / p.chunks() * STRIP;
   const int rows = (int)least(CHUNK, p.rows - first), columns = (int)least(STRIP, p.out - column);
-  if (decodes_in_registers<F>(p)) {
+  if (decodes_in_registers<F>(weight, p)) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(Real) == 4)
-      strip_of_decoding<Stored>(p, f.x, column, columns, s.panel, s.sums, STRIP);
+      strip_of_decoding<Weight, Stored>(weight, p, f.x, column, columns, s.panel, s.sums, STRIP);
 #endif
   } else if (p.rows <= FEW) {
-    strip_of_few<F, Stored>(p, f.x, rows, column, columns, s);
+    strip_of_few<F, Weight, Stored>(weight, p, f.x, rows, column, columns, s);
   } else {
-    strip_of<F, Stored, true>(p, f.x, first, rows, column, columns, s);
+    strip_of<F, Weight, Stored, true>(weight, p, f.x, first, rows, column, columns, s);
   }
   load_block<F>((const Stored*)f.bias + column, 0, 1, 1, columns, s.panel, 0);
   for (int r = 0; r < rows; ++r) {
@@ -241,18 +252,19 @@ static void forward_unit(const Problem& p, const Forward& f, int64_t unit, void*
   store_block<F>(s.sums, STRIP, rows, columns, (Stored*)f.out + first * p.out + column, p.out, 1);
 }
 
-template <class F, class Stored>
+template <class F, class Weight, class Stored, class Problem>
 static void backward_unit(const Problem& p, const Backward& b, int64_t unit, void* base) {
-  const Scratch<typename F::Real> s(p, base);
+  const Scratch<typename F::Real> s(p, Weight::room(p), base);
+  const Weight weight(p, s.room);
   const int64_t first = unit % p.chunks() * CHUNK, column = unit / p.chunks() * STRIP;
   const int rows = (int)least(CHUNK, p.rows - first), columns = (int)least(STRIP, p.in - column);
-  strip_of<F, Stored, false>(p, b.dout, first, rows, column, columns, s);
+  strip_of<F, Weight, Stored, false>(weight, p, b.dout, first, rows, column, columns, s);
   store_block<F>(s.sums, STRIP, rows, columns, (Stored*)b.dx + first * p.in + column, p.in, 1);
 }
 
-template <class F, class Stored>
+template <class F, class Weight, class Stored, class Problem>
 static void sum_unit(const Problem& p, const Backward& b, int64_t unit, void* base) {
-  const Scratch<typename F::Real> s(p, base);
+  const Scratch<typename F::Real> s(p, Weight::room(p), base);
   const int64_t column = unit * STRIP;
   const int columns = (int)least(STRIP, p.out - column);
   double sums[STRIP] = {};
@@ -266,4 +278,31 @@ static void sum_unit(const Problem& p, const Backward& b, int64_t unit, void* ba
     from_real((typename F::Real)sums[c], (Stored*)b.dbias + column + c);
 }
 
-}  // namespace fuseport::nf4_linear::FUSEPORT_ISA
+// The functions of an op's `Kernels`.
+template <class Weight, class Problem>
+struct Units {
+  static int64_t scratch_bytes(const Problem& p) {
+    return p.dtype == Dtype::float64 ? Scratch<double>(p, Weight::room(p), nullptr).bytes
+                                     : Scratch<float>(p, Weight::room(p), nullptr).bytes;
+  }
+
+  static void forward(const Problem& p, const Forward& f, int64_t unit, void* scratch) {
+#define FUSEPORT_CALL(F, Stored) forward_unit<F, Weight, Stored>(p, f, unit, scratch)
+    FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
+#undef FUSEPORT_CALL
+  }
+
+  static void backward(const Problem& p, const Backward& b, int64_t unit, void* scratch) {
+#define FUSEPORT_CALL(F, Stored) backward_unit<F, Weight, Stored>(p, b, unit, scratch)
+    FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
+#undef FUSEPORT_CALL
+  }
+
+  static void sum_rows(const Problem& p, const Backward& b, int64_t unit, void* scratch) {
+#define FUSEPORT_CALL(F, Stored) sum_unit<F, Weight, Stored>(p, b, unit, scratch)
+    FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
+#undef FUSEPORT_CALL
+  }
+};
+
+}  // namespace fuseport::stored::FUSEPORT_ISA
