@@ -48,6 +48,11 @@ struct Backward {
   void* dbias = nullptr;  // (out,), contiguous
 };
 
+// A part of the weight, (out, in).
+struct Tile {
+  int64_t row = 0, rows = 0, column = 0, columns = 0;
+};
+
 // The kernels of an op for one instruction set.
 template <class Problem>
 struct Kernels {

@@ -10,13 +10,10 @@
 
 namespace fuseport::nf4_linear::cuda {
 
+using stored::Tile;
+
 constexpr int64_t FEW = 16;  // up to so many rows, a product by tiles reads and writes more
 constexpr int64_t MOST_FEW = 64;  // the same where an index is decoded once for 16 rows
-
-// A part of the weight, (out, in).
-struct Tile {
-  int64_t row = 0, rows = 0, column = 0, columns = 0;
-};
 
 // Start on a stream, a cudaStream_t, of the current device, and do not wait for it. They return
 // null, or what CUDA says is wrong. Scratch memory is of the device, of so many bytes, aligned to

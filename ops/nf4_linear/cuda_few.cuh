@@ -9,7 +9,7 @@
 #pragma once
 
 #include "nf4_linear/cuda_code.cuh"
-#include "nf4_linear/cuda_products.cuh"
+#include "native/cuda_stored_products.cuh"
 
 namespace fuseport::nf4_linear::cuda {
 

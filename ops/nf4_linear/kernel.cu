@@ -17,8 +17,8 @@ bool decodes_once(const Problem& p, const Backward& b) {
 
 const char* forward(const Problem& p, const Forward& f, void* scratch, void* stream) {
   if (decodes_once(p, f)) return run_few(p, f, scratch, stream);
-  return p.rows <= FEW ? run_forward(p, f, stream)
-                       : run_product<false>(p, product_of(p, f), scratch, stream);
+  return p.rows <= FEW ? run_forward<Weight>(p, f, stream)
+                       : run_product<Weight, false>(p, product_of(p, f), scratch, stream);
 }
 
 int64_t backward_scratch(const Problem& p) {
@@ -30,12 +30,12 @@ int64_t backward_scratch(const Problem& p) {
 const char* backward(const Problem& p, const Backward& b, void* scratch, void* stream) {
   const char* const error = decodes_once(p, b)
                                 ? run_few(p, b, scratch, stream)
-                                : run_product<true>(p, product_of(p, b), scratch, stream);
+                                : run_product<Weight, true>(p, product_of(p, b), scratch, stream);
   return error ? error : run_sum_rows(p, b, stream);
 }
 
 const char* decode(const Problem& p, const Tile& tile, void* to, void* stream) {
-  return run_decode(p, tile, to, stream);
+  return run_decode<Weight>(p, tile, to, stream);
 }
 
 }  // namespace fuseport::nf4_linear::cuda

@@ -1,4 +1,4 @@
-// Products of many rows with the weight, or with its transpose, and sums over rows. Of the weight a
+// Products of many rows with a stored weight, or with its transpose, and sums over rows. Of it a
 // block decodes a tile at a time into shared memory, in the dtype of x, while tensor cores, or in
 // float32 and float64 fused multiply-adds, are at the tile before.
 //
@@ -8,13 +8,13 @@
 #pragma once
 
 #include "native/cuda_products.cuh"
-#include "nf4_linear/kernel.cuh"
+#include "native/cuda_stored.cuh"
 
-namespace fuseport::nf4_linear::cuda {
+namespace fuseport::stored::cuda {
 
 // x·Wᵀ + bias, or dout·W. `x` stands for dout, too.
 struct Product {
-  nf4_linear::Rows x;          // (rows, inner)
+  Rows x;                      // (rows, inner)
   const void* bias = nullptr;  // null: none
   void* to = nullptr;          // (rows, columns)
   int64_t inner = 0, columns = 0;
@@ -25,31 +25,29 @@ struct Product {
 
 // What a thread decodes of a tile of the weight: asked for before the product with the tile before,
 // decoded after it.
-template <class Tiling, bool BACK>
+template <class Weight, class Tiling, bool BACK>
 struct Decoder {
   using Stored = typename Tiling::Stored;
-  using Real = cuda::Real<Stored>;
-  using Tiles = cuda::Tiles<Tiling, BACK>;
+  using Real = fuseport::cuda::Real<Stored>;
+  using Tiles = fuseport::cuda::Tiles<Tiling, BACK>;
   static constexpr int SIDE = Tiling::SIDE, STEP = Tiling::STEP;
   static_assert(STEP % RUN == 0 && SIDE % RUN == 0);
   static constexpr int RUNS = SIDE * STEP / RUN;
   static constexpr int OWN = (RUNS + Tiling::THREADS - 1) / Tiling::THREADS;
 
-  const Code<Real>& code;
-  const Problem& p;
+  const Weight& weight;
   const Product& m;
   const int64_t column;
-  typename Code<Real>::Asked asked[OWN];
+  typename Weight::Asked asked[OWN];
 
-  FUSEPORT_DEVICE Decoder(const Code<Real>& code, const Problem& p, const Product& m,
-                          int64_t column)
-      : code(code), p(p), m(m), column(column) {}
+  FUSEPORT_DEVICE Decoder(const Weight& weight, const Product& m, int64_t column)
+      : weight(weight), m(m), column(column) {}
 
   FUSEPORT_DEVICE void ask(int64_t inner) {
     if (!m.runs) return;
     for_own([&](int j, int k, int c) {
       const bool there = inner + k < m.inner && column + c < m.columns;
-      if (there) asked[j] = code.ask(p, place(inner + k, column + c));
+      if (there) asked[j] = weight.ask(row_of(inner + k, c), column_of(inner + k, c));
       else asked[j] = {};
     });
   }
@@ -58,7 +56,7 @@ struct Decoder {
     if (!m.runs) return decode_each(inner, to);
     for_own([&](int j, int k, int c) {
       Real values[RUN];
-      code.decode(asked[j], values);
+      weight.decode(asked[j], values);
       if constexpr (BACK || Tiles::OF_COLUMNS) {
         constexpr int V = VECTOR<Stored>;
 #pragma unroll
@@ -86,8 +84,10 @@ struct Decoder {
     }
   }
 
-  FUSEPORT_DEVICE int64_t place(int64_t inner, int64_t column) const {
-    return BACK ? inner * p.in + column : column * p.in + inner;
+  // Of the weight; `c` counts from this tile's first column of the result.
+  FUSEPORT_DEVICE int64_t row_of(int64_t inner, int c) const { return BACK ? inner : column + c; }
+  FUSEPORT_DEVICE int64_t column_of(int64_t inner, int c) const {
+    return BACK ? column + c : inner;
   }
 
   FUSEPORT_DEVICE void decode_each(int64_t inner, Stored* to) const {
@@ -95,7 +95,7 @@ struct Decoder {
     for (int i = (int)threadIdx.x; i < SIDE * STEP; i += Tiling::THREADS) {
       const int k = BACK ? i / SIDE : i % STEP, c = BACK ? i % SIDE : i / STEP;
       const bool there = inner + k < m.inner && column + c < m.columns;
-      from_real(there ? code.one(p, place(inner + k, column + c)) : Real(0),
+      from_real(there ? weight.one(row_of(inner + k, c), column_of(inner + k, c)) : Real(0),
                 to + Tiles::place(k, c));
     }
   }
@@ -115,18 +115,18 @@ FUSEPORT_DEVICE void finish(const Product& m, const Real<Stored>* sums, int64_t 
 }
 
 // Tiles of the result in a row share x, and the packed weight is in L2 for the rows of them below.
-template <class Tiling, bool BACK>
+template <template <class> class Weight, class Tiling, bool BACK, class Problem>
 __global__ void __launch_bounds__(Tiling::THREADS, Tiling::BLOCKS)
     product_kernel(Problem p, Product m) {
   using Stored = typename Tiling::Stored;
-  using Real = cuda::Real<Stored>;
-  using Tiles = cuda::Tiles<Tiling, BACK>;
+  using Real = fuseport::cuda::Real<Stored>;
+  using Tiles = fuseport::cuda::Tiles<Tiling, BACK>;
   using Sums = SumsOf<Tiling, BACK>;
   constexpr int SIDE = Tiling::SIDE, STEP = Tiling::STEP, WIDTH = Sums::WIDTH;
   const auto turn_of = [](int64_t k) { return (int)(k / STEP % 2); };  // of two tiles
   FUSEPORT_SHARED(memory);
-  const Code<Real> code(p, memory);
-  Tiles& tiles = *(Tiles*)(memory + 16 * sizeof(Real));
+  const Weight<Real> weight(p, memory);
+  Tiles& tiles = *(Tiles*)(memory + Weight<Real>::BYTES);
   const Matrix<Stored> x{(const Stored*)m.x.data, p.rows, m.inner, m.x.row_stride,
                          m.x.column_stride, m.whole};
   const int64_t across = (m.columns + SIDE - 1) / SIDE, down = (p.rows + SIDE - 1) / SIDE;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(Tiling::THREADS, Tiling::BLOCKS)
     const int64_t first = part * m.span, end = first + m.span;
     const int64_t last = end < m.inner ? end : m.inner;
     Sums sums(p.rows - row, m.columns - column);
-    Decoder<Tiling, BACK> decoder(code, p, m, column);
+    Decoder<Weight<Real>, Tiling, BACK> decoder(weight, m, column);
     __syncthreads();  // the unit before has read all
     if (first < last) {
       const int turn = turn_of(first);
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(THREADS) add_parts_kernel(Product m, int64_t c
 }
 
 template <class Stored>
-__global__ void __launch_bounds__(PART_THREADS) sum_rows_kernel(Problem p, Backward b) {
+__global__ void __launch_bounds__(PART_THREADS) sum_rows_kernel(Sizes p, Backward b) {
   FUSEPORT_SHARED(memory);
   const Stored* const dout = (const Stored*)b.dout.data;
   sum_columns(
@@ -202,16 +202,16 @@ void cut(Product& m, int64_t rows) {
   m.parts = most > 1 ? (m.inner + m.span - 1) / m.span : 1;
 }
 
-inline Product product_of(const Problem& p, const Forward& f) {
+inline Product product_of(const Sizes& p, const Forward& f) {
   return {.x = f.x, .bias = f.bias, .to = f.out, .inner = p.in, .columns = p.out};
 }
-inline Product product_of(const Problem& p, const Backward& b) {
+inline Product product_of(const Sizes& p, const Backward& b) {
   return {.x = b.dout, .to = b.dx, .inner = p.out, .columns = p.in};
 }
 
 // Calls call(Tiling{}, m), with the parts set, for a result that is not empty.
 template <class Call>
-const char* with_tiling(const Problem& p, Product m, const Call& call) {
+const char* with_tiling(const Sizes& p, Product m, const Call& call) {
   if (p.rows == 0 || m.columns == 0) return nullptr;
   return with_dtype(p.dtype, [&](auto stored) {
     using All = Tilings<decltype(stored)>;
@@ -225,7 +225,7 @@ const char* with_tiling(const Problem& p, Product m, const Call& call) {
 }
 
 // Bytes of memory that run_product wants.
-inline int64_t product_scratch(const Problem& p, const Product& product) {
+inline int64_t product_scratch(const Sizes& p, const Product& product) {
   int64_t bytes = 0;
   with_tiling(p, product, [&](auto tiling, const Product& m) -> const char* {
     using Stored = typename decltype(tiling)::Stored;
@@ -237,13 +237,13 @@ inline int64_t product_scratch(const Problem& p, const Product& product) {
 
 // Adds up what is in m.sums.
 template <class Stored>
-const char* run_add_parts(const Problem& p, const Product& m, void* stream) {
+const char* run_add_parts(const Sizes& p, const Product& m, void* stream) {
   const int64_t count = p.rows * m.columns;
   return launch(add_parts_kernel<Stored>, (count + THREADS - 1) / THREADS, THREADS, 0, stream, m,
                 count);
 }
 
-template <bool BACK>
+template <template <class> class Weight, bool BACK, class Problem>
 const char* run_product(const Problem& p, const Product& product, void* scratch, void* stream) {
   return with_tiling(p, product, [&](auto tiling, Product m) {
     using Tiling = decltype(tiling);
@@ -251,16 +251,16 @@ const char* run_product(const Problem& p, const Product& product, void* scratch,
     m.sums = scratch;
     m.whole = m.x.column_stride == 1 &&
               aligned<VECTOR<Stored>, Stored>(m.x.data, m.x.row_stride, m.inner);
-    m.runs = in_runs(p, 0, p.in);
-    const int64_t shared = 16 * sizeof(Real<Stored>) + sizeof(Tiles<Tiling, BACK>);
+    m.runs = Weight<Real<Stored>>::in_runs(p, 0, p.in);
+    const int64_t shared = Weight<Real<Stored>>::BYTES + sizeof(Tiles<Tiling, BACK>);
     const char* const error =
-        launch(product_kernel<Tiling, BACK>, tiles_of<Tiling>(p.rows, m.columns) * m.parts,
+        launch(product_kernel<Weight, Tiling, BACK, Problem>, tiles_of<Tiling>(p.rows, m.columns) * m.parts,
                Tiling::THREADS, shared, stream, p, m);
     return error || m.parts == 1 ? error : run_add_parts<Stored>(p, m, stream);
   });
 }
 
-inline const char* run_sum_rows(const Problem& p, const Backward& b, void* stream) {
+inline const char* run_sum_rows(const Sizes& p, const Backward& b, void* stream) {
   if (p.out == 0) return nullptr;
   return with_dtype(p.dtype, [&](auto stored) {
     return launch(sum_rows_kernel<decltype(stored)>, part_blocks(p.out), PART_THREADS, PART_SHARED,
@@ -268,4 +268,4 @@ inline const char* run_sum_rows(const Problem& p, const Backward& b, void* strea
   });
 }
 
-}  // namespace fuseport::nf4_linear::cuda
+}  // namespace fuseport::stored::cuda
