@@ -1,4 +1,4 @@
-"""Folders of transformers whose linear layers GPTQ or AWQ has quantized."""
+"""Folders of transformers whose layers GPTQ, AWQ or compressed-tensors has in a few bits."""
 
 import json
 import shutil
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.errors import CorruptInput, Missing
+from fuseport.ops.matmul_nbits import from_gptq
+from fuseport.ops.matmul_nbits.storage import pack_codes, unpack_codes
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"
@@ -58,13 +60,91 @@ def test_it_verifies(tmp_path: Path) -> None:
     bundle = api.export(FIXTURES / "gptq", tmp_path / "bundle", format=["onnx"])
     nodes = [node.op_type for node in onnx.load(bundle.folder / "forward.onnx").graph.node]
     assert nodes.count("matmul_nbits") == 7
-    report = api.verify(bundle.folder, runtime=["eager", "onnxruntime"])
+    report = api.verify(bundle.folder, runtime=["onnxruntime"])
     assert report.results
     assert not [row for row in report.results if row.verdict != "pass"]
     outputs = [spec["name"] for spec in bundle.manifest["programs"]["gradient"]["outputs"]]
     of = {output.removeprefix("grad/model.") for output in outputs}
     assert {"embed_tokens.weight", "norm.weight", "layers.0.self_attn.v_proj.bias"} <= of
     assert not [n for n in of if n.endswith(("_proj.weight", "packed", "scales", "zero_points"))]
+
+
+def packed(folder: Path, **weights: Any) -> None:
+    """Turns a folder of GPTQ into one of compressed-tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [n.removesuffix(".qweight") for n in tensors if n.endswith(".qweight")]:
+        stored = from_gptq(tensors, name, 4, 32)
+        assert stored.order is not None
+        codes = unpack_codes(stored.packed, 4).flatten(1)[:, stored.order.argsort()]
+        zeros = unpack_codes(stored.zero_points, 4)[:, : stored.scales.shape[1]]
+        zero_words = pack_codes(zeros.T, 4).contiguous().view(torch.int32)
+        parts = {
+            "weight_packed": pack_codes(codes, 4).contiguous().view(torch.int32),
+            "weight_scale": stored.scales.half(),
+            "weight_zero_point": zero_words.T.contiguous(),
+            "weight_shape": torch.tensor(codes.shape),
+            "weight_g_idx": tensors[f"{name}.g_idx"],
+        }
+        for part in ("qweight", "qzeros", "scales", "g_idx"):
+            del tensors[f"{name}.{part}"]
+        tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    way = {"num_bits": 4, "group_size": 32, "strategy": "group", "type": "int", **weights}
+    groups = {"group_0": {"targets": ["Linear"], "weights": way, "input_activations": None}}
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_folder_of_compressed_tensors_is_the_same(gptq: Path) -> None:
+    packed(gptq)
+    expected = load_file(gptq / "expected.safetensors")
+    found = logits(module_of(gptq), expected["input_ids"])
+    torch.testing.assert_close(found, expected["logits"], rtol=0, atol=2e-6)
+    config = {"settings": checkpoint.load(gptq).config}
+    assert models.quantized(config) == []  # of what `recognise` has not seen
+    recognised = models.recognised(checkpoint.load(gptq))
+    assert recognised is not None
+    [said] = models.quantized(recognised[1])
+    assert said.startswith("7 layers by compressed-tensors, in 4 bits, groups of 32")
+
+
+FOUR = {"num_bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"format": "int-quantized"}, "compressed-tensors in the format int-quantized, and only"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "says kv_cache_scheme of compressed-tensors, and"),
+        ({"sparsity_config": {"format": "sparse-24"}}, "says sparsity_config of compressed"),
+        (
+            {
+                "config_groups": {
+                    "a": {"weights": {"num_bits": 4}},
+                    "b": {"weights": {"num_bits": 8}},
+                }
+            },
+            "several config_groups of other bits",
+        ),
+        (
+            {"config_groups": {"a": {"weights": {"num_bits": 4}, "input_activations": {"a": 1}}}},
+            "says input_activations of compressed-tensors, and only weights alone",
+        ),
+    ],
+)
+def test_what_else_compressed_tensors_has_is_refused(
+    gptq: Path, settings: dict[str, Any], told: str
+) -> None:
+    packed(gptq)
+    say(gptq, **settings)
+    with pytest.raises(Missing, match=told):
+        models.from_checkpoint(checkpoint.load(gptq))
 
 
 def test_a_folder_says_what_it_is(folder: Path) -> None:
@@ -136,7 +216,10 @@ def say(folder: Path, **settings: Any) -> None:
         ({"checkpoint_format": "marlin"}, r"GPTQ in the format marlin, and only gptq and gptq_v2"),
         ({"bits": 3}, r"GPTQ in 3 bits, and only 2 or 4 or 8 are read; quantize the model again"),
         ({"dynamic": {"+:.*down": {"bits": 8}}}, r"says dynamic, .* \(\+:\.\*down\), and only one"),
-        ({"quant_method": "hqq"}, r"quant_method hqq: only bitsandbytes' four bits, GPTQ's and"),
+        (
+            {"quant_method": "hqq"},
+            r"quant_method hqq: only bitsandbytes' four bits, and those of",
+        ),
         ({"quant_method": None}, r"_proj\.qweight is of a quantized layer, and config\.json"),
     ],
 )

@@ -14,6 +14,7 @@ from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
 from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import _nbits as nbits
+from fuseport.exporter.models._nbits_formats import said_by
 
 __all__ = ["described", "layers", "named", "place", "taken", "without"]
 
@@ -98,7 +99,9 @@ def taken(
 def described(config: Mapping[str, Any]) -> list[str]:
     """What a user is told of quantized layers, a line for each way that they are stored."""
     settings = config.get("settings", config)
-    method = str(settings.get("quantization_config", {}).get("quant_method", "")).upper()
+    method = ""
+    if placed := nbits.layers(settings):
+        method = said_by(settings, "the folder", next(iter(placed))).method
 
     def said(how: _Stored) -> str:
         if isinstance(how, four_bits.Stored):

@@ -16,6 +16,7 @@ from fuseport.ops.matmul_nbits.storage import (
     WeightNBits,
     dequantize_nbits,
     from_awq,
+    from_compressed_tensors,
     from_gptq,
     quantize_nbits,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "WeightNBits",
     "dequantize_nbits",
     "from_awq",
+    "from_compressed_tensors",
     "from_gptq",
     "matmul_nbits",
     "quantize_nbits",
@@ -123,6 +125,10 @@ SPEC = OpSpec(
         Evidence(
             "a linear layer of GPTQ or AWQ",
             {"qweight": (None, None), "qzeros": (None, None), "scales": (None, None)},
+        ),
+        Evidence(
+            "a linear layer of compressed-tensors",
+            {"weight_packed": (None, None), "weight_scale": (None, None), "weight_shape": (2,)},
         ),
     ),
 )

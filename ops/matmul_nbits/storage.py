@@ -1,4 +1,4 @@
-"""Weights of a few bits in groups: quantising, dequantising, and reading what GPTQ and AWQ store.
+"""Weights of a few bits in groups: quantising, dequantising, and reading what packages store.
 
 A weight (out, in) has codes of 2, 4 or 8 bits. `group_size` of them in a row, the last perhaps
 fewer, are a group, with a scale and a zero point: each value is (code - zero_point)·scale. They are
@@ -7,8 +7,8 @@ each other in bytes, the first in the lowest bits, and so do a row's zero points
 
 Sources: Frantar, Ashkboos, Hoefler & Alistarh, "GPTQ: Accurate post-training quantization for
 generative pre-trained transformers", 2022, and Lin et al., "AWQ: Activation-aware weight
-quantization for LLM compression and acceleration", 2023; AutoGPTQ, GPTQModel and AutoAWQ for what
-they save.
+quantization for LLM compression and acceleration", 2023; AutoGPTQ, GPTQModel, AutoAWQ and
+compressed-tensors for what they save.
 """
 
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ __all__ = [
     "WeightNBits",
     "dequantize_nbits",
     "from_awq",
+    "from_compressed_tensors",
     "from_gptq",
     "groups_of",
     "pack_codes",
@@ -190,19 +191,8 @@ def from_gptq(
     if stored_less_one:  # in whole words, as GPTQModel does: 0 less one has borrowed
         words = words + sum(1 << shift for shift in range(0, _WORD, bits))
     zeros = _columns(words, bits)
-    made = _made(name, codes, zeros.T, scales.T, bits, group_size)
     group = tensors.get(f"{name}.g_idx")
-    if group is None:
-        return made
-    inputs = codes.shape[1]
-    require(group.shape == (inputs,), _OP, f"{name}.g_idx", f"({inputs},)", tuple(group.shape))
-    order = torch.argsort(group.long(), stable=True)
-    places = torch.arange(inputs) // made.group_size
-    told = f"{made.group_size} inputs for each group, and fewer for the last"
-    require(torch.equal(group.long()[order], places), _OP, f"{name}.g_idx", told, "others")
-    if torch.equal(order, torch.arange(inputs)):
-        return made
-    return _made(name, codes[:, order], zeros.T, scales.T, bits, group_size, order)
+    return _ordered(name, codes, zeros.T, scales.T, bits, group_size, group)
 
 
 def from_awq(
@@ -232,6 +222,39 @@ def from_awq(
     return _made(name, columns("qweight"), columns("qzeros"), scales, bits, group_size)
 
 
+def from_compressed_tensors(
+    tensors: Mapping[str, Tensor], name: str, bits: int, group_size: int
+) -> WeightNBits:
+    """A weight from what compressed-tensors saves of one in its format `pack-quantized`.
+
+    Args:
+        tensors: of a checkpoint: `<name>.weight_packed`, int32, (out, ⌈in·bits/32⌉),
+            `<name>.weight_scale`, (out, groups), `<name>.weight_shape`, (2,), perhaps
+            `<name>.weight_zero_point`, int32, (⌈out·bits/32⌉, groups), without which all are
+            2^(bits-1), and perhaps `<name>.weight_g_idx`, (in,), the group that each input is of.
+        name: of the layer.
+        bits: of a code.
+        group_size: as the configuration says it; -1 for whole rows.
+
+    Raises:
+        KeyError: one of these is missing.
+        ValueError: their sizes do not fit.
+    """
+    require(bits in BITS, _OP, "bits", "2, 4 or 8", bits)
+    outputs, inputs = (int(size) for size in tensors[f"{name}.weight_shape"].tolist())
+    words = _words(tensors, f"{name}.weight_packed")
+    size = (outputs, (inputs * bits + _WORD - 1) // _WORD)
+    require(words.shape == size, _OP, f"{name}.weight_packed", f"{size}", tuple(words.shape))
+    scales = tensors[f"{name}.weight_scale"]
+    if f"{name}.weight_zero_point" in tensors:
+        zeros = _columns(_words(tensors, f"{name}.weight_zero_point").T, bits)[:, :outputs].T
+    else:
+        zeros = torch.full(scales.shape, 1 << bits - 1, dtype=torch.uint8)
+    codes = _columns(words, bits)[:, :inputs]
+    group = tensors.get(f"{name}.weight_g_idx")
+    return _ordered(name, codes, zeros, scales, bits, group_size, group)
+
+
 def _words(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     words = tensors[name]
     require(words.dtype == torch.int32, _OP, name, "int32", dtype_name(words.dtype))
@@ -243,6 +266,30 @@ def _columns(words: Tensor, bits: int) -> Tensor:
     """The codes of rows of words, the first of each in its lowest bits, as uint8."""
     parts = [words >> shift & (1 << bits) - 1 for shift in range(0, _WORD, bits)]
     return torch.stack(parts, -1).flatten(1).to(torch.uint8)
+
+
+def _ordered(
+    name: str,
+    codes: Tensor,
+    zeros: Tensor,
+    scales: Tensor,
+    bits: int,
+    group_size: int,
+    group: Tensor | None,
+) -> WeightNBits:
+    """`_made`, with inputs in the order of groups: `group`, (in,), says which each is of."""
+    made = _made(name, codes, zeros, scales, bits, group_size)
+    if group is None:
+        return made
+    inputs = codes.shape[1]
+    require(group.shape == (inputs,), _OP, f"{name}.g_idx", f"({inputs},)", tuple(group.shape))
+    order = torch.argsort(group.long(), stable=True)
+    places = torch.arange(inputs) // made.group_size
+    told = f"{made.group_size} inputs for each group, and fewer for the last"
+    require(torch.equal(group.long()[order], places), _OP, f"{name}.g_idx", told, "others")
+    if torch.equal(order, torch.arange(inputs)):
+        return made
+    return _made(name, codes[:, order], zeros, scales, bits, group_size, order)
 
 
 def _made(

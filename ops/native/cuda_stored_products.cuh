@@ -254,8 +254,8 @@ const char* run_product(const Problem& p, const Product& product, void* scratch,
     m.runs = Weight<Real<Stored>>::in_runs(p, 0, p.in);
     const int64_t shared = Weight<Real<Stored>>::BYTES + sizeof(Tiles<Tiling, BACK>);
     const char* const error =
-        launch(product_kernel<Weight, Tiling, BACK, Problem>, tiles_of<Tiling>(p.rows, m.columns) * m.parts,
-               Tiling::THREADS, shared, stream, p, m);
+        launch(product_kernel<Weight, Tiling, BACK, Problem>,
+               tiles_of<Tiling>(p.rows, m.columns) * m.parts, Tiling::THREADS, shared, stream, p, m);
     return error || m.parts == 1 ? error : run_add_parts<Stored>(p, m, stream);
   });
 }

@@ -1,14 +1,17 @@
-// Products of many rows with a stored weight, of which torch multiplies decoded tiles: small enough to
-// stay in a GPU's L2, and rounded to the dtype of x.
+// The binding of a stored weight's CUDA kernels to torch. What they do not take whole are products of
+// torch's with decoded tiles: small enough to stay in a GPU's L2, and rounded to the dtype of x.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
 
 #include <algorithm>
+#include <tuple>
 
+#include "native/cuda_torch.hpp"
 #include "native/stored_torch.hpp"
 
 namespace fuseport::stored {
@@ -47,6 +50,57 @@ void multiply_tiles_back(const Sizes& p, const Tensor& dout, const Tensor& dx,
     Tensor part = dx.narrow(1, column, columns);
     at::mm_out(part, dout, tile.narrow(0, 0, p.out * columns).view({p.out, columns}));
   }
+}
+
+// The kernels of an op for CUDA, as its cuda.hpp has them.
+template <class Problem>
+struct CudaKernels {
+  bool (*takes)(const Problem&, const Forward&);  // rather than that torch multiplies tiles
+  bool (*takes_back)(const Problem&, const Backward&);
+  int64_t (*forward_scratch)(const Problem&);
+  const char* (*forward)(const Problem&, const Forward&, void* scratch, void* stream);
+  int64_t (*backward_scratch)(const Problem&);
+  const char* (*backward)(const Problem&, const Backward&, void* scratch, void* stream);
+  const char* (*decode)(const Problem&, const Tile&, void* to, void* stream);
+};
+
+// The layer.
+template <class Problem>
+Tensor linear(const CudaKernels<Problem>& k, const char* op, const OnDevice& device,
+              const Problem& p, const FirstInput& first, const Tensor& x, const Tensor& bias) {
+  const Tensor addend = bias.contiguous();
+  Tensor out = empty_rows(x, p.out);
+  if (out.numel() == 0) return out;
+  const Forward f{first.rows, addend.const_data_ptr(), out.mutable_data_ptr()};
+  if (k.takes(p, f)) {
+    const Tensor scratch = device_scratch(k.forward_scratch(p), x);
+    check_cuda(op, k.forward(p, f, scratch.mutable_data_ptr(), device.stream()));
+    return out;
+  }
+  multiply_tiles(p, first.flat, addend, out.view({p.rows, p.out}), [&](const Tile& t, void* to) {
+    check_cuda(op, k.decode(p, t, to, device.stream()));
+  });
+  return out;
+}
+
+// Its dx and dbias.
+template <class Problem>
+std::tuple<Tensor, Tensor> linear_backward(const CudaKernels<Problem>& k, const char* op,
+                                           const OnDevice& device, const Problem& p,
+                                           const FirstInput& first, const Tensor& dout) {
+  Tensor dx = empty_rows(dout, p.in), dbias = at::empty({p.out}, dout.options());
+  const Backward b{first.rows, dx.mutable_data_ptr(), dbias.mutable_data_ptr()};
+  if (k.takes_back(p, b)) {
+    const Tensor scratch = device_scratch(k.backward_scratch(p), dout);
+    check_cuda(op, k.backward(p, b, scratch.mutable_data_ptr(), device.stream()));
+    return {dx, dbias};
+  }
+  at::sum_out(dbias, first.flat, 0);
+  if (dx.numel() == 0) return {dx, dbias};
+  multiply_tiles_back(p, first.flat, dx.view({p.rows, p.in}), [&](const Tile& t, void* to) {
+    check_cuda(op, k.decode(p, t, to, device.stream()));
+  });
+  return {dx, dbias};
 }
 
 }  // namespace fuseport::stored

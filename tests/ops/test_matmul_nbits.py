@@ -12,6 +12,7 @@ from fuseport.ops import register
 from fuseport.ops.matmul_nbits import (
     dequantize_nbits,
     from_awq,
+    from_compressed_tensors,
     from_gptq,
     matmul_nbits,
     quantize_nbits,
@@ -140,6 +141,28 @@ def test_what_awq_saves_is_read() -> None:
     torch.testing.assert_close(values_of(from_awq(tensors, "l", 4, 16)), expected, rtol=0, atol=0)
     with pytest.raises(ValueError, match="bits must be 4, of AWQ; got 8"):
         from_awq(tensors, "l", 8, 16)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_what_compressed_tensors_saves_is_read(bits: int, symmetric: bool) -> None:
+    inputs, outputs, size = 96, 10, 32
+    codes, scales = drawn(bits, inputs, outputs), torch.rand(3, outputs) + 0.5
+    zeros = torch.full((3, outputs), 1 << bits - 1) if symmetric else drawn(bits, 3, outputs)
+    group = torch.randperm(inputs) // size
+    tensors = {
+        "l.weight_packed": words(codes.T.tolist(), bits),
+        "l.weight_scale": scales.T,
+        "l.weight_shape": torch.tensor([outputs, inputs]),
+        "l.weight_g_idx": group.int(),
+    }
+    if not symmetric:
+        whole_words = F.pad(zeros, (0, -outputs % (32 // bits)))
+        tensors["l.weight_zero_point"] = words(whole_words.tolist(), bits).T
+    stored = from_compressed_tensors(tensors, "l", bits, size)
+    assert stored.order is not None
+    expected = whole(codes, zeros, scales, group.tolist())[:, stored.order]
+    torch.testing.assert_close(values_of(stored), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("bits", BITS)
