@@ -7,6 +7,7 @@
 namespace fuseport::matmul_nbits::FUSEPORT_ISA {
 
 struct Weight {
+  static constexpr int MOST = 8;  // of more, a decoded tile is the faster way
   static constexpr int TURN = 0;  // the first of two is in the low half of a byte
 
   const Problem& p;

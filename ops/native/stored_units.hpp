@@ -2,9 +2,9 @@
 // instruction set.
 //
 // A `Weight` is made of a problem and of room(problem) floats. It has decode<F>(row, column, count,
-// to), `column` being a multiple of 64; and with AVX-512, where in_registers(), TURN, see
-// stored_few.hpp, and dot<COUNT>(row, x, x_stride, sums): the lanes of the products of a row with
-// COUNT rows of x, arranged.
+// to), `column` being a multiple of 64; and with AVX-512, where in_registers(), for MOST rows of x at
+// the most, TURN, see stored_few.hpp, and dot<COUNT>(row, x, x_stride, sums): the lanes of the
+// products of a row with COUNT rows of x, arranged.
 #pragma once
 
 #include <cstring>
@@ -221,7 +221,8 @@ static void strip_of_few(const Weight& weight, const Sizes& p, const Rows& x, in
 template <class F, class Weight>
 FUSEPORT_INLINE bool decodes_in_registers(const Weight& weight, const Sizes& p) {
 #if defined(__AVX512F__)
-  return sizeof(typename F::Real) == 4 && p.rows <= DECODING && p.in > 0 && weight.in_registers();
+  return sizeof(typename F::Real) == 4 && p.rows <= Weight::MOST && p.in > 0 &&
+         weight.in_registers();
 #else
   return false;
 #endif

@@ -9,6 +9,7 @@ namespace fuseport::nf4_linear::FUSEPORT_ISA {
 using namespace stored::FUSEPORT_ISA;
 
 struct Weight {
+  static constexpr int MOST = stored::DECODING;
   static constexpr int TURN = 1;  // the first of two is in the high half of a byte
 
   const Problem& p;
