@@ -195,6 +195,13 @@ def test_biases_that_a_model_has_not_count_where_they_are_not_zero(folder: Path)
     assert torch.equal(module.get_submodule(DOWN).bias, torch.ones(64))
 
 
+def test_tables_that_old_files_have_are_left_out(gptq: Path) -> None:
+    tokens = torch.arange(8)[None]
+    before = logits(module_of(gptq), tokens)
+    change(gptq, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    assert torch.equal(logits(module_of(gptq), tokens), before)
+
+
 def change(folder: Path, tensors: Mapping[str, Tensor | None]) -> None:
     changed = {**load_file(folder / "model.safetensors"), **tensors}
     kept = {name: tensor for name, tensor in changed.items() if tensor is not None}
@@ -232,6 +239,21 @@ def test_what_is_not_read_is_refused_in_a_line(
     assert "\n" not in str(refused.value)
 
 
+def test_groups_larger_than_a_row_are_whole_rows(gptq: Path) -> None:
+    """However large: no memory is taken for what is beyond."""
+    tensors = load_file(gptq / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith((".qzeros", ".scales")):
+            tensors[name] = tensor[:1].contiguous()
+        elif name.endswith(".g_idx"):
+            tensors[name] = torch.zeros_like(tensor)
+    change(gptq, tensors)
+    say(gptq, group_size=-1)
+    expected = logits(module_of(gptq), torch.arange(8)[None])
+    say(gptq, group_size=2**44)
+    assert torch.equal(logits(module_of(gptq), torch.arange(8)[None]), expected)
+
+
 def test_layers_that_are_left_out_by_a_rule_are_plain(gptq: Path) -> None:
     say(gptq, dynamic={"-:.*lm_head": {}})
     assert isinstance(module_of(gptq).get_submodule("lm_head"), nn.Linear)
@@ -246,6 +268,7 @@ def test_layers_that_are_left_out_by_a_rule_are_plain(gptq: Path) -> None:
         ({f"{QUERY}.g_idx": torch.zeros(64).int()}, {}, rf"{QUERY} is no weight .*g_idx must"),
         ({}, {"group_size": 24}, "_proj is no weight of GPTQ: groups of 24 codes"),
         ({}, {"group_size": 64}, rf"{DOWN} is no weight of GPTQ: .*qzeros must be of 2 gr"),
+        ({f"{QUERY}.qweight": torch.zeros(8).int()}, {}, rf"{QUERY} is no weight .* is no matrix"),
         ({}, {"bits": "4"}, "says bits 4 and group_size 32, which are no numbers"),
     ],
 )
@@ -259,11 +282,20 @@ def test_what_is_no_such_folder_is_refused(
 
 
 @pytest.mark.parametrize(
-    "said", [["q_proj"], {QUERY: 4}, {QUERY: {"bits": 4, "group_size": 8}}, {QUERY: {"bits": 5}}]
+    "said",
+    [
+        ["q_proj"],
+        {QUERY: 4},
+        {QUERY: {"bits": 5}},
+        {QUERY: {"bits": 4, "group_size": 8, "reordered": False, "biased": False}},
+        {QUERY: {"bits": 4, "group_size": 2**40, "reordered": False, "biased": False}},
+    ],
 )
 def test_what_a_manifest_says_of_layers_is_looked_at(gptq: Path, said: Any) -> None:
     settings = {**checkpoint.load(gptq).config, "nbits": said}
-    with pytest.raises(CorruptInput, match="is not how each is stored"):
+    with pytest.raises(
+        CorruptInput, match=r"is not how each is stored|groups of 1099511627776 codes in rows of 64"
+    ):
         models.build("huggingface", {"settings": settings})
 
 

@@ -18,6 +18,8 @@ from fuseport.exporter.errors import Missing
 
 __all__ = ["offline", "quiet", "renamed"]
 
+_MADE = ".rotary_emb.inv_freq"  # files of before 4.32 have it; models make it of their settings
+
 
 def renamed(module: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The tensors by the module's own names, those that it lacks under theirs.
@@ -30,6 +32,7 @@ def renamed(module: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         Missing: transformers has no way to read them here.
     """
     own = module.state_dict()
+    tensors = {n: t for n, t in tensors.items() if n in own or not n.endswith(_MADE)}
     if not own.keys() - tensors.keys() or not tensors.keys() - own.keys():
         return tensors  # nothing of the file is called otherwise
     try:

@@ -16,9 +16,11 @@ from fuseport.exporter.errors import CorruptInput
 from fuseport.exporter.models._four_bits import features
 from fuseport.exporter.models._nbits_formats import SIGNS, Stored, said_by
 from fuseport.ops.matmul_nbits import dequantize_nbits, matmul_nbits
-from fuseport.ops.matmul_nbits.storage import BITS, groups_of, row_bytes
+from fuseport.ops.matmul_nbits.storage import BITS, groups_of, row_bytes, whole_row
 
 __all__ = ["FIELD", "NBitsLinear", "Stored", "layers", "named", "stored", "taken"]
+
+_MISFITS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 FIELD = "nbits"
 """Under which name a model's configuration says which layers are such; see `named`."""
@@ -30,6 +32,9 @@ class NBitsLinear(nn.Module):
     Args:
         like: the layer whose place it takes.
         stored: how; the values are not set yet.
+
+    Raises:
+        CorruptInput: its groups are larger than a row.
     """
 
     packed: Tensor
@@ -45,6 +50,8 @@ class NBitsLinear(nn.Module):
         if self.bias is None and stored.biased:  # some versions give all layers one
             self.bias = nn.Parameter(torch.zeros(self.out_features))
         bits, group_size, *_ = stored
+        if group_size > whole_row(self.in_features):  # memory that nothing needs
+            raise CorruptInput(f"groups of {group_size} codes in rows of {self.in_features}")
         groups, rows = groups_of(self.in_features, group_size), self.out_features
         packed = torch.zeros(rows, groups, row_bytes(group_size, bits), dtype=torch.uint8)
         self.register_buffer("packed", packed)
@@ -86,7 +93,7 @@ def stored(checkpoint: Checkpoint) -> dict[str, Stored]:
     for name in (weight.rpartition(".")[0] for weight in weights):
         try:
             found[name] = way.of(checkpoint.tensors, name)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except _MISFITS as error:
             raise way.corrupt(f"{where}: {show(name)}", error) from error
     return found
 
@@ -138,7 +145,7 @@ def taken(
         way = said_by(config, "the folder", name)
         try:
             found = way.read(left, name)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except _MISFITS as error:
             raise way.corrupt(show(name), error) from error
         for part in way.parts:
             left.pop(f"{name}{part}", None)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fuseport.exporter.checkpoint.content import show
@@ -46,29 +47,31 @@ class Format(NamedTuple):
         method: as messages call it: `GPTQ`.
         bits: of a code.
         group_size: -1 for whole rows.
-        weight: the end of a weight's name.
-        parts: all ends of names of what a layer has of it.
+        parts: the ends of the names of what a layer has of it, the codes' first.
         group: the end of the name of the group that each input is of; "" for none.
+        columns: of codes, as their shape tells.
         read: a weight of a checkpoint's tensors, by the layer's name.
     """
 
     method: str
     bits: int
     group_size: int
-    weight: str
     parts: tuple[str, ...]
     group: str
+    columns: Callable[[torch.Size], int]
     read: Callable[[Mapping[str, Tensor], str], WeightNBits]
 
     def of(self, tensors: Mapping[str, Tensor], name: str) -> Stored:
         """How a layer's weight is stored, without reading it.
 
         Raises:
-            KeyError, ValueError: it is not.
+            KeyError, RuntimeError, ValueError: it is not.
         """
-        size = self.group_size
-        if size == -1:
-            size = whole_row(self.read(tensors, name).in_features)
+        codes = tensors[name + self.parts[0]]
+        if codes.dim() != 2:
+            raise ValueError(f"{name}{self.parts[0]} is no matrix")
+        row = whole_row(self.columns(codes.shape))
+        size = row if self.group_size == -1 else min(self.group_size, row)
         if size < 16 or size % 16:
             raise ValueError(f"groups of {size} codes, which are no multiple of 16")
         group, bias = tensors.get(f"{name}{self.group}"), tensors.get(f"{name}.bias")
@@ -101,7 +104,7 @@ def said_by(config: Mapping[str, Any], where: str, name: str) -> Format:
             " quantize_config.json or quant_config.json says, where there is one)"
         )
     method = said["quant_method"]
-    if method not in _FORMATS:
+    if not isinstance(method, str) or method not in _FORMATS:
         raise Missing(
             f"{where}: config.json says quant_method {show(method, 40)}: only bitsandbytes' four"
             " bits, and those of GPTQ, AWQ and compressed-tensors are read; " + _AGAIN
@@ -135,7 +138,9 @@ def said_by(config: Mapping[str, Any], where: str, name: str) -> Format:
         def read(tensors: Mapping[str, Tensor], name: str) -> WeightNBits:
             return from_compressed_tensors(tensors, name, bits, group_size)
 
-        return Format(_called(method), bits, group_size, parts[0], parts, parts[-1], read)
+        return Format(
+            _called(method), bits, group_size, parts, parts[-1], lambda s: s[1] * 32 // bits, read
+        )
     parts = (".qweight", ".qzeros", ".scales", ".g_idx")
 
     def read_words(tensors: Mapping[str, Tensor], name: str) -> WeightNBits:
@@ -144,8 +149,16 @@ def said_by(config: Mapping[str, Any], where: str, name: str) -> Format:
         first = way != "gptq_v2"
         return from_gptq(tensors, name, bits, group_size, stored_less_one=first)
 
-    group = "" if method == "awq" else ".g_idx"
-    return Format(_called(method), bits, group_size, parts[0], parts, group, read_words)
+    awq = method == "awq"
+    return Format(
+        _called(method),
+        bits,
+        group_size,
+        parts,
+        "" if awq else ".g_idx",
+        lambda shape: shape[0] if awq else shape[0] * 32 // bits,
+        read_words,
+    )
 
 
 def _called(method: str) -> str:
@@ -183,21 +196,23 @@ def _of_groups(said: Mapping[str, Any], where: str) -> tuple[Any, Any]:
     """
     groups = said.get("config_groups")
     ways = list(groups.values()) if isinstance(groups, Mapping) else []
-    if not ways or not all(isinstance(w, Mapping) and w.get("weights") for w in ways):
+    if not ways or not all(
+        isinstance(w, Mapping) and isinstance(w.get("weights"), Mapping) for w in ways
+    ):
         raise CorruptInput(f"{where}: config.json names no config_groups with weights")
     more = [n for n in ("transform_config", "kv_cache_scheme") if said.get(n)]
     more += [n for w in ways for n in ("input_activations", "output_activations") if w.get(n)]
-    sparse = (said.get("sparsity_config") or {}).get("format", "dense")
-    more += [] if sparse == "dense" else ["sparsity_config"]
+    if said.get("sparsity_config") not in (None, {}, {"format": "dense"}):
+        more.append("sparsity_config")
     if more:
         raise Missing(
             f"{where}: config.json says {more[0]} of compressed-tensors, and only weights alone"
             f" are read; {_AGAIN}"
         )
-    found = {(w["weights"].get("num_bits"), w["weights"].get("group_size") or -1) for w in ways}
-    if len(found) > 1:
+    found = [(w["weights"].get("num_bits"), w["weights"].get("group_size") or -1) for w in ways]
+    if any(way != found[0] for way in found):
         raise Missing(
             f"{where}: config.json says several config_groups of other bits or groups, and only one"
             f" way for all is read; {_AGAIN}"
         )
-    return found.pop()
+    return found[0]

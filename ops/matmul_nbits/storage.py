@@ -176,7 +176,7 @@ def from_gptq(
             `<name>.g_idx`, (in,), the group that each input is of.
         name: of the layer: `model.layers.0.self_attn.q_proj`.
         bits: of a code.
-        group_size: as the configuration says it; -1 for whole rows.
+        group_size: as the configuration says it; -1, or more than `in`, for whole rows.
         stored_less_one: whether one has been taken off all zero points: in all formats but
             `gptq_v2`.
 
@@ -205,7 +205,7 @@ def from_awq(
             int32, (groups, out·bits/32), `<name>.scales`, (groups, out).
         name: of the layer.
         bits: 4.
-        group_size: as the configuration says it; -1 for whole rows.
+        group_size: as the configuration says it; -1, or more than `in`, for whole rows.
 
     Raises:
         KeyError: one of these is missing.
@@ -234,7 +234,7 @@ def from_compressed_tensors(
             2^(bits-1), and perhaps `<name>.weight_g_idx`, (in,), the group that each input is of.
         name: of the layer.
         bits: of a code.
-        group_size: as the configuration says it; -1 for whole rows.
+        group_size: as the configuration says it; -1, or more than `in`, for whole rows.
 
     Raises:
         KeyError: one of these is missing.
@@ -303,8 +303,8 @@ def _made(
 ) -> WeightNBits:
     """From codes (out, in), zero points and scales (out, groups), not packed yet."""
     outputs, inputs = codes.shape
-    if group_size == -1:
-        group_size = whole_row(inputs)
+    row = whole_row(inputs)
+    group_size = row if group_size == -1 else min(group_size, row)
     require_sizes(_OP, bits, group_size)
     groups = groups_of(inputs, group_size)
     for part, t in (("qzeros", zeros), ("scales", scales)):
