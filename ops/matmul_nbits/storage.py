@@ -264,8 +264,8 @@ def _words(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 def _columns(words: Tensor, bits: int) -> Tensor:
     """The codes of rows of words, the first of each in its lowest bits, as uint8."""
-    parts = [words >> shift & (1 << bits) - 1 for shift in range(0, _WORD, bits)]
-    return torch.stack(parts, -1).flatten(1).to(torch.uint8)
+    parts = [(words >> shift & (1 << bits) - 1).to(torch.uint8) for shift in range(0, _WORD, bits)]
+    return torch.stack(parts, -1).flatten(1)
 
 
 def _ordered(
