@@ -100,3 +100,18 @@ def test_long_sums_are_rounded_once(kind: str, dtype: torch.dtype, tmp_path: Pat
     found = ran(kind, tensors, tmp_path / "m.onnx", **attributes)
     assert found.dtype == dtype
     torch.testing.assert_close(found, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-10)
+
+
+def test_a_function_of_types_runs_in_the_body_of_another(tmp_path: Path) -> None:
+    """onnx's own code refuses `Gelu` where it knows the type of no value, as in a body."""
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+    body = helper.make_node("Gelu", ["x"], ["y"], approximate="tanh")
+    function = helper.make_function("own", "gate", ["x"], ["y"], [body], opsets[:1])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy"]
+    node = helper.make_node("gate", ["x"], ["y"], domain="own")
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=10)
+    onnx.save(model, tmp_path / "m.onnx")
+    x = torch.randn(3, 5)
+    found = runtimes.get("onnx_reference").load(tmp_path / "m.onnx", {}).run({"x": x})["y"]
+    torch.testing.assert_close(found, torch.nn.functional.gelu(x, approximate="tanh"))

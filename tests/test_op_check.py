@@ -253,7 +253,31 @@ def test_each_check_sees_its_fault(what: str) -> None:
     [row] = report.results
     assert row.verdict == "fail", row
     assert row.failures
+    if name == "gradcheck":
+        assert "the gradient of out by w is not the limit of differences" in str(row.failures)
     assert report.exit_code() == 1
+
+
+def test_a_fake_that_follows_another_input_s_strides_is_seen() -> None:
+    """Where all inputs lie alike it is right: one alone has to be moved."""
+    name = "follows"
+
+    def reference(x: Tensor, y: Tensor) -> Tensor:
+        return y * x  # in the layout of y
+
+    def fake(x: Tensor, y: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    def make(dtype: torch.dtype, seed: int) -> Inputs:
+        generator = torch.Generator().manual_seed(seed)
+        return {k: torch.randn(3, 5, generator=generator).to(dtype) for k in ("x", "y")}
+
+    operator = Operator(name, "(Tensor x, Tensor y) -> Tensor out", reference, fake)
+    spec = OpSpec(name, __name__, reference, (operator,), (Case("plain", name, make),))
+    registration.ensure(spec)
+    [row] = check([spec], only=["fake"]).results
+    assert row.verdict == "fail"
+    assert "alone transposed: out: stride" in str(row.failures)
 
 
 def test_a_good_op_passes_whatever_the_seed() -> None:

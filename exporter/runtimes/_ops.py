@@ -27,6 +27,8 @@ def register(program: Mapping[str, Any]) -> None:
         if names:  # none would stand for all there are
             ops.register(*names)
     except KeyError as error:
+        known = {*ops.OPS, *(o.qualified_name for spec in ops.OPS.values() for o in spec.operators)}
+        name = next(name for name in names if name not in known)
         raise Unsupported(
-            f"{error.args[0]} is an operator of the user's own: give its file with --ops"
+            f"{name} is an operator of the user's own: give its file with --ops"
         ) from error

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuseport.exporter.runtimes import Unsupported
 from fuseport.exporter.runtimes._numpy import to_array, to_tensor
-from fuseport.exporter.runtimes._onnx_operators import operators
+from fuseport.exporter.runtimes._onnx_operators import operators, typed_when_run
 
 __all__ = ["AUTOGRAD", "FORMAT", "load", "missing"]
 
@@ -35,7 +35,7 @@ class _Session:
         model = onnx.load(artifact)
         opset = next(o.version for o in model.opset_import if not o.domain)
         try:
-            self._evaluator = ReferenceEvaluator(model, new_ops=operators(opset))
+            self._evaluator = ReferenceEvaluator(typed_when_run(model), new_ops=operators(opset))
         except NotImplementedError as error:
             raise Unsupported(str(error).splitlines()[0]) from error
 

@@ -96,10 +96,21 @@ def inputs(subject: Subject) -> Iterator[Trial]:
 
 
 def fake(subject: Subject) -> Iterator[Trial]:
-    """Under FakeTensorMode outputs have the shapes, dtypes and strides that kernels give them."""
+    """Under FakeTensorMode outputs have the shapes, dtypes and strides that kernels give them.
+
+    Also where one input alone is transposed: plain torch follows the first of its operands.
+    """
     for point in points(subject, torch.float32, torch.bfloat16, layouts=True):
         for operator, make in calls(subject, point):
             yield f"{operator.name}, {point}", partial(_like_the_fake, operator, make)
+    seen: set[tuple[str, str]] = set()
+    for point in points(subject, torch.float32, empty=False):
+        for operator, make in calls(subject, point):
+            for name, given in tensors(make()).items():
+                if given.dim() > 1 and (operator.name, name) not in seen:
+                    seen.add((operator.name, name))
+                    where = f"{operator.name}, {point}, {name} alone transposed"
+                    yield where, partial(_like_the_fake, operator, partial(_transposed, make, name))
 
 
 def opcheck(subject: Subject) -> Iterator[Trial]:
@@ -268,6 +279,12 @@ def _faked(mode: FakeTensorMode, given: Inputs) -> Inputs:
 def _under_fake(operator: Operator, given: Inputs) -> tuple[str, str] | None:
     with FakeTensorMode() as mode:
         return _answer(operator, _faked(mode, given))
+
+
+def _transposed(make: Callable[[], Inputs], name: str) -> Inputs:
+    """The inputs, of which one lies transposed in memory, with its values."""
+    given = make()
+    return {**given, name: LAYOUTS["transposed"](given[name])}
 
 
 def _like_the_fake(operator: Operator, make: Callable[[], Inputs]) -> str | None:

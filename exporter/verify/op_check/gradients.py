@@ -1,5 +1,6 @@
 """Checks of values and gradients: against float64, against autograd, against differences."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -249,6 +250,9 @@ def gradcheck(subject: Subject) -> Iterator[Trial]:
         try:
             torch.autograd.gradcheck(differentiable, tuple(given.values()), fast_mode=fast)
         except GradcheckError as error:
+            if places := re.search(r"output (\d+) with respect to input (\d+)", str(error)):
+                output, name = takes[int(places[1])], list(given)[int(places[2])]
+                return f"the gradient of {output} by {name} is not the limit of differences"
             return one_line(error)
         return None
 

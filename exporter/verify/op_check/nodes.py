@@ -57,6 +57,8 @@ def bodies(subject: Subject) -> Iterator[Trial]:
         if seeds is None:
             return None
         gradient = subject.gradient(operator)
+        if gradient.name not in lowering.decompositions():
+            return f"there is no form of {gradient.qualified_name}, which gradient.onnx needs"
         wanted = backward_inputs(subject, operator, operator.reference, given, seeds)
         found, _ = _lowered(lowering, runner, gradient, list(wanted.values()))
         by_name = dict(zip(gradient.outputs, found, strict=True))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseport.exporter.runtimes._numpy import to_array, to_tensor
+from fuseport.exporter.runtimes._onnx_operators import typed_when_run
 from fuseport.exporter.runtimes._onnxruntime import from_value, to_value
 from fuseport.ops.lowering import Lowering
 
@@ -96,7 +97,7 @@ class Evaluator:
         key = _key(op, given, attributes, kinds)
         if key not in self._loaded:
             model = _model(self._lowering, op, given, attributes, kinds)
-            self._loaded[key] = ReferenceEvaluator(model)
+            self._loaded[key] = ReferenceEvaluator(typed_when_run(model))
         feed = {f"x{i}": to_array(t) for i, t in enumerate(given) if t is not None}
         return [to_tensor(array) for array in self._loaded[key].run(None, feed)]
 
