@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,6 +249,44 @@ def test_a_path_to_nothing_stops_no_other_checkpoint(
     result = invoked(file)
     assert result.exit_code == 2
     assert f"--config {file}" in result.stderr
+
+
+def test_what_was_not_compared_is_told_also_where_all_else_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that draws random numbers was a pass, and no word was said."""
+    for module in (reuse, run):
+        monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
+    code = """
+        import torch
+        class Net(torch.nn.Linear):
+            def forward(self, x):
+                y = super().forward(x)
+                return torch.nn.functional.dropout(y), y
+        make = lambda: Net(4, 4)
+        """
+    (tmp_path / "net.py").write_text(textwrap.dedent(code))
+    file = written(
+        tmp_path,
+        """
+        programs = "forward"
+        formats = "torchscript"
+        runtimes = "torchscript"
+        [[checkpoint]]
+        path = "c.pt"
+        model = "net.py:make"
+        input-shapes = "x:[batch,4]"
+        """,
+    )
+    torch.save({"state_dict": torch.nn.Linear(4, 4).state_dict()}, tmp_path / "c.pt")
+    result = invoked("--config", file)
+    assert result.exit_code == 0, result.output
+    assert (
+        "c: note: two runs of the model on the same inputs give another output_0" in result.output
+    )
+    assert "c: unsupported: torchscript · forward.pt" in result.output
+    [found] = json.loads((tmp_path / "fuseport-report/summary.json").read_text())["checkpoints"]
+    assert any("two runs of the model" in note for note in found["notes"])
 
 
 def test_all_of_a_file_is_exported_and_verified_with_one_verdict(

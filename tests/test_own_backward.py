@@ -112,6 +112,11 @@ def test_a_backward_is_checked_in_a_model_that_writes_in_place(
     assert {"grad/x", "grad/a.weight"} <= {row.tensor for row in own}
     failed = {row.tensor for row in own if row.verdict == "fail"}
     assert failed == (set() if right else {"grad/x", "grad/a.weight", "grad/a.bias"})
+    # Where it is not compared, in runtimes that were chosen or without the code, it is told.
+    report = api.verify(bundle.folder, runtime=["onnxruntime"])
+    assert report.exit_code() == 0
+    said = [note for note in report.notes if "own backward of Square" in note]
+    assert len(said) == (0 if right else 1)
 
 
 def test_what_a_function_writes_over_is_kept_for_its_gradient() -> None:

@@ -70,12 +70,7 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
     for kind in ("unseen", "wrong"):
         if names := [name for name, verdict in functions.items() if verdict == kind]:
             config[kind] = names
-    notes: list[str] = []
-    if "wrong" in config:
-        notes.append(
-            f"the model's own backward of {', '.join(config['wrong'])} is not the gradient of its "
-            "forward, which artifacts have: they train otherwise than the model does"
-        )
+    notes = [*own_backward.doubts(config)]
     if late:
         names = sorted(late)
         notes.append(

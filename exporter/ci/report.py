@@ -36,6 +36,7 @@ class Outcome:
         report: None where nothing could be verified.
         judged: the same, as `code` saw it: what is expected is no failure.
         expected: its expected failures, held against the report.
+        notes: of its export and of its verification.
         error: what ended it before a report; with findings that belong to it.
         details: the findings, a line each.
     """
@@ -48,6 +49,7 @@ class Outcome:
     report: Report | None = None
     judged: Report | None = None
     expected: tuple[Held, ...] = ()
+    notes: tuple[str, ...] = ()
     error: str | None = None
     details: tuple[str, ...] = ()
 
@@ -73,20 +75,22 @@ class Outcome:
             "report": None if self.report is None else f"{self.name}.json",
             "summary": None if self.report is None else self.report.summary,
             "expected": [held.content() for held in self.expected],
+            "notes": list(self.notes),
             "error": self.error,
             "details": list(self.details),
         }
 
     def lines(self) -> list[str]:
-        """A line for each finding that is no pass, and for each expected failure."""
+        """A line for each note and each finding that is no pass, and for each expected failure."""
         if self.error is not None:
             return [f"{self.name}: {self.error}", *(f"  {line}" for line in self.details)]
         assert self.judged is not None
-        # What is unsupported is told where it counts.
-        failures = self.judged.failures() if self.code else []
-        found = [f"{self.name}: {line}" for line in failures[:_LISTED]]
+        found = [f"{self.name}: note: {note}" for note in self.notes]
+        failures = self.judged.failures()
+        found += (f"{self.name}: {line}" for line in failures[:_LISTED])
         if len(failures) > _LISTED:
             found.append(f"{self.name}: … and {len(failures) - _LISTED} more in {self.name}.json")
+        found += (f"{self.name}: {line}" for line in self.judged.left_out())
         for held in self.expected:
             if held.rows:
                 found.append(f"{self.name}: {held.rows} rows as expected: {held.expected.reason}")

@@ -131,7 +131,10 @@ def _outcome(checkpoint: Checkpoint, file: Path, progress: Progress) -> Outcome:
     held = expected.hold(checkpoint.expected, report)
     judged = expected.excused(checkpoint.expected, report)
     code = judged.exit_code(strict=bool(checkpoint.strict))
-    return Outcome(name, checkpoint.path, code, str(bundle.folder), reused, report, judged, held)
+    notes = tuple(dict.fromkeys((*bundle.manifest["notes"], *report.notes)))
+    return Outcome(
+        name, checkpoint.path, code, str(bundle.folder), reused, report, judged, held, notes
+    )
 
 
 def _by_keys(message: str) -> str:

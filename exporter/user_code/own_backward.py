@@ -21,7 +21,15 @@ from torch.utils import checkpoint
 
 from fuseport.exporter.program import one_line
 
-__all__ = ["in_place", "inlined", "saving_copies", "seen", "watched", "without_reentry"]
+__all__ = [
+    "doubts",
+    "in_place",
+    "inlined",
+    "saving_copies",
+    "seen",
+    "watched",
+    "without_reentry",
+]
 
 _INLINE: ContextVar[bool] = ContextVar("inline", default=False)
 Verdict = Literal["right", "wrong", "unseen"]
@@ -32,6 +40,20 @@ _SEEN: ContextVar[dict[str, Verdict] | None] = ContextVar("seen", default=None)
 
 # A method of Python's, or from torch 2.15 on one of C: `__get__` binds either to a class.
 _apply = Function.__dict__["apply"]
+
+
+def doubts(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note where functions of a model have another backward than artifacts.
+
+    Args:
+        config: of the model's architecture, in which `wrong` names such functions.
+    """
+    if not (names := config.get("wrong")):
+        return ()
+    return (
+        f"the model's own backward of {', '.join(names)} is not the gradient of its forward, which "
+        "artifacts have: they train otherwise than the model does",
+    )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.program import KINDS, Entry
+from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.user_code.op_choice import OwnOps, needed
 from fuseport.exporter.verify import plan, truth
 from fuseport.exporter.verify.compare import Judgement
@@ -220,6 +221,7 @@ def prepare(
         if "conditions" in program
     )
     notes += plan.ungraded(manifest["programs"])
+    notes += own_backward.doubts(manifest["architecture"]["config"])
     return Subject(
         bundle,
         {s.case.name: s for s in samples if s.refused is None},

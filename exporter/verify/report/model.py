@@ -166,3 +166,9 @@ class Report:
         from fuseport.exporter.verify.report.terminal import failures
 
         return failures(self)
+
+    def left_out(self) -> list[str]:
+        """A line on the runtimes and files of which nothing was compared, where others' was."""
+        from fuseport.exporter.verify.report.terminal import left_out
+
+        return left_out(self)

@@ -24,7 +24,7 @@ from fuseport.exporter.verify.report.parts import (
     worst_first,
 )
 
-__all__ = ["failures", "lines", "table"]
+__all__ = ["failures", "left_out", "lines", "table"]
 
 _STYLES: Mapping[Verdict, str] = {
     "pass": "green",
@@ -75,7 +75,7 @@ def lines(report: Report) -> list[str]:
     rows = _gathered(worst_first(report.results))
     found += rows[:_LISTED]
     found += _rest(len(rows) - _LISTED, "of what is no pass")
-    found += _left_out(report)
+    found += left_out(report)
     told = _VERDICTS.get(report.verdict, report.verdict)
     return [*found, f"{told}: {counted(report)} in {report.seconds:.0f} s"]
 
@@ -91,6 +91,25 @@ def failures(report: Report) -> list[str]:
         key = of_artifact if row.verdict == "unsupported" else (str(number),)
         alike.setdefault(key, []).append(row)
     return [_line(rows[0]) if len(rows) == 1 else _one_reason(rows) for rows in alike.values()]
+
+
+def left_out(report: Report) -> list[str]:
+    """The runtimes of which all is unsupported, where others' results were compared, and files."""
+    verdicts: dict[str, set[str]] = {}
+    for row in report.results:
+        verdicts.setdefault(row.runtime, set()).add(row.verdict)
+    left = [name for name, found in verdicts.items() if found == {"unsupported"}]
+    if len(left) == len(verdicts):
+        return []
+    files: dict[str, set[str]] = {}
+    for row in report.results:
+        if row.runtime not in left and row.artifact != "*" and not row.way.endswith("forms"):
+            files.setdefault(f"{row.artifact}{way(row.way)}", set()).add(row.verdict)
+    lacking = [f"in {', '.join(left)}"] if left else []
+    unseen = [name for name, found in files.items() if found == {"unsupported"}]
+    lacking += [f"of {', '.join(unseen)}"] if unseen else []
+    told = ", nor ".join(lacking)
+    return [f"nothing was compared {told}: --strict makes that a mismatch"] if told else []
 
 
 def _places(diagnoses: Sequence[Diagnosis]) -> list[list[Diagnosis]]:
@@ -153,25 +172,6 @@ def _spread(**found: Collection[str]) -> list[str]:
 def _one_reason(rows: Sequence[Row]) -> str:
     where = replace(rows[0], program="*", way="run", case="*", tensor="*")
     return f"{_line(where)} ({len(rows)} rows)"
-
-
-def _left_out(report: Report) -> list[str]:
-    """The runtimes of which all is unsupported, where others' results were compared, and files."""
-    verdicts: dict[str, set[str]] = {}
-    for row in report.results:
-        verdicts.setdefault(row.runtime, set()).add(row.verdict)
-    left = [name for name, found in verdicts.items() if found == {"unsupported"}]
-    if len(left) == len(verdicts):
-        return []
-    files: dict[str, set[str]] = {}
-    for row in report.results:
-        if row.runtime not in left and row.artifact != "*" and not row.way.endswith("forms"):
-            files.setdefault(f"{row.artifact}{way(row.way)}", set()).add(row.verdict)
-    lacking = [f"in {', '.join(left)}"] if left else []
-    unseen = [name for name, found in files.items() if found == {"unsupported"}]
-    lacking += [f"of {', '.join(unseen)}"] if unseen else []
-    told = ", nor ".join(lacking)
-    return [f"nothing was compared {told}: --strict makes that a mismatch"] if told else []
 
 
 def _line(row: Row) -> str:
