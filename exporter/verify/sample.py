@@ -50,6 +50,12 @@ class Sample:
     undecided: tuple[str, ...] = ()
     refused: str | None = None
 
+    @property
+    def refusal(self) -> str:
+        """At which sizes the model does not run, and why."""
+        at = ", ".join(f"{name} {size}" for name, size in self.case.sizes.items())
+        return f"the model itself refuses {at or 'it'}: {self.refused}"
+
 
 def write_index(folder: Path, samples: Sequence[Sample]) -> None:
     """Write what the files themselves do not say, for `read_all`."""

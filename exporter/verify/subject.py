@@ -213,8 +213,8 @@ def prepare(
         again = SecondLook(rebuilt, progress, spent)
     for sample in samples:
         if sample.refused is not None:
-            reason = f"the model itself refuses {sample.case.sizes}: {sample.refused}"
-            rows.append(whole("eager", Judgement("unsupported", reason), case=sample.case.name))
+            judgement = Judgement("unsupported", sample.refusal)
+            rows.append(whole("eager", judgement, case=sample.case.name))
     notes += (
         plan.conditional(entry, program)
         for entry, program in manifest["programs"].items()

@@ -145,13 +145,28 @@ def _drawn(model: Model, case: Case) -> tuple[Tensors, Tensors]:
         with References():
             outputs = session(model, model.module).run(inputs)
     except Exception as error:  # model code may refuse a shape with any error
-        raise _RefusedError(one_line(error)) from error
+        raise _RefusedError(f"{one_line(error)}{_by_values(model, inputs)}") from error
     cotangents = {
         name: _cotangent(output, case.layout, generator)
         for name, output in outputs.items()
         if output.is_floating_point() and model.differentiable
     }
     return inputs, cotangents
+
+
+def _by_values(model: Model, inputs: Tensors) -> str:
+    """That the values of integers are to blame, where the model runs with the least of them."""
+    bounded = [spec for spec in model.inputs if spec.high is not None]
+    if not bounded:
+        return ""
+    least = {spec.name: torch.full_like(inputs[spec.name], spec.low) for spec in bounded}
+    try:
+        with References():
+            session(model, model.module).run({**inputs, **least})
+    except Exception:  # the same, or another: sizes are to blame
+        return ""
+    values = ", ".join(f"{name} {int(t.flatten()[0])}" for name, t in least.items() if t.numel())
+    return f"; with {values} it runs: bounds may be too high (--input-shapes)" if values else ""
 
 
 def _given(model: Model, file: Path) -> tuple[Tensors, Tensors]:
@@ -400,9 +415,13 @@ def require_some(samples: Sequence[Sample]) -> None:
 
 
 def doubts(samples: Sequence[Sample]) -> list[str]:
-    """Notes on what nothing can be held against: what the model does not give twice, and what
-    depends on a choice that rounding decides."""
-    notes = []
+    """Notes on what nothing can be held against: what the model does not run, what it does not
+    give twice, and what depends on a choice that rounding decides."""
+    notes = [
+        f"not compared, {sample.case.name}: {sample.refusal}"
+        for sample in samples
+        if sample.refused is not None
+    ]
     if names := {name for sample in samples for name in sample.unstable}:
         first, *more = sorted(names, key=lambda name: (name.startswith("grad/"), name))
         others = f", and {len(more)} tensors more" if more else ""
