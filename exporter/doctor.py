@@ -70,14 +70,16 @@ class Diagnosis:
         return {"schema": "fuseport.diagnosis/1", "ok": self.ok, "checks": checks}
 
     def lines(self) -> list[str]:
-        """The same as text: a line for each check, advice on a line of its own below."""
+        """The same as text: a line for each check, advice on a line of its own below, once for
+        those in a row that have the same."""
         width = max((len(check.name) for check in self.checks), default=0)
+        after = [*(check.advice for check in self.checks[1:]), ""]
         lines = []
-        for check in self.checks:
+        for check, following in zip(self.checks, after, strict=True):
             absent = check.status == "missing" and not check.required
             status = "optional" if absent else check.status
             lines.append(f"{status:<8}  {check.name:<{width}}  {check.found}")
-            if check.advice:
+            if check.advice and check.advice != following:
                 lines.append(" " * (width + 12) + check.advice)
         return lines
 

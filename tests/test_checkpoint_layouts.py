@@ -476,3 +476,13 @@ def test_a_state_dict_with_more_than_tensors(tmp_path: Path) -> None:
             model=f"{tmp_path / 'net.py'}:Net",
         )
         assert safetensors.torch.load_file(bundle.weights).keys() == plain.keys()
+
+
+def test_of_another_folder_the_files_in_it_are_named(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(1)}, tmp_path / "last.ckpt")
+    with pytest.raises(CorruptInput, match=r"the checkpoint file itself, as .*last\.ckpt$"):
+        load(tmp_path)
+    for name in ("manifest.json", "weights.safetensors"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CorruptInput, match="a bundle, of an export: fuseport verify"):
+        load(tmp_path)

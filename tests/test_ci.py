@@ -243,7 +243,7 @@ def test_a_path_to_nothing_stops_no_other_checkpoint(
     assert first.startswith("absent: ")
     assert "there is no file or folder" in first
     # The key of the file, not the option of another command.
-    assert "what are its inputs? Give input-shapes 'x:[batch" in second
+    assert "what are its inputs? Its forward takes input. Give input-shapes 'input:[b" in second
     result = invoked("--config", file, "--only", "unknown inputs")
     assert "absent" not in result.stdout
     result = invoked(file)

@@ -236,3 +236,10 @@ def test_a_cache_folder_that_cannot_be_made_is_a_warning(
     check = check_of("cache folder")
     assert check.status == "warning"
     assert "FUSEPORT_CACHE" in check.advice
+
+
+def test_advice_that_many_have_is_printed_once() -> None:
+    ops = [Check(f"op {name}", "warning", "slow", "install a compiler", False) for name in "abc"]
+    lines = Diagnosis((*ops, Check("onnx", "ok", "1", "", True))).lines()
+    assert len(lines) == 5
+    assert lines[3].strip() == "install a compiler"

@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -257,3 +259,31 @@ def test_integers_have_the_bounds_of_the_example_but_0_is_left_out_at_most() -> 
     for values, bounds in (([3, 1, 4], (5, 1)), ([3, 0, 4], (5, 0)), ([7, 7, 7], (8, 1))):
         (spec,) = specs_of(Given("given", {"ids": torch.tensor(values)}), Net())
         assert (spec.high, spec.low) == bounds
+
+
+TABLE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Embedding(5, 2)
+
+    def forward(self, x, i):
+        return x * self.a(i)[:, :1]
+"""
+
+
+def test_a_bound_that_is_too_high_is_blamed_where_the_model_refuses_a_case(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    checkpoint, model = saved_with(TABLE, a=nn.Embedding(5, 2))
+    inputs = parse_inputs(["x:[batch,length],i:int64[batch]<6"])
+    options: dict[str, Any] = {"model": model, "inputs": inputs, "format": ["torchscript"]}
+    bundle = api.export(checkpoint, tmp_path / "b", seed=3, **options)
+    found = [note for note in bundle.manifest["notes"] if note.startswith("not compared")]
+    assert found
+    for note in found:
+        assert "the model itself refuses batch " in note
+        assert "IndexError" in note
+        assert "; with i 0 it runs: bounds may be too high" in note

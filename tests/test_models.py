@@ -297,6 +297,22 @@ def test_a_copy_of_mamba_ssm_that_cannot_be_imported_has_a_stand_in(tmp_path: Pa
         user.model(f"{file}:model", {}, SPECS)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_file_of_a_package_is_named_as_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    folder = tmp_path / "nets" / "parts"
+    folder.mkdir(parents=True)
+    (tmp_path / "nets" / "__init__.py").touch()
+    (folder / "__init__.py").touch()
+    (folder / "net.py").write_text("from .blocks import Block\n")
+    monkeypatch.chdir(tmp_path if inside else "/")
+    where = "" if inside else f", in the folder {tmp_path}"
+    said = f"it is part of a package: --model nets\\.parts\\.net:Net{where}$"
+    with pytest.raises(Missing, match=said):
+        user.model(f"{folder / 'net.py'}:Net", {}, SPECS)
+
+
 def test_what_compiles_an_extension_is_told(tmp_path: Path) -> None:
     file = tmp_path / "compiling.py"
     file.write_text("from torch.utils.cpp_extension import load\n\nload('a', ['a.cpp', 'b.cu'])\n")

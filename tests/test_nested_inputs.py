@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter import api
 from fuseport.exporter.arguments import given_of
-from fuseport.exporter.errors import UsageError
+from fuseport.exporter.errors import ExportFailed, UsageError
 from fuseport.exporter.models._forward import Fields, ordered
 from fuseport.exporter.models.given import flat, parse_dynamic
 from fuseport.exporter.models.user import parse_inputs
@@ -102,6 +102,26 @@ def test_examples_may_be_nested(
     assert [spec["name"] for spec in inputs] == (NAMES if given is None else sorted(NAMES))
     free = "batch" if given is None else "b"
     assert [spec["dims"][0] for spec in inputs] == [free] * 4
+
+
+def test_a_tensor_in_the_place_of_a_mapping_is_told(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    code = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 3)
+    def forward(self, batch):
+        return self.a(batch["x"])
+"""
+    checkpoint, model = saved_with(code, a=nn.Linear(4, 3))
+    with pytest.raises(UsageError, match=r"Its forward takes batch\. Give .*'batch\.KEY:\["):
+        api.export(checkpoint, tmp_path / "b", model=model)
+    inputs = parse_inputs(["x:[batch,4]"])
+    with pytest.raises(ExportFailed, match=r"if that is a mapping, .* batch\.x:\["):
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
 
 
 class Takes(nn.Module):

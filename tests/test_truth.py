@@ -424,34 +424,6 @@ def test_an_export_of_a_model_that_draws_numbers_says_so(
     assert "another output, and 3 tensors more: it" in note
 
 
-TABLE = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = torch.nn.Embedding(5, 2)
-
-    def forward(self, x, i):
-        return x * self.a(i)[:, :1]
-"""
-
-
-def test_a_bound_that_is_too_high_is_blamed_where_the_model_refuses_a_case(
-    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
-) -> None:
-    checkpoint, model = saved_with(TABLE, a=nn.Embedding(5, 2))
-    inputs = parse_inputs(["x:[batch,length],i:int64[batch]<6"])
-    options: dict[str, Any] = {"model": model, "inputs": inputs, "format": ["torchscript"]}
-    bundle = api.export(checkpoint, tmp_path / "b", seed=3, **options)
-    found = [note for note in bundle.manifest["notes"] if note.startswith("not compared")]
-    assert found
-    for note in found:
-        assert "the model itself refuses batch " in note
-        assert "IndexError" in note
-        assert "; with i 0 it runs: bounds may be too high" in note
-
-
 def test_of_a_fused_op_every_input_has_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference may not use an input at all, as a decay where there is one step: it is 0 then."""
     forward = OPS["swiglu"].operators[0]

@@ -1,5 +1,6 @@
 """A model becomes programs: what it is run and captured as, and what to say where it cannot be."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -102,7 +103,22 @@ def _at(model: Model, inputs: Mapping[str, torch.Tensor], error: Exception) -> s
             other += " --inputs"
         sizes = ", ".join(f"{name}={size}" for name, size in model.sizes.items())
         other += f"; of other sizes than {sizes}: --size" if sizes else ""
-    return f"at {at}: {one_line(error)}; {other}"
+    return f"at {at}: {one_line(error)}; {_taken(model, error)}{other}"
+
+
+def _taken(model: Model, error: Exception) -> str:
+    """How to name what is in a mapping, where code looks up keys in a tensor of another name."""
+    names = list(inspect.signature(model.module.forward).parameters)
+    looked_up = isinstance(error, IndexError | TypeError | AttributeError | KeyError)
+    if not (looked_up and names and len(model.inputs) == 1):
+        return ""
+    (name,) = (spec.name for spec in model.inputs)
+    if name.partition(".")[0] in names:
+        return ""
+    return (
+        f"its forward takes {names[0]}: if that is a mapping, name all that is in it, "
+        f"{names[0]}.{name}:[…] and others; "
+    )
 
 
 def capture(

@@ -126,11 +126,17 @@ def _read_folder(path: Path) -> tuple[Content, list[Path]]:
     for sign, advice in _OTHER_FOLDERS.items():
         if told := sorted(name for name in names if re.fullmatch(sign, name)):
             raise CorruptInput(f"{show(path)}: no checkpoint folder: {show(told[0])} is {advice}")
+    if {"manifest.json", "weights.safetensors"} <= set(names):
+        raise CorruptInput(f"{show(path)}: a bundle, of an export: fuseport verify {show(path)}")
+    files = [show(path / name) for name in sorted(names) if name.endswith(_FILES)]
+    alone = f", as {', '.join(files[:3])}" if files else ""
     raise CorruptInput(
         f"{show(path)}: no checkpoint folder ({registry.nearest(registry.FOLDERS, names)});"
-        " give such a folder, or the checkpoint file itself"
+        f" give such a folder, or the checkpoint file itself{alone}"
     )
 
+
+_FILES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 
 # What training writes that is no state dict yet, by a file that tells, and how to make one of it.
 _OTHER_FOLDERS = {

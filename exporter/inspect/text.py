@@ -58,7 +58,8 @@ def bundle(found: _Found) -> Iterator[str]:
         yield _row(name, f"takes {_values(program['inputs'])}")
         yield _row("", f"gives {_values(program['outputs'])}")
     for entry in found["artifacts"]:
-        more = {k: v for k, v in entry.items() if k not in ("file", "program", "format", "bytes")}
+        said = ("file", "program", "format", "bytes")
+        more = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in said)
         facts = f", {show(more, 100)}" if more else ""
         size = _size(entry["bytes"] or 0)
         yield _row("artifact", f"{show(entry['file'])}, {entry['format']}, {size}{facts}")

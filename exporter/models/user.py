@@ -272,9 +272,11 @@ def _call(
 def _from_example(code: str, module: nn.Module) -> tuple[TensorSpec, ...]:
     example = getattr(module, "example_input_array", None)
     if example is None:
+        takes = list(inspect.signature(module.forward).parameters) or ["x"]
         raise UsageError(
-            f"--model {code}: what are its inputs? Give --input-shapes 'x:[batch,3,length]', "
-            "give tensors with --inputs, or set example_input_array on the module"
+            f"--model {code}: what are its inputs? Its forward takes {', '.join(takes)}. Give "
+            f"--input-shapes '{takes[0]}:[batch,3,length]', and '{takes[0]}.KEY:[batch,3]' of what "
+            "is in a mapping, give tensors with --inputs, or set example_input_array on the module"
         )
     if not isinstance(example, Mapping):
         tensors = (example,) if isinstance(example, Tensor) else tuple(example)

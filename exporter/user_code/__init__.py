@@ -158,8 +158,22 @@ def _importing(said: str, folder: Path, file: Path | None = None) -> Iterator[No
         # The user's code can raise anything when imported, SystemExit too.
         absent = isinstance(error, ModuleNotFoundError)
         details = absent_imports(file or folder) if absent else ()
-        text = f"{said}: importing it failed{_at(error)}: {one_line(error)}{hint(error)}"
+        what_to_do = hint(error) or _of_a_package(error, said, file)
+        text = f"{said}: importing it failed{_at(error)}: {one_line(error)}{what_to_do}"
         raise Missing(text, details) from error
+
+
+def _of_a_package(error: BaseException, said: str, file: Path | None) -> str:
+    """How to name code that imports from its own package, and was given as a file of none."""
+    if file is None or "attempted relative import" not in str(error):
+        return ""
+    folder, parts = file.parent, [file.stem]
+    while not parts[1:] or (folder / "__init__.py").is_file():
+        folder, parts = folder.parent, [folder.name, *parts]
+    option, _, rest = said.partition(" ")
+    _, colon, name = rest.rpartition(":")
+    beyond = "" if folder == Path.cwd() else f", in the folder {folder}"
+    return f"; it is part of a package: {option} {'.'.join(parts)}{colon}{name}{beyond}"
 
 
 def hint(error: BaseException) -> str:
