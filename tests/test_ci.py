@@ -317,6 +317,7 @@ def test_all_of_a_file_is_exported_and_verified_with_one_verdict(
         "bad.xml", "mamba.html", "mamba.json", "mamba.xml", "summary.json",
     }  # fmt: skip
     assert "c.pt" in (folder / "bad.xml").read_text()
+    assert '<testcase name="bad" classname="fuseport"' in (folder / "bad.xml").read_text()
     saved = Report.from_json((folder / "mamba.json").read_text())
     assert saved.exit_code() == 0
     assert {row.runtime for row in saved.results} == {"torchscript", "float64"}

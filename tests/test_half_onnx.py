@@ -66,3 +66,29 @@ def test_bfloat16_is_widened_where_an_operator_lacks_it(
     nodes = onnx.load(bundle.folder / "forward.onnx").graph.node
     casts = [node for node in nodes if node.op_type == "Cast"]
     assert bool(casts) == (opset < 22)
+
+
+def test_what_autocast_leaves_in_bfloat16_is_named_where_no_kernel_is(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    """`Gelu` has a body, of which ONNX Runtime names no node."""
+    code = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.nn.functional.gelu(self.a(x)).float()
+"""
+    checkpoint, model = saved_with(code, a=nn.Linear(4, 4))
+    inputs = parse_inputs(["x:[batch,4]"])
+    bundle = api.export(
+        checkpoint, tmp_path / "b", model=model, inputs=inputs, format="onnx", programs="forward"
+    )
+    report = api.verify(bundle.folder, runtime="onnxruntime")
+    for row in report.results:
+        assert row.verdict == "unsupported"
+        assert "bfloat16" in str(row.reason)
+        assert "without autocast" in str(row.reason)

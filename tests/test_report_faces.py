@@ -18,7 +18,7 @@ from fuseport.exporter.verify.diagnosis import Diagnosis, Divergence
 from fuseport.exporter.verify.report import FLOAT64, Report, Row
 from fuseport.exporter.verify.report.markdown import LIMIT, to_markdown
 from fuseport.exporter.verify.report.parts import diagnosis_text, figure, hint, rounded_up
-from fuseport.exporter.verify.report.terminal import lines
+from fuseport.exporter.verify.report.terminal import lines, table
 
 PASSED = Row(
     "onnxruntime", "CPUExecutionProvider", "gradient.onnx", "gradient", "run", "export",
@@ -243,6 +243,9 @@ def test_the_terminal_says_what_was_not_compared() -> None:
     assert lines(report(ABSENT))[-1] == (
         "no artifact could be compared, float64 alone with itself: 1 unsupported in 12 s"
     )
+    refused = replace(ABSENT, runtime="eager", case="odd")
+    names = list(table(report(PASSED, ABSENT, refused)).columns[0].cells)
+    assert [str(name).strip() for name in names][-4:] == ["aot", "all", "eager", "1 case"]
     died = replace(FAILED, verdict="error", runtime="libtorch", reason="killed by SIGSEGV")
     for others in ((), (died,)):  # which is no mismatch under --strict, but an error
         said = lines(report(PASSED, *others))

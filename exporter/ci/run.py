@@ -86,7 +86,7 @@ def write(outcome: Outcome, folder: Path) -> None:
         (folder / f"{outcome.name}{suffix}").unlink(missing_ok=True)
     if outcome.report is None or outcome.judged is None:
         reason = " · ".join((outcome.error or "no report", *outcome.details))
-        row = Row("fuseport", None, "*", "*", "run", "*", "*", "error", reason)
+        row = Row("fuseport", None, "*", "*", "run", outcome.name, "*", "error", reason)
         found = Report(outcome.path, "", environment(), 0.0, (row,))
         write_whole(folder / f"{outcome.name}.xml", found.to_junit().encode())
         return

@@ -103,7 +103,10 @@ class OnnxRuntimeSession:
 
 
 def _of_types(artifact: Path, said: str, device: str) -> str:
-    """Of which types the node is that ONNX Runtime names, and what to do about it."""
+    """Of which types the node is that ONNX Runtime names, and what to do about it.
+
+    One without a name is in the body of an operator, as of Gelu, of which it has no kernel.
+    """
     import onnx
 
     named = re.search(r"node with name '(.+?)'", said)
@@ -113,9 +116,17 @@ def _of_types(artifact: Path, said: str, device: str) -> str:
     found = {v.type.tensor_type.elem_type for v in values if v.name in taken}
     found |= {t.data_type for t in graph.initializer if t.name in taken}
     names = sorted(onnx.TensorProto.DataType.Name(t).lower() for t in found)
-    advice = ": export with --dtype float32, or compare with --device cuda"
+    advice = ": export with --dtype float32 and without autocast, or compare with --device cuda"
     is_narrow = _BFLOAT16 in found and device == "cpu"
+    if not names and device == "cpu" and _has_bfloat16(graph):
+        return (
+            "; the file computes in bfloat16, for which there are few kernels on the CPU" + advice
+        )
     return f" of {', '.join(names)}{advice if is_narrow else ''}" if names else ""
+
+
+def _has_bfloat16(graph: Any) -> bool:
+    return any(value.type.tensor_type.elem_type == _BFLOAT16 for value in graph.value_info)
 
 
 def to_value(tensor: Tensor) -> Any:

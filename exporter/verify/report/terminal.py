@@ -58,7 +58,7 @@ def table(report: Report, width: int = 80) -> Table:
             made.add_row(Text(group.runtime, style="bold"))
             before = group.runtime
         made.add_row(
-            Text(f"  {group.name}"),
+            Text(f"  {group.name or _whole(group.rows)}"),
             compared(group.rows),
             Text(group.verdict, style=_STYLES[group.verdict]),
             *_closest(group, room),
@@ -91,6 +91,12 @@ def failures(report: Report) -> list[str]:
         key = of_artifact if row.verdict == "unsupported" else (str(number),)
         alike.setdefault(key, []).append(row)
     return [_line(rows[0]) if len(rows) == 1 else _one_reason(rows) for rows in alike.values()]
+
+
+def _whole(rows: Sequence[Row]) -> str:
+    """What rows of no artifact are of: cases, or all that a runtime would run."""
+    cases = {row.case for row in rows if row.case != "*"}
+    return "all" if not cases else f"{len(cases)} case{'s' * (len(cases) > 1)}"
 
 
 def left_out(report: Report) -> list[str]:
