@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from torch import nn
 
 from fuseport.exporter import api, runtimes
 from fuseport.exporter.bundle import open_bundle
@@ -283,3 +284,32 @@ def test_a_layout_that_the_model_s_own_code_does_not_take_is_no_crash(
     assert {row.runtime for row in rows} == {"eager"}
     assert {row.case for row in rows} == refused
     assert all("no inputs of this memory layout" in str(row.reason) for row in rows)
+
+
+def test_a_model_that_changed_since_the_export_is_told_and_no_artifact_blamed(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    code = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 3)
+    def forward(self, x):
+        return self.a(x).sin()
+"""
+    checkpoint, model = saved_with(code, a=nn.Linear(4, 3))
+    inputs = parse_inputs(["x:[batch,4]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format="onnx")
+    file = Path(model.rpartition(":")[0])
+    file.write_text(code.replace(".sin()", ".cos()"))
+    report = api.verify(bundle.folder, model=model, runtime="onnxruntime")
+    assert report.exit_code() == 1
+    assert any("gives something else than at the export: its code" in n for n in report.notes)
+    reasons = {str(r.reason) for r in report.results if r.artifact == "samples"}
+    assert any(r.startswith("the model itself is not as at the export: off by") for r in reasons)
+    assert not any("tolerance" in reason for reason in reasons)
+    assert report.diagnoses
+    for diagnosis in report.diagnoses:
+        assert diagnosis.cause is None
+        assert "not as at the export" in diagnosis.reason

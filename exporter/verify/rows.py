@@ -124,7 +124,11 @@ def _judge_stored(name: str, known: Expected, exact: Truth, again: Truth) -> Jud
     tolerance = Tolerance(atol, _STORED_RTOL)
     dtype = str(stored.dtype).removeprefix("torch.")
     expected = Expected(dtype, known.scale, Norms(0.0, 0.0), zero=True)
-    return judge(name, value, stored, expected, tolerance)
+    judgement = judge(name, value, stored, expected, tolerance)
+    if judgement.verdict != "fail":
+        return judgement
+    off = str(judgement.reason).removesuffix(", beyond the tolerance given")
+    return replace(judgement, reason=f"the model itself is not as at the export: {off}")
 
 
 def _of_call(

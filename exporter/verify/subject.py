@@ -52,6 +52,11 @@ class Subject:
     again: SecondLook | None
 
     @property
+    def changed(self) -> bool:
+        """Whether the model, built again, computes something else than at the export."""
+        return any(row.artifact == "samples" and row.verdict == "fail" for row in self.rows)
+
+    @property
     def rebuilt(self) -> bool:
         """Whether the model itself can be run."""
         return self.again is not None
@@ -206,6 +211,11 @@ def prepare(
         samples = truth.compute(model, cases, folder, given=given, progress=progress, spent=spent)
         with spent.on("comparing"):
             rows += repeated(stored, samples)
+        if any(row.verdict == "fail" for row in rows):
+            notes.append(
+                "in float64 the model itself gives something else than at the export: its code, or "
+                "a package that it uses, is another; artifacts are held against what it is now"
+            )
         with spent.on("truth"):
             rows += decoded(model, manifest["programs"], manifest["seed"], progress)
         del model

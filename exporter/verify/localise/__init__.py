@@ -110,7 +110,11 @@ def diagnosed(
                     here = row.runtime, row.artifact, row.program, row.way, row.case
                     found.append(Diagnosis(*here, None, f"what looked into it: {event['lost']}"))
                     break
-                found.append(Diagnosis.from_json(event["diagnosis"]))
+                diagnosis = Diagnosis.from_json(event["diagnosis"])
+                if subject.changed and diagnosis.cause == "export":
+                    why = f"the model itself is not as at the export; {diagnosis.reason}"
+                    diagnosis = replace(diagnosis, cause=None, reason=why)
+                found.append(diagnosis)
                 if event["repro"] is not None:
                     notes.append(event["repro"])
                 if time.monotonic() > deadline:
