@@ -227,7 +227,7 @@ def test_of_a_scripts_settings_it_is_said_that_they_are_not_passed(
 ) -> None:
     file = tmp_path / "w.pth"
     torch.save({"model": nn.Linear(3, 3).state_dict(), "args": kind(width=6, lr=0.1)}, file)
-    said = "hyperparameters in the checkpoint: none; .* settings are not passed: width, lr$"
+    said = "hyperparameters in the checkpoint: none; .* settings are not passed: width, lr: give a "
     with pytest.raises(Missing, match=said):
         models.from_checkpoint(load(file), code=f"{net}:build", inputs=SPECS)
 

@@ -259,7 +259,10 @@ def _call(
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         known = ", ".join(hyper_parameters) or "none"
         if training:
-            known += f"; the training script's settings are not passed: {some(training)}"
+            known += (
+                f"; the training script's settings are not passed: {some(training)}: give a "
+                "callable that passes those that the model takes"
+            )
         raise Missing(
             f"--model {code}: calling it failed: {one_line(error)}{user_code.hint(error)}; "
             f"hyperparameters in the checkpoint: {known}"
