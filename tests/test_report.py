@@ -57,6 +57,7 @@ FORM = Row("eager", None, "model", "gradient", "autograd forms", "export", "on o
 SAMPLE = replace(PASSED, runtime=FLOAT64, provider=None, artifact="samples")
 
 
+OTHER = replace(PASSED, program="forward", verdict="unsupported", reason="unstable")
 DIAGNOSED = Diagnosis(
     "onnxruntime",
     "gradient.onnx",
@@ -102,6 +103,9 @@ def shown(found: Report, width: int = 80) -> str:
         ((SAMPLE, FORM), 6, 6),
         ((FORM, replace(PASSED, verdict="unsupported")), 5, 1),
         ((replace(SAMPLE, verdict="fail"), PASSED), 1, 1),
+        # Nor one program of two, where no runtime has a row of the other.
+        ((PASSED, OTHER), 5, 1),
+        ((PASSED, OTHER, replace(OTHER, runtime="eager", verdict="pass")), 0, 1),
     ],
 )
 def test_exit_code(rows: tuple[Row, ...], code: int, strict: int) -> None:

@@ -96,23 +96,35 @@ class Report:
     def exit_code(self, *, strict: bool = False) -> int:
         """0 pass, 1 mismatch, 6 a runtime crashed; the first of these that applies.
 
-        Nothing compared is an error, never a pass: 6 then, or 5 where all is unsupported. That
-        float64 agrees with itself is no comparison, nor is it that a runtime agrees with itself,
-        where nothing that it gives can be held against the model's.
+        Nothing compared is an error, never a pass: 6 then, or 5 where all is unsupported, also of
+        one program alone, as of a model whose outputs are others in each run. That float64 agrees
+        with itself is no comparison, nor is it that a runtime agrees with itself, where nothing
+        that it gives can be held against the model's.
         """
         verdicts = {row.verdict for row in self.results}
-        compared = {
-            row.verdict
-            for row in self.results
-            if row.runtime != FLOAT64 and not (row.verdict == "pass" and row.way.endswith("forms"))
-        }
         if "fail" in verdicts or (strict and "unsupported" in verdicts):
             return 1
         if "error" in verdicts:
             return 6
-        if "pass" not in compared:
-            return 5 if "unsupported" in compared else 6
+        if not self._compared():
+            return 6
+        if self.uncompared():
+            return 5
         return 0
+
+    def uncompared(self) -> tuple[str, ...]:
+        """The programs of which nothing was compared in any runtime; `*` stands for all."""
+        compared = self._compared()
+        programs = [name for name in compared if name != "*"] or list(compared)
+        return tuple(name for name in programs if "pass" not in compared[name])
+
+    def _compared(self) -> dict[str, set[str]]:
+        """By program, the verdicts of what may be held against the model."""
+        found: dict[str, set[str]] = {}
+        for row in self.results:
+            if row.runtime != FLOAT64 and not (row.verdict == "pass" and row.way.endswith("forms")):
+                found.setdefault(row.program, set()).add(row.verdict)
+        return found
 
     # The faces, each in a file of its own. They import what they need when they are asked for.
 

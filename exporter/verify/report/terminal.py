@@ -77,6 +77,9 @@ def lines(report: Report) -> list[str]:
     found += _rest(len(rows) - _LISTED, "of what is no pass")
     found += left_out(report)
     told = _VERDICTS.get(report.verdict, report.verdict)
+    programs = {row.program for row in report.results} - {"*"}
+    if report.verdict == "unsupported" and programs - {*report.uncompared()}:
+        told = f"nothing was compared of {' and '.join(report.uncompared())}"
     return [*found, f"{told}: {counted(report)} in {report.seconds:.0f} s"]
 
 
