@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,9 +12,10 @@ from torch import nn
 from fuseport.exporter import shims
 from fuseport.exporter.capture import blockers, decisions, integers
 from fuseport.exporter.capture.decisions import Decision
+from fuseport.exporter.capture.guards import guards
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable
-from fuseport.exporter.models.model import Model, at, examples
+from fuseport.exporter.models.model import Model, at, example, examples
 from fuseport.exporter.program import (
     Entry,
     Kind,
@@ -238,7 +240,18 @@ def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> 
             result = program.exported.module(check_guards=False)(*inputs.values())
         return [result] if isinstance(result, torch.Tensor) else list(result.values())
 
-    return decisions.decided(run, captured, called)
+    try:
+        return decisions.decided(run, captured, called)
+    except Inseparable:
+        generator = torch.Generator().manual_seed(len(inputs))
+        others = [
+            {spec.name: example(spec, sizes, generator) for spec in model.inputs}
+            for sizes in (model.sizes, dict.fromkeys(model.sizes, 1), dict.fromkeys(model.sizes, 2))
+        ]
+        found = guards([run, *(partial(went, model, each) for each in others)])
+        if not found:
+            raise
+        return decisions.decided(run, captured, called, found)
 
 
 def _captures(

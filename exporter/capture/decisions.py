@@ -33,11 +33,13 @@ from fuseport.exporter.program.refusing import HOLDS
 from fuseport.exporter.program.regions import regions
 from fuseport.exporter.program.rounding import close
 
-__all__ = ["Decision", "decided", "following", "noted"]
+__all__ = ["MOST", "Decision", "Run", "decided", "following", "noted"]
 
 aten = torch.ops.aten
 
-_MOST = 128  # decisions of a model
+MOST = 128
+"""Decisions of a model."""
+
 _MOST_BOTH = 4  # of them, those by which something else is computed
 _MOST_WAYS = 12  # that are captured, for all of them to be in a program
 
@@ -67,7 +69,9 @@ Captured = Callable[[Sequence[Decision]], Program]
 Called = Callable[[Program], Sequence[Tensor]]
 
 
-def decided(run: Run, captured: Captured, called: Called) -> Program:
+def decided(
+    run: Run, captured: Captured, called: Called, guarding: Mapping[str, bool] | None = None
+) -> Program:
     """A program that decides as the model does.
 
     Args:
@@ -75,6 +79,7 @@ def decided(run: Run, captured: Captured, called: Called) -> Program:
             that it made, and its outputs.
         captured: the program of such decisions, which are marked in it.
         called: the outputs of a program, of the same inputs.
+        guarding: what decisions may always come to; see `guards`.
 
     Raises:
         Inseparable: the model decides nothing by values, or too much, or what it decides is about
@@ -82,13 +87,13 @@ def decided(run: Run, captured: Captured, called: Called) -> Program:
         ExportFailed: as of `captured`.
     """
     try:
-        usual, _ = run({})
+        usual, _ = run(guarding or {})
     except Exception as error:  # the model's own, where a number is a tensor
         raise Inseparable(one_line(error)) from error
     run = _refusing(run)
-    if not 0 < len(usual) <= _MOST:
+    if not 0 < len(usual) <= MOST:
         raise Inseparable(f"there are {len(usual)} such decisions")
-    ways = _Ways(run, captured, usual)
+    ways = _Ways(run, captured, usual, guarding or {})
     asked = ways.that_matter()
     if len(asked) > _MOST_BOTH:
         raise Inseparable(
@@ -152,6 +157,7 @@ class _Ways:
         run: see `decided`.
         captured: see `decided`.
         usual: its decisions at the example's values.
+        guarding: see `decided`.
 
     Attributes:
         seen: the decisions on all ways that were gone, by name, as they came out first.
@@ -159,8 +165,14 @@ class _Ways:
         both: the names of those of which both ways are in the program.
     """
 
-    def __init__(self, run: Run, captured: Captured, usual: Sequence[Decision]) -> None:
-        self._run, self._captured = run, captured
+    def __init__(
+        self,
+        run: Run,
+        captured: Captured,
+        usual: Sequence[Decision],
+        guarding: Mapping[str, bool],
+    ) -> None:
+        self._run, self._captured, self._guarding = run, captured, guarding
         self._usual = {decision.name: decision.value for decision in usual}
         self._first = captured(usual)
         self._left = _MOST_WAYS
@@ -169,14 +181,16 @@ class _Ways:
         self.both: set[str] = set()
         self._constant: set[str] = set()
         for name, value in self._usual.items():
+            if name in guarding:
+                continue
             try:
-                run({name: not value})
+                run({**guarding, name: not value})
             except _RefusedError as error:
                 self.fatal[name] = str(error)
 
     def that_matter(self) -> list[str]:
         """The decisions by which something else is computed."""
-        free = [name for name in self._usual if name not in self.fatal]
+        free = [name for name in self._usual if name not in {*self.fatal, *self._guarding}]
         if not free or not self._matter(free):
             return []
         places = dict.fromkeys(self.seen[name].place for name in free)
@@ -262,7 +276,9 @@ class _Ways:
         for name, decision in self.seen.items():
             if name in self._constant:
                 continue
-            if name in self.both:
+            if name in self._guarding:
+                said = f"the way of {decision.value} is in the programs, which is right for both"
+            elif name in self.both:
                 said = "both ways are in the programs"
             elif name in self.fatal:
                 said = f"where the model raises {self.fatal[name]}, artifacts fail"
@@ -273,7 +289,8 @@ class _Ways:
         _erase(program, marks.keys())
         graph.eliminate_dead_code()
         exported = rebuilt(exported, graph, exported.graph_signature.input_specs)
-        places = tuple(dict.fromkeys(self.seen[name].place for name in sorted(self.both)))
+        both = sorted(self.both | (self.seen.keys() & self._guarding.keys()))
+        places = tuple(dict.fromkeys(self.seen[name].place for name in both))
         sentences = tuple(
             f"{place} decides by a value: {first}" + (f" ({len(more)} times more)" if more else "")
             for place, (first, *more) in told.items()

@@ -1,0 +1,92 @@
+"""Decisions that spare work where there is none, as of experts that nothing is sent to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter import api
+from fuseport.exporter.capture.decisions import Decision, Run
+from fuseport.exporter.capture.guards import guards
+from fuseport.exporter.models.user import parse_inputs
+
+EXPERTS = """
+import torch
+from torch import nn
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, 4)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            sent = (chosen == i).any(-1)
+            {guard}
+                out[sent] += expert(x[sent]) * (weights * (chosen == i))[sent].sum(-1, keepdim=True)
+        return out
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.two = Experts(), nn.LayerNorm(6), Experts()
+
+    def forward(self, x):
+        return self.two(self.norm(self.one(x)))
+"""
+
+
+@pytest.mark.parametrize(
+    "guard", ["if sent.any():", "if not sent.any():\n                continue\n            else:"]
+)
+def test_experts_that_nothing_is_sent_to_are_in_the_programs(
+    guard: str, saved_with: Callable[..., tuple[Path, str]], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    checkpoint, code = saved_with(EXPERTS.replace("{guard}", guard))
+    namespace: dict[str, type[nn.Module]] = {}
+    exec(Path(code.removesuffix(":Net")).read_text(), namespace)
+    module = namespace["Net"]()
+    torch.save(module.state_dict(), checkpoint)
+    inputs = parse_inputs(["x:[batch,6]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="onnx")
+    said = "decides by a value: the way of True is in the programs, which is right for both"
+    assert any(said in note for note in bundle.manifest["notes"])
+    report = api.verify(bundle.folder, model=code, runtime=["eager", "onnxruntime"])
+    assert report.exit_code(strict=True) == 0, report.failures()
+    session = onnxruntime.InferenceSession(bundle.folder / "forward.onnx")
+    for count in (1, 50):
+        x = torch.randn(count, 6)
+        (found,) = session.run(None, {"x": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), module(x).detach())
+
+
+def deciding(natural: bool, outputs: Mapping[bool, float]) -> Run:
+    """A model that decides once, and gives a number by what comes of it."""
+
+    def run(answers: Mapping[str, bool]) -> tuple[Sequence[Decision], Sequence[Tensor]]:
+        value = answers.get("net.py:3, 0", natural)
+        return [Decision("net.py:3", 0, value)], [torch.tensor(outputs[value])]
+
+    return run
+
+
+def failing(answers: Mapping[str, bool]) -> tuple[Sequence[Decision], Sequence[Tensor]]:
+    raise ValueError("a size that the model does not take")
+
+
+def test_only_what_gives_the_same_both_ways_is_one() -> None:
+    sent, none = deciding(True, {True: 2.0, False: 0.0}), deciding(False, {True: 1.0, False: 1.0})
+    assert guards([sent, failing, none])["net.py:3, 0"] is True
+    skipped = [deciding(False, {False: 2.0, True: 0.0}), deciding(True, {True: 1.0, False: 1.0})]
+    assert guards(skipped)["net.py:3, 0"] is False
+    other = deciding(False, {True: 1.5, False: 1.0})
+    assert guards([sent, none, other]) == {}
+    assert guards([sent, sent]) == {}  # nothing tells what comes of it otherwise
+    assert guards([failing]) == {}
