@@ -319,7 +319,9 @@ def test_what_else_blocks_is_told_alone(exported: Callable[[str], tuple[Bundle, 
 def test_what_torchs_distributions_check_is_an_error_of_the_artifacts(
     exported: Callable[[str], tuple[Bundle, str]],
 ) -> None:
-    bundle, model = exported("return torch.distributions.Normal(self.m(y), 5 + y).log_prob(x)")
+    bundle, model = exported(
+        "return torch.distributions.Normal(self.m(y), 5 + y, True).log_prob(x)"
+    )
     module = the_model(bundle, model)
     held(bundle, module, SMALL)
     large = torch.full((1, 4), 1e3)
