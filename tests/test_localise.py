@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -102,7 +103,8 @@ def looked_into(
     with own_ops(given.get("ops")) as own:
         programs = programs_of(opened.manifest, given.get("model"), own)
     settings = Settings(given.get("model"), given.get("ops"), Limits(300.0), budget=budget)
-    subject = Subject(opened, samples, programs, True, (), ())
+    can_be_run: Any = object()
+    subject = Subject(opened, samples, programs, rows=(), notes=(), again=can_be_run)
     found, notes = diagnosed(rows, {job.runtime: [job]}, subject, work, settings)
     assert not notes
     return found[0]

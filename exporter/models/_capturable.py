@@ -8,6 +8,7 @@ of torch is a `torch.fx.GraphModule`, at the top of which some names are taken: 
 import inspect
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -36,6 +37,8 @@ def capturable(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def _without_compilation(module: nn.Module) -> nn.Module:
+    if isinstance(module, torch.jit.ScriptModule):  # which has what is inside otherwise
+        return module
     for name, child in module._modules.items():  # also where it occurs again
         if child is not None:
             module._modules[name] = _without_compilation(child)
