@@ -185,8 +185,10 @@ def for_these_gpus(name: str, make: Callable[[str, tuple[int, ...]], Library]) -
             raise
         return found
     larger = [targets for targets in kept if {*wanted} < {*targets}]
-    candidates = map(library, (wanted, *larger))
-    return next((made for made in candidates if build.find(made)), library(wanted))
+    own = library(wanted)
+    if not larger or build.find(own):
+        return own
+    return next((made for made in map(library, larger) if build.find(made)), own)
 
 
 def _kept(name: str) -> Iterator[tuple[int, ...]]:

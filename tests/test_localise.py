@@ -393,7 +393,7 @@ def test_a_failure_that_cannot_be_looked_into_says_why(deep: Path, tmp_path: Pat
     job = Job("onnxruntime", bundle / "forward.onnx", "forward", "run", "export")
     row = Row("onnxruntime", None, "forward.onnx", "forward", "run", "export", "output", "fail")
     settings = Settings(None, GIVEN["ops"])
-    subject = Subject(opened, samples, {}, False, (), ())
+    subject = Subject(opened, samples, {}, rows=(), notes=(), again=None)
     found, _ = diagnosed([row], {job.runtime: [job]}, subject, tmp_path, settings)
     assert found[0].cause is None
     assert found[0].divergence is None
@@ -410,7 +410,7 @@ def test_what_is_lost_with_a_failure_leaves_the_next_one_to_another_child(
         jobs[runtime] = [Job(runtime, deep / here[1], "forward", "run", "export")]
         rows.append(Row(runtime, None, *here[1:], "output", "fail"))
     settings = Settings(None, GIVEN["ops"], Limits(0.3))
-    subject = Subject(open_bundle(deep), samples, {}, False, (), ())
+    subject = Subject(open_bundle(deep), samples, {}, rows=(), notes=(), again=None)
     found, notes = diagnosed(rows, jobs, subject, tmp_path, settings)
     assert [d.runtime for d in found] == ["onnxruntime", "onnx_reference"]
     assert all("stopped after 0.3 s" in d.reason and d.cause is None for d in found)
@@ -422,5 +422,5 @@ def test_a_form_of_backward_is_not_looked_into(deep: Path, tmp_path: Path) -> No
     here = "model", "gradient", "autograd forms", "export"
     job = Job("eager", deep / "weights.safetensors", *here[1:])
     row = Row("eager", None, *here, "with gradient hooks", "fail", "backward fails")
-    subject = Subject(open_bundle(deep), {}, {}, False, (), ())
+    subject = Subject(open_bundle(deep), {}, {}, rows=(), notes=(), again=None)
     assert diagnosed([row], {"eager": [job]}, subject, tmp_path, Settings()) == ((), ())

@@ -65,8 +65,6 @@ def _held(module: nn.Module) -> nn.Module:
     signature = inspect.signature(module.forward)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     names = [own, *signature.parameters.values()]
-    if names[1:] and names[1].kind is not inspect.Parameter.POSITIONAL_ONLY:
-        names[0] = own.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     Held.forward.__signature__ = signature.replace(parameters=names)  # type: ignore[attr-defined]
     Held.__name__ = type(module).__name__
     return Held()

@@ -140,9 +140,11 @@ def taken(
     Raises:
         CorruptInput: what is there of one is no weight of such a layer.
     """
-    left, placed = dict(tensors), layers(config)
+    placed = layers(config)
+    if not placed:
+        return tensors
+    left, way = dict(tensors), said_by(config, "the folder", next(iter(placed)))
     for name in placed:
-        way = said_by(config, "the folder", name)
         try:
             found = way.read(left, name)
         except _MISFITS as error:

@@ -49,15 +49,14 @@ def called_plainly(module: nn.Module) -> Callable[[Callable[..., Any]], Callable
 
 @contextmanager
 def _plain(module: nn.Module) -> Iterator[None]:
-    before: list[_Place] = []
+    places = list(_places(module))
     try:
-        for owner, name, function in list(_places(module)):
-            before.append((owner, name, _of(owner)[name]))
+        for owner, name, function in places:
             _put(owner, name, _inside(function))
         yield
     finally:
-        for owner, name, value in reversed(before):
-            _put(owner, name, value)
+        for owner, name, function in places:
+            _put(owner, name, function)
 
 
 def _places(module: nn.Module) -> Iterator[_Place]:

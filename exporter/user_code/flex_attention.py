@@ -53,21 +53,13 @@ class Mask(BlockMask):
 
 @functools.wraps(_THEIRS[1])
 def _create_block_mask(
-    mask_mod: Callable[..., Tensor],
-    B: Any,
-    H: Any,
-    Q_LEN: Any,
-    KV_LEN: Any,
-    device: Any = None,
-    *args: Any,
-    **kwargs: Any,
+    mask_mod: Callable[..., Tensor], B: Any, H: Any, Q_LEN: Any, KV_LEN: Any, *args: Any, **by: Any
 ) -> BlockMask:
-    # Without a word torch takes the accelerator that is here.
+    # Without a word for a device torch takes the accelerator that is here.
+    device = args[0] if args else by.get("device")
     on_gpu = torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda")
     if on_gpu and not torch.compiler.is_exporting():
-        if device is not None:
-            args = (device, *args)
-        made: BlockMask = _THEIRS[1](mask_mod, B, H, Q_LEN, KV_LEN, *args, **kwargs)
+        made: BlockMask = _THEIRS[1](mask_mod, B, H, Q_LEN, KV_LEN, *args, **by)
         return made
     return Mask(mask_mod, (Q_LEN, KV_LEN))
 

@@ -20,6 +20,7 @@ from fuseport.ops.matmul_nbits.storage import (
     from_gptq,
     quantize_nbits,
 )
+from fuseport.ops.rms_norm.shapes import wide
 from fuseport.ops.spec import Operator, OpSpec
 
 __all__ = [
@@ -70,7 +71,7 @@ def matmul_nbits(
     require(x.dim() >= 1, "matmul_nbits", "x", "(..., in_features)", tuple(x.shape))
     require(scales.dim() == 2, "matmul_nbits", "scales", "(out, groups)", tuple(scales.shape))
     if scales.dtype == torch.float32:  # beside float64, where it is exact
-        scales = scales.to(shapes.wide(x.dtype))
+        scales = scales.to(wide(x.dtype))
     out_features = scales.shape[0]
     if bias is None:
         bias = x.new_zeros(out_features)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fuseport.ops.bugs import reads
 from fuseport.ops.case_layouts import Layout, expanded_first, sliced, transposed
-from fuseport.ops.matmul_nbits.shapes import wide
 from fuseport.ops.matmul_nbits.storage import pack_codes, quantize_nbits, unpack_codes
+from fuseport.ops.rms_norm.shapes import wide
 from fuseport.ops.spec import Case, Inputs, PlantedBug
 
 __all__ = ["BENCH", "BUGS", "CASES"]

@@ -9,9 +9,9 @@ with W from `storage.dequantize_nbits`, which has no gradient.
 
 from torch import Tensor
 
-from fuseport.ops.linear_reference import linear, linear_backward
 from fuseport.ops.matmul_nbits.shapes import check, check_backward
 from fuseport.ops.matmul_nbits.storage import dequantize_nbits
+from fuseport.ops.stored_linear import linear, linear_backward
 
 __all__ = ["matmul_nbits", "matmul_nbits_backward"]
 

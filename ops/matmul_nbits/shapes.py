@@ -7,17 +7,12 @@ Python. All outputs are contiguous, whatever the inputs are.
 import torch
 from torch import Tensor
 
-from fuseport.ops.checks import dtype_name, require, require_like, require_shape
+from fuseport.ops.checks import require, require_like, require_shape
 from fuseport.ops.matmul_nbits.storage import groups_of, require_sizes, row_bytes
+from fuseport.ops.rms_norm.shapes import wide
+from fuseport.ops.stored_linear import check_layer, check_rows, empty, empty_backward
 
-__all__ = ["check", "check_backward", "fake_linear", "fake_linear_backward", "wide"]
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What a layer of that dtype is computed in, and the dtype of its scales."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+__all__ = ["check", "check_backward", "fake_linear", "fake_linear_backward"]
 
 
 def check(
@@ -32,11 +27,7 @@ def check(
     group_size: int,
 ) -> None:
     """Raises ValueError, naming `op` and the argument, unless the inputs fit each other."""
-    _check_rows(op, "x", "(..., in_features)", x)
-    sizes = (*x.shape[:-1], in_features)
-    require_shape(op, "x", x, "(..., in_features)", sizes)
-    require_like(op, "bias", bias, x.dtype, x, "x")
-    require(bias.dim() == 1, op, "bias", "(out_features,)", tuple(bias.shape))
+    check_layer(op, x, bias, in_features)
     weight = (packed, scales, zero_points)
     _check_weight(op, "x", x, weight, bias.shape[0], in_features, bits, group_size)
 
@@ -52,15 +43,9 @@ def check_backward(
     group_size: int,
 ) -> None:
     """Raises ValueError unless cotangent and weight fit each other."""
-    _check_rows(op, "dout", "(..., out_features)", dout)
+    check_rows(op, "dout", "(..., out_features)", dout)
     weight = (packed, scales, zero_points)
     _check_weight(op, "dout", dout, weight, dout.shape[-1], in_features, bits, group_size)
-
-
-def _check_rows(op: str, name: str, meaning: str, t: Tensor) -> None:
-    require(t.dim() >= 1, op, name, meaning, tuple(t.shape))
-    known = "float16, bfloat16, float32 or float64"
-    require(t.dtype in _DTYPES, op, name, known, dtype_name(t.dtype))
 
 
 def _check_weight(
@@ -101,7 +86,7 @@ def fake_linear(
     """The empty output of `fuseport::matmul_nbits`."""
     weight = (packed, scales, zero_points)
     check("matmul_nbits", x, *weight, bias, in_features, bits, group_size)
-    return torch.empty((*x.shape[:-1], bias.shape[0]), dtype=x.dtype, device=x.device)
+    return empty(x, bias)
 
 
 def fake_linear_backward(
@@ -116,5 +101,4 @@ def fake_linear_backward(
     """Empty outputs of `fuseport::matmul_nbits_backward`."""
     weight = (packed, scales, zero_points)
     check_backward("matmul_nbits_backward", dout, *weight, in_features, bits, group_size)
-    dx = torch.empty((*dout.shape[:-1], in_features), dtype=dout.dtype, device=dout.device)
-    return dx, torch.empty((dout.shape[-1],), dtype=dout.dtype, device=dout.device)
+    return empty_backward(dout, in_features)

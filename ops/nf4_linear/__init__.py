@@ -20,6 +20,7 @@ from fuseport.ops.nf4_linear.storage import (
     from_bitsandbytes,
     quantize_4bit,
 )
+from fuseport.ops.rms_norm.shapes import wide
 from fuseport.ops.spec import Operator, OpSpec
 
 __all__ = [
@@ -77,7 +78,7 @@ def nf4_linear(
     require(x.dim() >= 1, "nf4_linear", "x", "(..., in_features)", tuple(x.shape))
     in_features = x.shape[-1]
     if absmax.dtype == torch.float32:  # beside float64, where it is exact
-        absmax = absmax.to(shapes.wide(x.dtype))
+        absmax = absmax.to(wide(x.dtype))
     require(quant_type in QUANT_TYPES, "nf4_linear", "quant_type", "nf4 or fp4", quant_type)
     if bias is None:
         bias = x.new_zeros(out_features)

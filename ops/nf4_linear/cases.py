@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fuseport.ops.bugs import reads
-from fuseport.ops.nf4_linear.shapes import wide
 from fuseport.ops.nf4_linear.storage import QUANT_TYPES, quantize_4bit
+from fuseport.ops.rms_norm.shapes import wide
 from fuseport.ops.spec import Case, Inputs, PlantedBug
 
 __all__ = ["BENCH", "BUGS", "CASES"]

@@ -9,9 +9,9 @@ with W from `storage.dequantize_4bit`, which has no gradient.
 
 from torch import Tensor
 
-from fuseport.ops.linear_reference import linear, linear_backward
 from fuseport.ops.nf4_linear.shapes import check, check_backward
 from fuseport.ops.nf4_linear.storage import QUANT_TYPES, dequantize_4bit
+from fuseport.ops.stored_linear import linear, linear_backward
 
 __all__ = ["nf4_linear", "nf4_linear_backward"]
 

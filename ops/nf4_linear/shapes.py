@@ -7,16 +7,11 @@ Python. All outputs are contiguous, whatever the inputs are.
 import torch
 from torch import Tensor
 
-from fuseport.ops.checks import dtype_name, require, require_like, require_shape
+from fuseport.ops.checks import require, require_like, require_shape
+from fuseport.ops.rms_norm.shapes import wide
+from fuseport.ops.stored_linear import check_layer, check_rows, empty, empty_backward
 
-__all__ = ["check", "check_backward", "fake_linear", "fake_linear_backward", "wide"]
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What a layer of that dtype is computed in, and the dtype of its absmax."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+__all__ = ["check", "check_backward", "fake_linear", "fake_linear_backward"]
 
 
 def check(
@@ -30,11 +25,7 @@ def check(
     quant_type: int,
 ) -> None:
     """Raises ValueError, naming `op` and the argument, unless the inputs fit each other."""
-    _check_rows(op, "x", "(..., in_features)", x)
-    sizes = (*x.shape[:-1], in_features)
-    require_shape(op, "x", x, "(..., in_features)", sizes)
-    require_like(op, "bias", bias, x.dtype, x, "x")
-    require(bias.dim() == 1, op, "bias", "(out_features,)", tuple(bias.shape))
+    check_layer(op, x, bias, in_features)
     _check_weight(op, "x", x, packed, absmax, bias.shape[0], in_features, block_size, quant_type)
 
 
@@ -74,7 +65,7 @@ def fake_linear(
 ) -> Tensor:
     """The empty output of `fuseport::nf4_linear`."""
     check("nf4_linear", x, packed, absmax, bias, in_features, block_size, quant_type)
-    return torch.empty((*x.shape[:-1], bias.shape[0]), dtype=x.dtype, device=x.device)
+    return empty(x, bias)
 
 
 def fake_linear_backward(
@@ -87,8 +78,7 @@ def fake_linear_backward(
 ) -> tuple[Tensor, Tensor]:
     """Empty outputs of `fuseport::nf4_linear_backward`."""
     check_backward("nf4_linear_backward", dout, packed, absmax, in_features, block_size, quant_type)
-    dx = torch.empty((*dout.shape[:-1], in_features), dtype=dout.dtype, device=dout.device)
-    return dx, torch.empty((dout.shape[-1],), dtype=dout.dtype, device=dout.device)
+    return empty_backward(dout, in_features)
 
 
 def check_backward(
@@ -101,13 +91,7 @@ def check_backward(
     quant_type: int,
 ) -> None:
     """Raises ValueError unless cotangent and weight fit each other."""
-    _check_rows(op, "dout", "(..., out_features)", dout)
+    check_rows(op, "dout", "(..., out_features)", dout)
     _check_weight(
         op, "dout", dout, packed, absmax, dout.shape[-1], in_features, block_size, quant_type
     )
-
-
-def _check_rows(op: str, name: str, meaning: str, t: Tensor) -> None:
-    require(t.dim() >= 1, op, name, meaning, tuple(t.shape))
-    known = "float16, bfloat16, float32 or float64"
-    require(t.dtype in _DTYPES, op, name, known, dtype_name(t.dtype))
