@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 import fuseport
 
 if TYPE_CHECKING:
+    from fuseport.ops.build import Status as Found
     from fuseport.ops.spec import OpSpec
 
 __all__ = ["Check", "Diagnosis", "Status", "diagnose"]
@@ -255,17 +256,20 @@ def _op(spec: "OpSpec") -> _Finding:
     if spec.library is None and not spec.has("torch.cpp"):
         return _Finding("plain torch: there are no kernels to compile")
     status = build.status(spec)
-    if status.state == "unavailable":
-        return _Finding("runs in plain torch, slowly", "warning", status.detail)
-    if status.state == "buildable":
-        return _Finding(f"not compiled yet: {status.detail}")
-    if registration.implementation(spec) == "reference":
+    if status.state == "built" and registration.implementation(spec) == "reference":
         return _Finding(
             f"runs in plain torch: {status.detail} cannot be loaded",
             "warning",
             "delete that file, so that it is compiled again",
         )
-    return _Finding(f"compiled: {status.detail}")
+    return _of_library(status)
+
+
+def _of_library(status: "Found", where: str = "") -> _Finding:
+    if status.state == "unavailable":
+        return _Finding(f"runs in plain torch{where}, slowly", "warning", status.detail)
+    said = "compiled" if status.state == "built" else "not compiled yet"
+    return _Finding(f"{said}: {status.detail}")
 
 
 def _on_cuda(spec: "OpSpec") -> bool:
@@ -280,12 +284,7 @@ def _on_cuda(spec: "OpSpec") -> bool:
 def _op_on_cuda(spec: "OpSpec") -> _Finding:
     from fuseport.ops import cuda
 
-    status = cuda.status(spec)
-    if status.state == "unavailable":
-        return _Finding("runs in plain torch there, slowly", "warning", status.detail)
-    if status.state == "buildable":
-        return _Finding(f"not compiled yet: {status.detail}")
-    return _Finding(f"compiled: {status.detail}")
+    return _of_library(cuda.status(spec), " there")
 
 
 def _cache_folder() -> _Finding:
