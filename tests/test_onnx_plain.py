@@ -170,6 +170,7 @@ FORMS = {
         (x.shape[0], x.shape[1], x.shape[2], x.shape[3] - 2, 3),
         (x[0].numel(), x[0, 0].numel(), x.shape[3], 1, 1),
     ).amax(-1),
+    "padding around a circle": lambda x: F.pad(x, (1, 3, 2, 0), mode="circular").sin(),
     "padding by less than nothing": lambda x: F.pad(x, (0, 0, 1, -1)) + x,
     "variance over a size": lambda x: x.var(2, keepdim=True) * x,
     "causal attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),

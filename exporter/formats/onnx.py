@@ -41,6 +41,7 @@ from fuseport.exporter.formats._lacking import lacking
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._splits import without_sequences
+from fuseport.exporter.formats._sums import one_axis_at_a_time
 from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program.regions import refuse_writers
@@ -159,6 +160,7 @@ def _translate(
     in_full(model, onnx_program.exported_program)
     without_sequences(model)
     in_float32(model)
+    one_axis_at_a_time(model)
     values = _values(model, onnx_program.exported_program)
     with quiet("onnx_ir"):
         _clean(model)

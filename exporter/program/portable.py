@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.exporter.program._grouped import convolution, transposed_convolution
 from fuseport.exporter.program.volumes import grid_sampler_3d
@@ -16,7 +17,19 @@ __all__ = ["DIFFERENTIABLE", "PORTABLE", "masked_select"]
 aten = torch.ops.aten
 
 
+def _circular(x: Tensor, pad: Sequence[int]) -> Tensor:
+    # torch writes it into an empty tensor piece by piece, whose gradient asks for strides.
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = x.dim() - 1 - i
+        size = x.shape[dim]
+        front = aten.slice.Tensor(x, dim, size - before, size)
+        x = torch.cat([front, x, aten.slice.Tensor(x, dim, 0, after)], dim)
+    return x
+
+
 def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    if mode == "circular" and all(statically_known_true(width >= 0) for width in pad):
+        return _circular(x, pad)
     if mode != "replicate":
         return aten.pad.default(x, pad, mode, value)
     names = {2: "replication_pad1d", 4: "replication_pad2d", 6: "replication_pad3d"}

@@ -1,0 +1,81 @@
+"""Sums over many numbers in ONNX Runtime: as near to float64 as torch's are."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuseport.exporter import formats
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter.runtimes import get
+
+NAMES = ("output", "grad/input", "grad/weight", "grad/bias")
+SIZES = (2, 4, 50, 50, 50)
+
+
+class Scaled(nn.Module):
+    """By a weight and a bias for each channel, whose gradients are sums over all the rest."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, 1.0, -1.5, 2.0]))
+        self.bias = nn.Parameter(torch.tensor([0.1, 0.0, -0.2, 0.3]))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight, self.bias)
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.conv3d(x * weight.view(-1, 1, 1, 1), x.new_ones(4, 1, 1, 1, 1), bias, groups=4)
+
+
+FUNCTIONS: dict[str, Any] = {
+    "instance norm": lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+    "instance norm without a scale": lambda x, w, b: F.instance_norm(x) + b[0] * w[0],
+    "group norm": lambda x, w, b: F.group_norm(x, 2, w, b),
+    "bias of a convolution": convolved,
+    "mean": lambda x, w, b: (x * w.view(-1, 1, 1, 1) + b.view(-1, 1, 1, 1)).mean((0, -1, 3, 2)),
+    "sum": lambda x, w, b: (x * w.view(-1, 1, 1, 1)).sum() * b,
+    "variance": lambda x, w, b: x.var((2, 3, 4)) * w + b,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_they_are_as_near_to_float64_as_torchs(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Scaled(FUNCTIONS[name])
+    spec = TensorSpec("input", "float32", ("batch", 4, "d", "h", "w"))
+    forward = capture_forward(module, {"input": torch.randn(2, 4, 5, 6, 7)}, [spec])
+    gradient = capture_gradient(forward)
+    x = torch.randn(SIZES) * 1.3 + 0.4
+    cotangent = torch.rand_like(module(x))
+    plain = computed(module, x, cotangent)
+    truth = computed(copy.deepcopy(module).double(), x.double(), cotangent.double())
+    found = []
+    for program, given in (forward, {}), (gradient, {"cotangent_output": cotangent}):
+        file = tmp_path / f"{program.kind}.onnx"
+        formats.get("onnx").write(program, file, formats.Options(tmp_path / "w"))
+        results = get("onnxruntime").load(file, {}).run({"input": x, **given})
+        found.append([results[name].double() for name in NAMES if name in results])
+    for results, truths, plains in ((found[0], truth[:1], plain[:1]), (found[1], truth, plain)):
+        assert len(results) == len(truths)
+        for result, exact, rounded in zip(results, truths, plains, strict=True):
+            scale = torch.finfo(torch.float32).eps * exact.abs().max()
+            allowed = 4 * (rounded - exact).abs().max() + 8 * scale
+            assert (result - exact).abs().max() <= allowed
+
+
+def computed(module: nn.Module, x: Tensor, cotangent: Tensor) -> list[Tensor]:
+    """The output, and the gradients of the input and of the parameters."""
+    x = x.detach().requires_grad_()
+    y = module(x)
+    into = [x, *module.parameters()]
+    return [y.detach(), *torch.autograd.grad(y, into, cotangent, materialize_grads=True)]
