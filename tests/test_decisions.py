@@ -316,22 +316,34 @@ def test_what_else_blocks_is_told_alone(exported: Callable[[str], tuple[Bundle, 
     assert any("Tensor.numpy" in line for line in raised.value.details)
 
 
-def test_what_torchs_distributions_check_is_an_error_of_the_artifacts(
-    exported: Callable[[str], tuple[Bundle, str]],
+CHECKING = {
+    "torch.distributions.Normal(self.m(y), 5 + y, True).log_prob(x)": (
+        "to satisfy the constraint GreaterThan",
+        "does not raise ValueError: Expected parameter scale",
+    ),
+    "torch.nn.functional.gaussian_nll_loss(self.m(y), x, 5 + y, reduction='none')": (
+        "var has negative",
+        "does not raise ValueError: var has negative",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CHECKING)
+def test_what_torchs_functions_check_is_an_error_of_the_artifacts(
+    exported: Callable[[str], tuple[Bundle, str]], call: str
 ) -> None:
-    bundle, model = exported(
-        "return torch.distributions.Normal(self.m(y), 5 + y, True).log_prob(x)"
-    )
+    bundle, model = exported(f"return {call}")
+    by_model, by_artifact = CHECKING[call]
     module = the_model(bundle, model)
     held(bundle, module, SMALL)
     large = torch.full((1, 4), 1e3)
     bad = torch.cat([large, -large])
-    with pytest.raises(ValueError, match="to satisfy the constraint GreaterThan"):
+    with pytest.raises(ValueError, match=by_model):
         module(bad)
     session = onnxruntime.InferenceSession(bundle.folder / "forward.onnx")
     for run in (
         lambda: session.run(None, {"x": bad.numpy()}),
         lambda: torch.jit.load(bundle.folder / "forward.pt")(bad),
     ):
-        with pytest.raises(Exception, match="does not raise ValueError: Expected parameter scale"):
+        with pytest.raises(Exception, match=by_artifact):
             run()

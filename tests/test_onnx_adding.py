@@ -32,6 +32,7 @@ class Picks(nn.Module):
         return self.pick(self.table, ids)
 
 
+BAGS = torch.tensor([0, 0, 3, 6, 7])  # some have nothing in them
 PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "embedding": lambda table, ids: nn.functional.embedding(ids, table),
     "embedding with padding": lambda table, ids: nn.functional.embedding(ids, table, padding_idx=2),
@@ -40,6 +41,8 @@ PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "two indices": lambda table, ids: table[ids, ids],
     "index_select": lambda table, ids: table.index_select(0, ids),
     "gather": lambda table, ids: table.gather(0, ids[:, None].expand(-1, 32)),
+    "a bag": lambda table, ids: nn.functional.embedding_bag(ids, table, BAGS[:4], mode="sum"),
+    "index_add of numbers": lambda table, ids: torch.zeros(5).index_add(0, ids, table[ids, 0]),
     "take_along_dim": lambda table, ids: table.take_along_dim(ids[:, None], 0),
 }
 
@@ -89,3 +92,31 @@ def test_nothing_of_a_padding_row_is_taken(tmp_path: Path) -> None:
     assert expected.isfinite().all()
     found = load(file, {}).run({"ids": ids, "cotangent_y": dy})["grad/table"]
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2], ids=["all", "padding"])
+def test_bags_are_torchs(mode: str, padding: int | None, tmp_path: Path) -> None:
+    """Torch's ONNX exporter makes loops of them that end ONNX Runtime's process."""
+
+    def bag(table: Tensor, ids: Tensor) -> Tensor:
+        last = {"include_last_offset": True, "padding_idx": padding}
+        by = {"per_sample_weights": ids.cos()} if mode == "sum" else {}
+        bags = nn.functional.embedding_bag(ids, table, BAGS, mode=mode, **last, **by)
+        images = nn.functional.embedding_bag(ids.view(1, -1), table, mode=mode, padding_idx=padding)
+        return torch.cat([bags, images.sin()])
+
+    module = Picks(bag)
+    ids = torch.tensor([0, 2, 1, 2, 2, 2, 0])
+    spec = TensorSpec("ids", "int64", (7,), high=5)
+    forward = capture_forward(module, {"ids": ids}, [spec], ("y",))
+    options = Options(tmp_path / "weights.safetensors")
+    y = module(ids)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
+    (expected,) = torch.autograd.grad(y, module.table, dy)
+    for program, given in (forward, {}), (capture_gradient(forward), {"cotangent_y": dy}):
+        file = tmp_path / f"{program.kind}.onnx"
+        get("onnx").write(program, file, options)
+        found = load(file, {}).run({"ids": ids, **given})
+        torch.testing.assert_close(found["y"], y.detach())
+    torch.testing.assert_close(found["grad/table"], expected)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,9 @@ def assert_holds(
         torch.testing.assert_close(found["grad/input"], dx, **allowed)
 
 
+resized = partial(F.interpolate, antialias=True)
+
+
 RESAMPLING = {
     "adaptive max": lambda x: F.adaptive_max_pool2d(x, (2, 3)),
     "adaptive mean": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
@@ -73,6 +77,13 @@ RESAMPLING = {
     "mean by another divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5),
     "max": lambda x: F.max_pool2d(x, 3, 2, 1),
     "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "antialiased": lambda x: resized(x, mode="bilinear", size=(5, 20)),
+    "antialiased by factors": lambda x: resized(x, mode="bilinear", scale_factor=(0.45, 1.7)),
+    "antialiased from corner to corner": lambda x: resized(
+        x, mode="bilinear", size=(1, 4), align_corners=True
+    ),
+    "bicubic, antialiased": lambda x: resized(x, mode="bicubic", size=(5, 20)),
+    "bicubic, antialiased by a factor": lambda x: resized(x, mode="bicubic", scale_factor=0.4),
     "nearest to a size": lambda x: F.interpolate(x, (11, 7)),
 }
 
@@ -146,6 +157,7 @@ def test_numbers_of_float64_are_not_rounded_to_float32(name: str, tmp_path: Path
     assert_holds(IN_FLOAT64[name], tmp_path, torch.float64)
 
 
+SQUARE = torch.linspace(-1, 1, 256).reshape(16, 16)
 FORMS = {
     "sort": lambda x: torch.sort(x, -1)[0],
     "stable sort of ties, down": lambda x: x.gather(
@@ -170,6 +182,7 @@ FORMS = {
         (x.shape[0], x.shape[1], x.shape[2], x.shape[3] - 2, 3),
         (x[0].numel(), x[0, 0].numel(), x.shape[3], 1, 1),
     ).amax(-1),
+    "a bilinear form": lambda x: F.bilinear(x, x.cos(), SQUARE[: x.shape[3], : x.shape[3]][None]),
     "padding around a circle": lambda x: F.pad(x, (1, 3, 2, 0), mode="circular").sin(),
     "padding by less than nothing": lambda x: F.pad(x, (0, 0, 1, -1)) + x,
     "variance over a size": lambda x: x.var(2, keepdim=True) * x,

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
+from torch._ops import OpOverload
 
 from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.program._antialiased import antialiased
 from fuseport.exporter.program.volumes import grid_sampler_3d
 
 __all__ = ["ADAPTIVE", "DIVIDED", "RESAMPLING", "even"]
@@ -247,7 +249,24 @@ def _grid_sampler(x: Tensor, *arguments: Any) -> Any:
     return grid_sampler_3d(x, *arguments) if x.dim() == 5 else NotImplemented
 
 
+def _antialiased(taps: int, to_a_size: OpOverload) -> Callable[..., Any]:
+    by_factors = antialiased(taps)
+
+    def resize(
+        x: Tensor, sizes: Any, align_corners: bool, scale_factors: Sequence[float] | None = None
+    ) -> Any:
+        # That ONNX has. By a factor, torch.onnx forgets what the factor was; and where corners
+        # are aligned, torch's pixels are elsewhere than ONNX's.
+        if sizes is not None and not align_corners:
+            return to_a_size(x, sizes, align_corners)
+        return by_factors(x, sizes, align_corners, scale_factors)
+
+    return resize
+
+
 RESAMPLING: Table = {
+    aten._upsample_bilinear2d_aa.vec: _antialiased(2, aten._upsample_bilinear2d_aa.default),
+    aten._upsample_bicubic2d_aa.vec: _antialiased(4, aten._upsample_bicubic2d_aa.default),
     aten.grid_sampler.default: _grid_sampler,
     aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool_backward(3),

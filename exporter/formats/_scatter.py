@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseport.exporter.program._bags import embedding_bag
+
 __all__ = ["ADDING", "embedding_dense_backward", "index_add", "index_put", "unfold_backward"]
 
 aten = torch.ops.aten
@@ -51,7 +53,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1
         whole: Tensor = x + alpha * source.sum()
         return whole
     rows, added = x.movedim(dim, 0), source.movedim(dim, 0) * alpha
-    flat = _add(rows.flatten(1), index.reshape(-1), added.flatten(1))
+    table, values = (each.unsqueeze(-1).flatten(1) for each in (rows, added))
+    flat = _add(table, index.reshape(-1), values)
     summed: Tensor = flat.reshape(rows.shape).movedim(0, dim)
     return summed
 
@@ -102,5 +105,9 @@ ADDING: dict[Any, Callable[..., Any]] = {
     aten.index_add.default: index_add,
     aten.embedding_dense_backward.default: embedding_dense_backward,
     aten.unfold_backward.default: unfold_backward,
+    # torch.onnx gives it a loop, which ONNX Runtime, 1.31 at least, does not survive.
+    aten.embedding_bag.default: embedding_bag,
+    aten.embedding_bag.padding_idx: embedding_bag,
+    aten._embedding_bag.default: embedding_bag,
 }
 """For each operator that adds where places may recur, what ONNX Runtime adds rightly."""

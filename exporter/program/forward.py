@@ -41,6 +41,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program._asked import asked_once
+from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program.portable import DIFFERENTIABLE
 from fuseport.exporter.program.symbolic import Symbolic, orders_of_products, whole_quotients
 from fuseport.ops import OPS
@@ -109,7 +110,7 @@ def capture_forward(
             strict=False,
         )
         _take_assigned(exported.graph_module)
-        _detach_regions(exported.graph_module)
+        detach_regions(exported.graph_module)
         # In-place operators become functional ones; composite operators stay whole.
         with asked_once():
             exported = exported.run_decompositions({**DIFFERENTIABLE, **_replaced_operators()})
@@ -346,11 +347,6 @@ def failing_as(kind: Kind) -> Iterator[None]:
         reason = one_line(error)
         if isinstance(error, GuardOnDataDependentSymNode):
             reason = "a size or a decision hangs on the values of a tensor"
-        if "isIntList() INTERNAL ASSERT" in reason:
-            reason = (
-                "torch has an operator for sizes that are numbers alone, as interpolation with "
-                "antialias: give them so, --input-shapes"
-            )
         if fixed is not None:
             raise FixedDimension(kind, fixed[1], int(fixed[2]), int(fixed[3])) from error
         raise ExportFailed(f"the {kind} program cannot be captured: {reason}") from error
@@ -391,24 +387,6 @@ def _take_assigned(module: torch.fx.GraphModule) -> None:
         node.replace_all_uses_with(node.args[1])
         module.graph.erase_node(node)
     module.recompile()
-
-
-def _detach_regions(module: torch.fx.GraphModule) -> None:
-    """Detach what regions without gradients return: decomposing keeps their operators only."""
-    for part in module.modules():
-        if not isinstance(part, torch.fx.GraphModule):
-            continue
-        for node in list(part.graph.nodes):
-            if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
-                continue
-            for result in list(node.users):
-                if not isinstance(result.meta["val"], Tensor):
-                    continue
-                with part.graph.inserting_after(result):
-                    detached = part.graph.call_function(aten.detach.default, (result,))
-                detached.meta["val"] = result.meta["val"]
-                result.replace_all_uses_with(detached, lambda user, own=detached: user is not own)
-        part.recompile()
 
 
 def _forget_ones(exported: ExportedProgram) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseport.exporter.program._antialiased import antialiased
+from fuseport.exporter.program._bags import bilinear, embedding_bag
 from fuseport.exporter.program._grouped import convolution, transposed_convolution
 from fuseport.exporter.program.volumes import grid_sampler_3d
 
@@ -149,6 +151,12 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.pad.default: _pad,
     aten.grid_sampler.default: _grid_sampler,
     aten._weight_norm.default: _weight_norm,
+    aten._upsample_bilinear2d_aa.vec: antialiased(2),
+    aten._upsample_bicubic2d_aa.vec: antialiased(4),
+    aten.bilinear.default: bilinear,
+    aten.embedding_bag.default: embedding_bag,
+    aten.embedding_bag.padding_idx: embedding_bag,
+    aten._embedding_bag.default: embedding_bag,
     aten.group_norm.default: _group_norm,
     **{pool: partial(_adaptive_avg_pool, pool) for pool in _ADAPTIVE_AVG_POOLS},
 }
