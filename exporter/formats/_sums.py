@@ -34,16 +34,23 @@ def _chain(node: ir.Node) -> None:
     if x is None or graph is None or _dtype(x) != ir.DataType.FLOAT or len(axes) < 2:
         return
     keepdims = node.attributes.get_int("keepdims", 1)
-    # From the last axis on, so that those before keep their numbers.
-    for axis in reversed(axes[1:]):
-        constant = _constant(axis)
+    # From the last axis on, so that those before keep their numbers; what has one element only
+    # goes with it.
+    ones = [axis for axis in axes if x.shape is not None and x.shape[axis] == 1]
+    long = [axis for axis in axes if axis not in ones]
+    if len(long) < 2:
+        return
+    gone = [] if keepdims else ones
+    groups = [[*ones, long[-1]], *([a - sum(o < a for o in gone)] for a in reversed(long[:-1]))]
+    for group in groups[:-1]:
+        constant = _constant(group)
         part = ir.node(
             node.op_type, [x, constant.outputs[0]], {"keepdims": keepdims}, version=node.version
         )
         x = part.outputs[0]
         x.dtype = ir.DataType.FLOAT
         graph.insert_before(node, (constant, part))
-    constant = _constant(axes[0])
+    constant = _constant(groups[-1])
     graph.insert_before(node, constant)
     output = node.outputs[0]
     last = ir.node(
@@ -82,8 +89,8 @@ def _axes(node: ir.Node) -> list[int]:
     return sorted(axis % rank for axis in axes)
 
 
-def _constant(axis: int) -> ir.Node:
-    return ir.node("Constant", [], {"value": ir.tensor([axis], dtype=ir.DataType.INT64)})
+def _constant(axes: list[int]) -> ir.Node:
+    return ir.node("Constant", [], {"value": ir.tensor(axes, dtype=ir.DataType.INT64)})
 
 
 def _instance_norm(
