@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options, get
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
@@ -120,3 +121,19 @@ def test_bags_are_torchs(mode: str, padding: int | None, tmp_path: Path) -> None
         found = load(file, {}).run({"ids": ids, **given})
         torch.testing.assert_close(found["y"], y.detach())
     torch.testing.assert_close(found["grad/table"], expected)
+
+
+def test_a_bag_whose_gradients_are_scaled_has_outputs_alone(tmp_path: Path) -> None:
+    def bag(table: Tensor, ids: Tensor) -> Tensor:
+        bags = nn.functional.embedding_bag
+        return bags(ids.view(2, -1), table, mode="mean", scale_grad_by_freq=True)
+
+    module = Picks(bag)
+    ids = torch.tensor([0, 2, 1, 2, 2, 0])
+    spec = TensorSpec("ids", "int64", (6,), high=5)
+    forward = capture_forward(module, {"ids": ids}, [spec], ("y",))
+    get("onnx").write(forward, tmp_path / "forward.onnx", Options(tmp_path / "w"))
+    found = load(tmp_path / "forward.onnx", {}).run({"ids": ids})["y"]
+    torch.testing.assert_close(found, module(ids).detach())
+    with pytest.raises(ExportFailed, match="_embedding_bag_backward"):
+        get("onnx").write(capture_gradient(forward), tmp_path / "g.onnx", Options(tmp_path / "w"))

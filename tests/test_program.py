@@ -219,23 +219,6 @@ class InPlace(nn.Module):
         return y.clamp_(min=-1)
 
 
-class Written(nn.Module):
-    """Writes without gradients: values are others then, derivatives what they were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, z = self.a(x).clone(), self.b(x) * 1
-        with torch.no_grad():
-            y.clamp_(min=0.1)
-            z.mul_(3).add_(y)
-            made = torch.zeros_like(z)
-            made += y
-        return y.sin() * z + made
-
-
 class Levels(nn.Module):
     """As Deformable DETR's: sizes in a tensor, from which loops over levels take them."""
 
@@ -265,7 +248,7 @@ class Heads(nn.Module):
         return heads.contiguous().cumsum(2)
 
 
-@pytest.mark.parametrize("kind", [Detached, InPlace, Written, Levels, Convolution, Heads])
+@pytest.mark.parametrize("kind", [Detached, InPlace, Levels, Convolution, Heads])
 def test_gradients_are_eagers_in_both_ways(kind: type[nn.Module]) -> None:
     """By the gradient program, and by autograd through the forward program."""
     torch.manual_seed(0)
@@ -368,9 +351,15 @@ class Region(nn.Module):
         return while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]
 
 
+class Smooth(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten._upsample_bicubic2d_aa.default(x[None], (4, 4), False)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        (Smooth, "for sizes that are numbers alone, as interpolation with antialias: .* --input"),
         (Complex, "output output is torch.complex64, .* torch.view_as_real"),
         (Region, "no gradient through torch.while_loop: use torch.where, or .* --program forward"),
         (Products, "derivative in the gradient program holds for few sizes of length: give the"),

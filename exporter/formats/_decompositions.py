@@ -27,7 +27,7 @@ from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
 from fuseport.exporter.formats._special import SPECIAL, sigmoid
-from fuseport.exporter.formats._sums import NORMS_OF_VOLUMES
+from fuseport.exporter.formats._sums import of_volume
 from fuseport.exporter.program.portable import masked_select
 
 __all__ = ["decompositions"]
@@ -70,8 +70,8 @@ def decompositions(exported: ExportedProgram) -> Table:
             table[target] = _product_with_vector
         elif target in _NORMS and (_mixed(node) or target is aten.native_layer_norm.default):
             table[target] = functools.partial(_in_one_dtype, target)
-        elif target in NORMS_OF_VOLUMES and node.args[0].meta["val"].dim() > 4:
-            table[target] = NORMS_OF_VOLUMES[target]
+        elif (norm := of_volume(node)) is not None:
+            table[target] = norm
         elif target in (aten.squeeze.dim, aten.squeeze.dims):
             table[target] = _squeeze
     return {**table, **_OWN}

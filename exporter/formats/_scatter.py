@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport.exporter.program._bags import embedding_bag
+from fuseport.exporter.program._bags import BAGS
 
 __all__ = ["ADDING", "embedding_dense_backward", "index_add", "index_put", "unfold_backward"]
 
@@ -105,9 +105,6 @@ ADDING: dict[Any, Callable[..., Any]] = {
     aten.index_add.default: index_add,
     aten.embedding_dense_backward.default: embedding_dense_backward,
     aten.unfold_backward.default: unfold_backward,
-    # torch.onnx gives it a loop, which ONNX Runtime, 1.31 at least, does not survive.
-    aten.embedding_bag.default: embedding_bag,
-    aten.embedding_bag.padding_idx: embedding_bag,
-    aten._embedding_bag.default: embedding_bag,
+    **BAGS,  # of which torch.onnx makes loops that ONNX Runtime, 1.31 at least, does not survive
 }
 """For each operator that adds where places may recur, what ONNX Runtime adds rightly."""

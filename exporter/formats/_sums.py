@@ -11,9 +11,11 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-__all__ = ["NORMS_OF_VOLUMES", "one_axis_at_a_time"]
+from fuseport.exporter.formats._lowering import Table
+
+__all__ = ["of_volume", "one_axis_at_a_time"]
 
 aten = torch.ops.aten
 
@@ -30,13 +32,13 @@ def one_axis_at_a_time(model: ir.Model) -> None:
 
 def _chain(node: ir.Node) -> None:
     x, graph = node.inputs[0], node.graph
-    axes = _axes(node)
-    if x is None or graph is None or _dtype(x) != ir.DataType.FLOAT or len(axes) < 2:
+    if x is None or graph is None or _dtype(x) != ir.DataType.FLOAT:
         return
+    axes, sizes = _axes(node), _sizes(x)
     keepdims = node.attributes.get_int("keepdims", 1)
     # From the last axis on, so that those before keep their numbers; what has one element only
     # goes with it.
-    ones = [axis for axis in axes if x.shape is not None and x.shape[axis] == 1]
+    ones = [axis for axis in axes if sizes is not None and sizes[axis] == 1]
     long = [axis for axis in axes if axis not in ones]
     if len(long) < 2:
         return
@@ -52,61 +54,73 @@ def _chain(node: ir.Node) -> None:
         graph.insert_before(node, (constant, part))
     constant = _constant(groups[-1])
     graph.insert_before(node, constant)
-    output = node.outputs[0]
-    last = ir.node(
-        node.op_type,
-        [x, constant.outputs[0]],
-        {"keepdims": keepdims},
-        version=node.version,
-        metadata_props=node.metadata_props,
-    )
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [last], [output], last.outputs)
+    node.resize_inputs(2)
+    for index, value in enumerate((x, constant.outputs[0])):
+        node.replace_input_with(index, value)
+
+
+# torch.onnx notes types and sizes of what nodes of the program give, and of nothing in between.
 
 
 def _dtype(x: ir.Value | None) -> ir.DataType | None:
-    # torch.onnx notes it of its nodes' results, and of nothing in between.
     while x is not None and x.dtype is None:
         node = x.producer()
         x = node.inputs[0] if node is not None and node.op_type in _OF_ITS_DTYPE else None
     return None if x is None else x.dtype
 
 
+def _sizes(x: ir.Value | None) -> list[Any] | None:
+    if x is not None and x.shape is not None:
+        return list(x.shape)
+    node = None if x is None else x.producer()
+    if node is None or node.op_type not in _OF_ITS_DTYPE:
+        return None
+    if node.op_type in _REDUCTIONS:
+        whole, axes = _sizes(node.inputs[0]), _axes(node)
+        if whole is None or not axes or not node.attributes.get_int("keepdims", 1):
+            return None
+        return [1 if axis in axes else size for axis, size in enumerate(whole)]
+    # Where several broadcast: of their sizes the one that is not 1.
+    known = []
+    for value in node.inputs:
+        if (sizes := _sizes(value)) is None:
+            return None
+        known.append(sizes)
+    rank = max(map(len, known))
+    columns = zip(*([1] * (rank - len(sizes)) + sizes for sizes in known), strict=True)
+    return [next((size for size in column if size != 1), 1) for column in columns]
+
+
 def _axes(node: ir.Node) -> list[int]:
     """In order, counted from the front; none where they are not known."""
-    x = node.inputs[0]
-    rank = None if x is None or x.shape is None else len(x.shape)
+    sizes = _sizes(node.inputs[0])
     given = node.inputs[1] if len(node.inputs) > 1 else None
     if given is None:
-        every = not node.attributes.get_int("noop_with_empty_axes", 0)
-        return list(range(rank)) if rank is not None and every else []
+        if sizes is None or node.attributes.get_int("noop_with_empty_axes", 0) != 0:
+            return []
+        return list(range(len(sizes)))
     maker = given.producer()
     if maker is not None and maker.op_type == "Reshape":  # as torch.onnx gives those of a mean
         given = maker.inputs[0]
     known = None if given is None else ir.convenience.get_const_tensor(given)
     axes = [] if known is None else [int(axis) for axis in known.numpy().reshape(-1)]
-    if rank is None:
+    if sizes is None:
         return sorted(axes) if all(axis >= 0 for axis in axes) else []
-    return sorted(axis % rank for axis in axes)
+    return sorted(axis % len(sizes) for axis in axes)
 
 
 def _constant(axes: list[int]) -> ir.Node:
     return ir.node("Constant", [], {"value": ir.tensor(axes, dtype=ir.DataType.INT64)})
 
 
-def _instance_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    if not use_input_stats:
-        return NotImplemented
-    return _scaled(_normalized(x, eps)[0], weight, bias)
+def of_volume(norm: fx.Node) -> Callable[..., Any] | None:
+    """What computes a norm of volumes: its statistics are sums over hundreds of thousands.
+
+    None for other nodes, and for norms of images and sequences: those ONNX has operators for, which
+    runtimes compute in less time.
+    """
+    found = _NORMS.get(norm.target)
+    return found if found and norm.args[0].meta["val"].dim() > 4 else None  # type: ignore[union-attr]
 
 
 def _group_norm(
@@ -130,30 +144,20 @@ def _native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grouped, *statistics = _normalized(x.unflatten(1, (group, -1)), eps)
-    mean, rstd = (statistic.flatten(1) for statistic in statistics)
-    return _scaled(grouped.flatten(1, 2), weight, bias), mean, rstd
-
-
-def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(b, c, …), its mean over all that follows c, and what it was divided by, inverted."""
-    dims = [*range(2, x.dim())]
-    mean = x.mean(dims, keepdim=True)
-    centred = x - mean
+    grouped = x.unflatten(1, (group, -1))
+    dims = [*range(2, grouped.dim())]
+    mean = grouped.mean(dims, keepdim=True)
+    centred = grouped - mean
     rstd = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
-    return centred * rstd, mean, rstd
-
-
-def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    shape = (-1, *(1 for _ in y.shape[2:]))
+    shape = (-1, *(1 for _ in x.shape[2:]))
+    y = (centred * rstd).flatten(1, 2)
     y = y if weight is None else y * weight.reshape(shape)
-    return y if bias is None else y + bias.reshape(shape)
+    y = y if bias is None else y + bias.reshape(shape)
+    return y, mean.flatten(1), rstd.flatten(1)
 
 
-NORMS_OF_VOLUMES: dict[Any, Callable[..., Any]] = {
-    aten.instance_norm.default: _instance_norm,
+_NORMS: Table = {
+    aten.instance_norm.default: aten.instance_norm.default.decompose,
     aten.group_norm.default: _group_norm,
     aten.native_group_norm.default: _native_group_norm,
 }
-"""Of volumes: their statistics are means over hundreds of thousands of numbers, which ONNX's
-InstanceNormalization leaves to the runtime. It takes the same time."""

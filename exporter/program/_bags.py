@@ -1,16 +1,19 @@
 """Bags of embeddings, and bilinear layers, by operators that every format has derivatives of."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["bilinear", "embedding_bag"]
+__all__ = ["BAGS", "bilinear"]
+
+aten = torch.ops.aten
 
 _SUM, _MEAN = 0, 1  # torch's numbers; the other is the maximum
 
 
-def embedding_bag(
+def _embedding_bag(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -20,13 +23,11 @@ def embedding_bag(
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int | None = None,
-) -> Any:
+) -> tuple[Tensor, ...]:
     """As `aten.embedding_bag`: rows (n, d) at `indices` (m,), in bags that begin at `offsets`.
 
     What torch gives besides is of its own use: it is something of the shape of bags here.
     """
-    if scale_grad_by_freq:
-        return NotImplemented  # its gradient is none of a function
     count = offsets.shape[0] - int(include_last_offset)
     starts = offsets[:count].long()
     begun = torch.zeros(indices.shape[0] + 1, dtype=torch.int64, device=indices.device)
@@ -50,6 +51,18 @@ def embedding_bag(
         places = bags.unsqueeze(1).expand(rows.shape)
         out = out.scatter_reduce(0, places, rows, "amax").masked_fill(sizes == 0, 0)
     return out, bags, starts, starts
+
+
+BAGS: dict[Any, Callable[..., Any]] = dict.fromkeys(
+    (
+        aten.embedding_bag.default,
+        aten.embedding_bag.padding_idx,
+        aten._embedding_bag.default,
+    ),
+    _embedding_bag,
+)
+"""For each operator of a bag of embeddings, what computes the same, and its gradients unless they
+are scaled by frequency."""
 
 
 def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -48,16 +48,13 @@ def _written(part: torch.fx.GraphModule, result: torch.fx.Node) -> torch.fx.Node
         return None
     placeholders = body.graph.find_nodes(op="placeholder")
     given = region.args[2 + placeholders.index(before)]  # type: ignore[union-attr]
-    return given if given.op == "call_function" and _is_real(given) else None
+    real = given.op == "call_function" and given.meta["val"].is_floating_point()
+    return given if real else None
 
 
 def _writes(target: OpOverload) -> bool:
     """Whether it writes into its first argument, and returns it."""
     return any(argument.is_write for argument in target._schema.arguments[:1])
-
-
-def _is_real(node: torch.fx.Node) -> bool:
-    return bool(node.meta["val"].is_floating_point())
 
 
 def _as_derivative_of(
@@ -72,5 +69,6 @@ def _as_derivative_of(
         made[-1].meta["val"] = value.meta["val"]
         return made[-1]
 
-    nothing = call(aten.sub.Tensor, x, call(aten.detach.default, x))
+    # Of what is not finite there is a number, too, which code may write there.
+    nothing = call(aten.nan_to_num.default, call(aten.sub.Tensor, x, call(aten.detach.default, x)))
     return call(aten.add.Tensor, nothing, value), set(made)

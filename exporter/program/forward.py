@@ -347,6 +347,11 @@ def failing_as(kind: Kind) -> Iterator[None]:
         reason = one_line(error)
         if isinstance(error, GuardOnDataDependentSymNode):
             reason = "a size or a decision hangs on the values of a tensor"
+        if "isIntList() INTERNAL ASSERT" in reason:
+            reason = (
+                "torch has an operator for sizes that are numbers alone, as interpolation with "
+                "antialias: give them so, --input-shapes"
+            )
         if fixed is not None:
             raise FixedDimension(kind, fixed[1], int(fixed[2]), int(fixed[3])) from error
         raise ExportFailed(f"the {kind} program cannot be captured: {reason}") from error

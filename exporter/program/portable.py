@@ -10,7 +10,7 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.exporter.program._antialiased import antialiased
-from fuseport.exporter.program._bags import bilinear, embedding_bag
+from fuseport.exporter.program._bags import BAGS, bilinear
 from fuseport.exporter.program._grouped import convolution, transposed_convolution
 from fuseport.exporter.program.volumes import grid_sampler_3d
 
@@ -60,6 +60,12 @@ def _group_norm(x: Tensor, *arguments: Any) -> Any:
     if not x.is_contiguous():
         x = x.clone(memory_format=torch.contiguous_format)
     return aten.group_norm.default(x, *arguments)
+
+
+def _bag(operator: Callable[..., Any], *arguments: Any) -> Any:
+    # Gradients that are scaled by how often rows occur (argument 3) are none of a function.
+    scaled = arguments[3:4] == (True,)
+    return (operator if scaled else BAGS[operator])(*arguments)
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Any:
@@ -154,9 +160,7 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     aten._upsample_bilinear2d_aa.vec: antialiased(2),
     aten._upsample_bicubic2d_aa.vec: antialiased(4),
     aten.bilinear.default: bilinear,
-    aten.embedding_bag.default: embedding_bag,
-    aten.embedding_bag.padding_idx: embedding_bag,
-    aten._embedding_bag.default: embedding_bag,
+    **{bag: partial(_bag, bag) for bag in BAGS},
     aten.group_norm.default: _group_norm,
     **{pool: partial(_adaptive_avg_pool, pool) for pool in _ADAPTIVE_AVG_POOLS},
 }
