@@ -5,12 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseport.exporter import formats
+from fuseport.exporter.formats._sums import one_axis_at_a_time
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
@@ -80,3 +86,40 @@ def computed(module: nn.Module, x: Tensor, cotangent: Tensor) -> list[Tensor]:
     y = module(x)
     into = [x, *module.parameters()]
     return [y.detach(), *torch.autograd.grad(y, into, cotangent, materialize_grads=True)]
+
+
+BODIES = {
+    # what is computed of x (a, b, 5) and y (1, b, 5); how many sums it takes then
+    "s = ReduceSum <keepdims = 0> (x, all)": 3,
+    "s = ReduceSum <keepdims = 0> (y, all)": 2,
+    "s = ReduceMean <keepdims = 1> (y, all)": 2,
+    "z = Mul (x, y) s = ReduceSum <keepdims = 0> (z, all)": 3,
+    "z = Mul (y, y) s = ReduceSum <keepdims = 0> (z, all)": 2,
+    "m = ReduceMean <keepdims = 1> (x, last) s = ReduceSum <keepdims = 0> (m, all)": 3,
+    "m = ReduceMean <keepdims = 1> (y, last) z = Sub (y, m) s = ReduceSum (z, all)": 3,
+    "m = ReduceMean <keepdims = 0> (x, last) s = ReduceSum (m, front)": 3,
+    "s = ReduceSum (x, last)": 1,
+    "s = ReduceSum (y, front)": 1,
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_sums_are_parted_by_axes_that_have_more_than_one(body: str) -> None:
+    text = f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        sums (float[a, b, 5] x, float[1, b, 5] y) => (float[] s)
+        <int64[3] all = {{0, 1, -1}}, int64[1] last = {{2}}, int64[2] front = {{0, 1}}>
+        {{ {body} }}
+    """
+    proto = onnx.parser.parse_model(text)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    model = ir.serde.deserialize_model(proto)
+    one_axis_at_a_time(model)
+    assert sum(node.op_type.startswith("Reduce") for node in model.graph) == BODIES[body]
+    x, y = torch.randn(2, 3, 5).numpy(), torch.randn(1, 3, 5).numpy()
+    before, after = (
+        onnxruntime.InferenceSession(each.SerializeToString()).run(None, {"x": x, "y": y})[0]
+        for each in (proto, ir.serde.serialize_model(model))
+    )
+    assert before.shape == after.shape
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
