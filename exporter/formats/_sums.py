@@ -2,8 +2,8 @@
 
 A runtime adds up in the order that it finds numbers. ONNX Runtime takes those of several axes one
 after another: of a volume of 65 × 65 × 65 its mean is off by a hundred roundings, and the gradient
-of a bias by more. Over one axis after another the sums are short, take the same time, and are off
-by a few.
+of a bias by more. Over one axis after another the sums are short, take about the same time, and are
+off by a few.
 """
 
 from collections.abc import Callable
