@@ -1,16 +1,18 @@
 """A model becomes programs: what it is run and captured as, and what to say where it cannot be."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+import itertools
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fuseport.exporter import shims
-from fuseport.exporter.capture import blockers, decisions, integers
+from fuseport.exporter.capture import blockers, counts, decisions, integers
 from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.capture.guards import guards
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
@@ -42,6 +44,9 @@ _SCANS = tuple(
     for op in ("selective_scan", "ssd_chunk_scan", "selective_state_update")
     for gate in ("", "_gated")
 )
+
+_TRIED = 5  # inputs of larger sizes, and as many of the smallest
+_SMALL = 8  # a size that may be larger
 
 Progress = Callable[[str], None]
 
@@ -195,7 +200,9 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
         reason = str(error)
     except ExportFailed as error:  # what else there is
         failure, reason = error, ""
-    if isinstance(failure, FixedDimension):  # the capture went through: nothing blocks it
+    if isinstance(
+        failure, FixedDimension | counts.Otherwise
+    ):  # the capture went through: nothing blocks it
         raise failure
     progress("looking for what blocks the export")
     with model.fused(), own_backward.inlined():
@@ -233,7 +240,7 @@ def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> 
         return went(model, inputs, answers)
 
     def captured(made: Sequence[Decision]) -> Program:
-        return _forward(model, inputs, entry, as_now, decisions.following(made))
+        return _forward(model, inputs, entry, as_now, made)
 
     def called(program: Program) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -243,15 +250,22 @@ def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> 
     try:
         return decisions.decided(run, captured, called)
     except Inseparable:
-        generator = torch.Generator().manual_seed(len(inputs))
-        others = [
-            {spec.name: example(spec, sizes, generator) for spec in model.inputs}
-            for sizes in (model.sizes, dict.fromkeys(model.sizes, 1), dict.fromkeys(model.sizes, 2))
-        ]
-        found = guards([run, *(partial(went, model, each) for each in others)])
+        found = guards(
+            [run, *(partial(went, model, each) for each in itertools.islice(_others(model), 3))]
+        )
         if not found:
             raise
         return decisions.decided(run, captured, called, found)
+
+
+def _others(model: Model) -> Iterator[dict[str, torch.Tensor]]:
+    """Other inputs than the example's: of its sizes, of small ones, and of larger ones."""
+    generator = torch.Generator().manual_seed(len(model.inputs))
+    sizes = model.sizes
+    larger = {name: size * (4 if size <= _SMALL else 1) for name, size in sizes.items()}
+    small = dict.fromkeys(sizes, 1)
+    for each in (sizes, small, dict.fromkeys(sizes, 2), *(larger, small) * _TRIED):
+        yield {spec.name: example(spec, each, generator) for spec in model.inputs}
 
 
 def _captures(
@@ -274,7 +288,8 @@ def _captures(
             try:
                 found.insert(0, _forward(model, inputs, entry, state))
             except ExportFailed as error:
-                failure = failure or error
+                if failure is None or isinstance(failure.__cause__, GuardOnDataDependentSymNode):
+                    failure = error
         known = {(id(names), called) for names, called in code}
         if not (new := [place for place in more if (id(place[0]), place[1]) not in known]):
             break
@@ -290,8 +305,59 @@ def _forward(
     inputs: Mapping[str, torch.Tensor],
     entry: Entry,
     state: Callable[[nn.Module], AbstractContextManager[None]],
-    within: AbstractContextManager[None] | None = None,
+    made: Sequence[Decision] | None = None,
 ) -> Program:
+    """The program of an entry, going the way that is right where code decides by counts."""
+    turned: frozenset[str] = frozenset()
+    both: frozenset[str] = frozenset()
+    failure: counts.Otherwise | None = None
+
+    def captured(fixed: Mapping[str, bool]) -> counts.Marked:
+        return _marked(model, inputs, entry, state, made, (turned, fixed))
+
+    while True:
+        try:
+            program, counted = counts.joined(captured, both, {})
+            if counted:
+                calls = _calls(model, inputs, made or ())
+                program = counts.settled(program, counted, calls, both)
+            break
+        except counts.Otherwise as error:
+            failure = failure or error
+            if error.places <= both:
+                raise failure from None
+            both |= error.places & turned
+            turned = (turned | error.places) - both
+        except ExportFailed:
+            if failure is None:
+                raise
+            raise failure from None
+    found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)
+    if model.scans is not None and found != model.scans:
+        raise Missing(
+            f"the captured program has {found} scan nodes where the model has {model.scans} scans: "
+            "the fused op did not take their place; report this with the version of the package"
+        )
+    return program
+
+
+def _marked(
+    model: Model,
+    inputs: Mapping[str, torch.Tensor],
+    entry: Entry,
+    state: Callable[[nn.Module], AbstractContextManager[None]],
+    made: Sequence[Decision] | None,
+    answers: tuple[Container[str], Mapping[str, bool]],
+) -> counts.Marked:
+    """A capture, and the decisions by counts in it, which `answers` says more of."""
+    counted: list[counts.Counted] = []
+
+    @contextmanager
+    def within() -> Iterator[None]:
+        following = nullcontext() if made is None else decisions.following(made)
+        with following, counts.answered(counted, *answers):
+            yield
+
     with (
         model.fused(),
         own_backward.inlined(),
@@ -300,19 +366,33 @@ def _forward(
     ):
         try:
             program = capture_forward(
-                model.module, inputs, model.inputs, model.outputs, entry, within
+                model.module, inputs, model.inputs, model.outputs, entry, within()
             )
         except FixedDimension as error:
             if error.size not in places:
                 raise
             raise error.at(*places[error.size]) from error
-    found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)
-    if model.scans is not None and found != model.scans:
-        raise Missing(
-            f"the captured program has {found} scan nodes where the model has {model.scans} scans: "
-            "the fused op did not take their place; report this with the version of the package"
-        )
-    return program
+        except ExportFailed as error:
+            if counted and error.__cause__ is not None and decisions.means_to(error.__cause__):
+                place = counted[-1].decision.place
+                raised = one_line(error.__cause__)
+                raise counts.Otherwise([place], f"the model raises {raised}") from error
+            raise
+    return program, counted
+
+
+def _calls(
+    model: Model, inputs: Mapping[str, torch.Tensor], made: Sequence[Decision]
+) -> Iterator[counts.Call]:
+    """The model at the example's inputs, and at others, going the way that it goes there."""
+    answers = {decision.name: decision.value for decision in made}
+
+    def call(given: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        _, outputs = went(model, given, answers)
+        return list(given.values()), outputs
+
+    for given in itertools.chain([inputs], _others(model)):
+        yield partial(call, given)
 
 
 def _refuse_compiled(model: Model) -> None:

@@ -35,7 +35,17 @@ from fuseport.exporter.program.refusing import HOLDS
 from fuseport.exporter.program.regions import regions
 from fuseport.exporter.program.rounding import close
 
-__all__ = ["MOST", "Decision", "Run", "decided", "following", "noted"]
+__all__ = [
+    "MOST",
+    "Decision",
+    "Run",
+    "asserted",
+    "decided",
+    "following",
+    "means_to",
+    "noted",
+    "place_of",
+]
 
 aten = torch.ops.aten
 
@@ -124,16 +134,21 @@ def _refusing(run: Run) -> Run:
         try:
             return run(answers)
         except Exception as error:  # the model's own
-            places = [
-                (frame.f_code.co_filename, line)
-                for frame, line in traceback.walk_tb(error.__traceback__)
-                if is_users(frame) or _checks_values(frame)
-            ]
-            if places and _means_to_raise(*places[-1]):
+            if means_to(error):
                 raise _RefusedError(one_line(error)) from error
             raise Inseparable(f"by one of its ways there is: {one_line(error)}") from error
 
     return refusing
+
+
+def means_to(error: BaseException) -> bool:
+    """Whether model code is there to raise an error: `raise`, `assert`, `torch._check`."""
+    places = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_users(frame) or _checks_values(frame)
+    ]
+    return bool(places) and _means_to_raise(*places[-1])
 
 
 def _checks_values(frame: FrameType) -> bool:
@@ -143,7 +158,7 @@ def _checks_values(frame: FrameType) -> bool:
 
 
 def _means_to_raise(file: str, line: int) -> bool:
-    """Whether a line of code is there to raise an error: `raise`, `assert`, `torch._check`."""
+    """Whether that is what a line of code is there for."""
     lines = linecache.getlines(file)
     if re.search(r"\b_(assert|check)", "".join(lines[line - 1 : line])):
         return True
@@ -283,8 +298,10 @@ class _Ways:
             elif name in self.both:
                 said = "both ways are in the programs"
             elif name in self.fatal:
-                said = f"where the model raises {self.fatal[name]}, artifacts fail"
-                _assert(marks[name], decision, self.fatal[name])
+                error = self.fatal[name]
+                said = f"where the model raises {error}, artifacts fail"
+                where = f"the model does not raise {error} ({decision.place})"
+                asserted(marks[name], decision.value, where)
             else:
                 said = "it changes nothing that is returned, and is left out"
             told.setdefault(decision.place, []).append(said)
@@ -297,7 +314,12 @@ class _Ways:
             f"{place} decides by a value: {first}" + (f" ({len(more)} times more)" if more else "")
             for place, (first, *more) in told.items()
         )
-        return replace(program, exported=exported, decided=sentences, both_ways=places)
+        return replace(
+            program,
+            exported=exported,
+            decided=(*program.decided, *sentences),
+            both_ways=(*program.both_ways, *places),
+        )
 
 
 def _compare(program: Program, decision: Decision, run: Run, called: Called) -> None:
@@ -335,15 +357,20 @@ def _erase(program: Program, names: Container[str]) -> None:
             graph.erase_node(mark)
 
 
-def _assert(mark: Any, decision: Decision, error: str) -> None:
-    """Assert, where a mark is, what a decision came to, which the model raises an error without."""
+def asserted(mark: Any, value: bool, where: str) -> None:
+    """Assert, where a mark is, what the decision has to come to for a program to hold.
+
+    Args:
+        mark: of the decision, in a graph.
+        value: that it has to come to.
+        where: that is so, in words.
+    """
     graph, held = mark.graph, mark.args[0]
     with graph.inserting_before(mark):
-        if not decision.value:
+        if not value:
             held = graph.call_function(aten.logical_not.default, (held,))
             held.meta["val"] = mark.args[0].meta["val"]
-        said = f"{HOLDS} the model does not raise {error} ({decision.place})"
-        graph.call_function(ASSERT, (held, said))
+        graph.call_function(ASSERT, (held, f"{HOLDS} {where}"))
 
 
 def _constant(exported: Any) -> set[Any]:
@@ -426,7 +453,7 @@ class _Asked(TorchFunctionMode):
         if condition is None:
             return func(*args, **kwargs)
         with torch.no_grad():
-            return self._answer(condition, _place())
+            return self._answer(condition, place_of(sys._getframe(1)))
 
 
 def _is_single(x: Tensor) -> bool:
@@ -465,9 +492,8 @@ _CONDITIONS: dict[Any, Callable[..., Tensor | None]] = {
 }
 
 
-def _place() -> str:
-    """Where model code is."""
-    frame = sys._getframe(1)
+def place_of(frame: FrameType) -> str:
+    """Where model code is, `file:line`, that a call is made in."""
     while frame.f_back is not None and not is_users(frame):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

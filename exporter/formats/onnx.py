@@ -44,6 +44,7 @@ from fuseport.exporter.formats._splits import without_sequences
 from fuseport.exporter.formats._sums import one_axis_at_a_time
 from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.exporter.program._asked import asked_once
+from fuseport.exporter.program._unbound import unbound_sizes
 from fuseport.exporter.program.regions import refuse_writers
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
@@ -137,7 +138,7 @@ def _translate(
     """The model, and which of its values each node of the program's graph is, by name."""
     exported, asserted = returning_conditions(in_parts(program.exported))
     lowering = Lowering(exported, _table(exported, instead))
-    with quiet("torch.onnx", "onnxscript"), _forms_read_once(), asked_once():
+    with quiet("torch.onnx", "onnxscript"), _forms_read_once(), asked_once(), unbound_sizes():
         try:
             onnx_program = torch.onnx.export(
                 lowering,

@@ -59,6 +59,8 @@ _SIZE_OPERATORS: dict[Any, str] = {
     torch.ops.aten.sym_numel.default: "{0}.numel()",
 }
 
+_NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
+
 # The device of the first tensor there is: the program is captured on the CPU, and runs on any.
 _DEVICE = "device__"
 _CAPTURED = torch.device("cpu")
@@ -219,7 +221,10 @@ def _call(node: fx.Node, values: Mapping[str, str]) -> str:
     if types.get("device") == "Optional[Device]" and not any("Tensor" in t for t in types.values()):
         given.setdefault("device", _CAPTURED)  # what makes a tensor of none makes it there
     parts += [f"{name}={_value(value, values, types[name])}" for name, value in given.items()]
-    return f"torch.ops.{schema.name.replace('::', '.')}({', '.join(parts)})"
+    call = f"torch.ops.{schema.name.replace('::', '.')}({', '.join(parts)})"
+    # A number of a tensor is of no type yet, and a list of such is none of sizes.
+    type_ = _NUMBERS.get(type(node.meta.get("val")))
+    return f"{type_}({call})" if type_ else call
 
 
 def _cond(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> Iterator[str]:

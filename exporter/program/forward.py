@@ -43,7 +43,12 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program.portable import DIFFERENTIABLE
-from fuseport.exporter.program.symbolic import Symbolic, orders_of_products, whole_quotients
+from fuseport.exporter.program.symbolic import (
+    Symbolic,
+    of_inputs,
+    orders_of_products,
+    whole_quotients,
+)
 from fuseport.ops import OPS
 
 __all__ = [
@@ -163,7 +168,8 @@ def output_specs(
     }
 
     def dim(size: int | torch.SymInt) -> int | str:
-        text = re.sub(r"\b[a-z]\d+\b", lambda m: symbols.get(m[0], m[0]), str(size))
+        known = str(of_inputs(size))
+        text = re.sub(r"\b[a-z]\d+\b", lambda m: symbols.get(m[0], m[0]), known)
         return int(text) if text.isdigit() else text
 
     for name, out in zip(names, signature.user_outputs, strict=True):

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fuseport.exporter.errors import ExportFailed
@@ -33,6 +34,7 @@ from fuseport.exporter.program.forward import any_sizes, failing_as, output_spec
 from fuseport.exporter.program.portable import PORTABLE
 from fuseport.exporter.program.provenance import Provenance
 from fuseport.exporter.program.regions import refuse_writers, regions, view_of
+from fuseport.exporter.program.symbolic import of_inputs
 
 __all__ = ["capture_gradient"]
 
@@ -282,7 +284,8 @@ def _exported(
         node.target = node.name
         inputs[i] = replace(spec, arg=TensorArgument(node.name))
     for node in graph.nodes:  # sizes that depend on values have other names than in the forward
-        for size in node.meta.get("unbacked_bindings") or ():
+        new = node in placeholders and free_unbacked_symbols(node.meta["val"])
+        for size in new or node.meta.get("unbacked_bindings") or ():
             original.range_constraints[size] = shape_env(original).var_to_range[size]
     state = forward.state(requires_grad=False)
     return rebuilt(
@@ -317,4 +320,16 @@ def _contiguous(tensor: Tensor) -> Tensor:
 
 
 def _empty(like: Tensor) -> Tensor:
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
+    """A contiguous fake of the same sizes; one that hangs on values is a size of its own.
+
+    As what is computed of such sizes, torch could not load it: nothing in the graph says what they
+    are before there are inputs.
+    """
+    shape = [of_inputs(size) for size in like.shape]
+    for i, size in enumerate(shape):
+        if isinstance(size, torch.SymInt) and free_unbacked_symbols(size):
+            env = size.node.shape_env
+            with env.ignore_fresh_unbacked_symbols():
+                shape[i] = env.create_unbacked_symint()
+            torch._check(shape[i] >= 0)
+    return like.new_empty(shape)

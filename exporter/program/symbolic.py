@@ -5,6 +5,7 @@ recurrent layers, in pooling, in what is broadcast, in the order of products. An
 `math.ceil(length / 2)`, which torch can write to no file, as one of its forms that it can.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,16 +13,25 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from fuseport.exporter.program._recurrent import recurrent
 
-__all__ = ["Symbolic", "not_negative", "orders_of_products", "quotient_of", "whole_quotients"]
+__all__ = [
+    "Symbolic",
+    "not_negative",
+    "of_inputs",
+    "orders_of_products",
+    "quotient_of",
+    "whole_quotients",
+]
 
 _DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor of C
 _USUAL = 16  # a size of which nothing is known
@@ -296,3 +306,19 @@ def _remembered(result: Any, over: Any, by: Any) -> Any:
     if isinstance(result, torch.SymFloat) and type(by) is int and by > 0:
         result.quotient_of = over, by  # type: ignore[attr-defined]
     return result
+
+
+def of_inputs(size: Any) -> Any:
+    """A size that hangs on values, as one that does not, where a trace has noted that it is that.
+
+    Of the parts that rows are sorted into, `u0 + u1`, there are as many as of rows.
+    """
+    if not isinstance(size, torch.SymInt) or not free_unbacked_symbols(size):
+        return size
+    env, expr = size.node.shape_env, size.node.expr
+    for noted in itertools.chain(*env.deferred_runtime_asserts.values()):
+        if isinstance(noted.expr, sympy.Eq) and expr in noted.expr.args:
+            (other,) = {*noted.expr.args} - {expr} or {expr}
+            if not free_unbacked_symbols(other):
+                return int(other) if other.is_number else env.create_symintnode(other, hint=None)
+    return size

@@ -1,0 +1,39 @@
+"""Sizes that hang on values, in a trace that nothing of is kept."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+from torch._guards import detect_fake_mode
+from torch._higher_order_ops import utils
+from torch.fx.experimental import proxy_tensor
+
+__all__ = ["unbound_sizes"]
+
+_TRACE = "_maybe_reenter_make_fx"
+
+
+@contextmanager
+def unbound_sizes() -> Iterator[None]:
+    """Within, the graphs inside a program may take tensors of such sizes.
+
+    Torch runs a program for its types alone, too. What it draws for sizes then waits for a graph
+    that it belongs to, and the next that is traced, as one inside a `cond`, is not that.
+    """
+    trace: Callable[..., Any] | None = getattr(utils, _TRACE, None)  # private: another may lack it
+
+    def traced(*given: Any, **named: Any) -> Callable[..., Any]:
+        assert trace is not None
+        run = trace(*given, **named)
+
+        def within(*arguments: Any) -> Any:
+            mode = detect_fake_mode(arguments)
+            if proxy_tensor._CURRENT_MAKE_FX_TRACER is None and mode and mode.shape_env:
+                mode.shape_env.pending_fresh_unbacked_symbols.clear()
+            return run(*arguments)
+
+        return within
+
+    with mock.patch.object(utils, _TRACE, traced) if trace else nullcontext():
+        yield

@@ -1,0 +1,248 @@
+"""What model code decides by how many values are selected, and goes over one by one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from fuseport.exporter import api
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.models.user import parse_inputs
+
+SETUP = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, 4)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.nothing = nn.Parameter(torch.ones(6))
+"""
+
+# What a model's forward is: of tokens `x`, each is sent to the two experts of the largest weights.
+LOOP = """
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            rows, place = torch.where(chosen == i)
+            {guard}
+            out = out.index_add(0, rows, expert(x[rows]) * weights[rows, place, None])
+        return out
+"""
+
+HIT = """
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        mask = F.one_hot(chosen, num_classes=4).permute(2, 1, 0)
+        hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+        for index in {hit}:
+            place, rows = torch.where(mask[index].squeeze(0))
+            sent = self.experts[index](x[None, rows].reshape(-1, 6))
+            out.index_add_(0, rows, sent * weights[rows, place, None])
+        return out
+"""
+
+SORTED = """
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        order = chosen.view(-1).argsort(stable=True)
+        {counts}
+        out, start = [], 0
+        for i, count in enumerate(counts):
+            if count == 0:
+                continue
+            out.append(self.experts[i](x[order[start : start + count] // 2]))
+            start = start + count
+        out = torch.zeros_like(torch.cat(out)).index_copy(0, order, torch.cat(out))
+        return (out.view(-1, 2, 6) * weights[..., None]).sum(1)
+"""
+
+SPLIT = """
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        order = chosen.view(-1).argsort(stable=True)
+        counts = torch.bincount(chosen.view(-1), minlength=4)
+        parts = x[order // 2].split(counts.tolist())
+        out = torch.cat([expert(part) for expert, part in zip(self.experts, parts)])
+        out = torch.zeros_like(out).index_copy(0, order, out)
+        return (out.view(-1, 2, 6) * weights[..., None]).sum(1)
+"""
+
+FORMS = {
+    "numel": LOOP.replace("{guard}", "if rows.numel() == 0:\n                continue"),
+    "len": LOOP.replace("{guard}", "if not len(rows):\n                continue"),
+    "shape": LOOP.replace("{guard}", "if rows.shape[0] < 1:\n                continue"),
+    "number": LOOP.replace("{guard}", "if not rows.numel():\n                continue"),
+    "capacity": LOOP.replace(
+        "{guard}",
+        "if len(rows) > len(x) // 2 + 1:\n"
+        "                rows, place = rows[: len(x) // 2 + 1], place[: len(x) // 2 + 1]",
+    ),
+    "hit": HIT.replace("{hit}", "hit"),
+    "hit, listed": HIT.replace("{hit}", "hit[:, 0].flatten().tolist()"),
+    "sorted": SORTED.replace(
+        "{counts}",
+        "counts = F.one_hot(chosen, num_classes=4).sum(dim=(0, 1)).tolist()",
+    ),
+    "sorted, numpy": SORTED.replace(
+        "{counts}",
+        "counts = F.one_hot(chosen, num_classes=4).sum(dim=(0, 1)).cpu().numpy()",
+    ),
+    "split": SPLIT,
+}
+
+Saved = Callable[..., tuple[Path, str]]
+
+
+def made(saved_with: Saved, forward: str) -> tuple[nn.Module, Path, str]:
+    """A model of such a forward, its checkpoint, and what --model is."""
+    checkpoint, code = saved_with(SETUP + forward)
+    namespace: dict[str, type[nn.Module]] = {}
+    exec(Path(code.removesuffix(":Net")).read_text(), namespace)
+    torch.manual_seed(0)
+    module = namespace["Net"]()
+    torch.save(module.state_dict(), checkpoint)
+    return module, checkpoint, code
+
+
+def exported(saved_with: Saved, forward: str, folder: Path, **options: Any) -> Any:
+    module, checkpoint, code = made(saved_with, forward)
+    inputs = parse_inputs(["x:[batch,6]"])
+    return module, api.export(checkpoint, folder, model=code, inputs=inputs, **options), code
+
+
+def notes(bundle: Any) -> list[str]:
+    return [note for note in bundle.manifest["notes"] if "how many values are selected" in note]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_right_for_none_is_in_the_program(
+    name: str, saved_with: Saved, tmp_path: Path
+) -> None:
+    module, bundle, _ = exported(
+        saved_with, FORMS[name], tmp_path / "b", programs="forward", format=["onnx", "torchscript"]
+    )
+    (note,) = notes(bundle)
+    sure = "artifacts fail" if name == "split" else "which is right for both"
+    assert sure in note
+    session = onnxruntime.InferenceSession(bundle.folder / "forward.onnx")
+    scripted = torch.jit.load(bundle.folder / "forward.pt")
+    with torch.no_grad():
+        for count in (1, 2, 50):  # of one row, two experts get nothing
+            x = torch.randn(count, 6)
+            (found,) = session.run(None, {"x": x.numpy()})
+            torch.testing.assert_close(torch.from_numpy(found), module(x))
+            torch.testing.assert_close(scripted(x), module(x))
+
+
+@pytest.mark.parametrize("name", ["hit", "sorted, numpy"])
+def test_gradients_are_those_of_the_model(name: str, saved_with: Saved, tmp_path: Path) -> None:
+    _, bundle, code = exported(saved_with, FORMS[name], tmp_path / "b")
+    report = api.verify(bundle.folder, model=code)
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
+SELECTED = """
+    def forward(self, x):
+        selected = x[x[:, 0] > 0.5]
+        {decision}
+        return y.tanh() + x.mean(0)
+"""
+
+
+def test_both_ways_are_there_where_they_differ(saved_with: Saved, tmp_path: Path) -> None:
+    decision = "y = self.nothing if len(selected) == 0 else self.experts[0](selected).mean(0)"
+    forward = SELECTED.replace("{decision}", decision)
+    _, bundle, code = exported(saved_with, forward, tmp_path / "b")
+    assert notes(bundle) == [
+        "net.py:15 decides by how many values are selected: both ways are in the programs"
+    ]
+    report = api.verify(bundle.folder, model=code)
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
+def test_of_more_such_decisions_there_is_no_program(saved_with: Saved, tmp_path: Path) -> None:
+    forward = """
+    def forward(self, x):
+        y = []
+        for column in range(2):
+            selected = x[x[:, column] > 0.5]
+            y.append(selected.mean(0) if len(selected) else self.nothing)
+        return torch.stack(y)
+"""
+    with pytest.raises(ExportFailed, match=r"decided by at net\.py:17, .* something else"):
+        exported(saved_with, forward, tmp_path / "b")
+
+
+def test_artifacts_fail_where_nothing_was_tried(saved_with: Saved, tmp_path: Path) -> None:
+    decision = "y = selected.mean(0) if selected.shape[0] > 1.5 * 40 else selected.sum(0)"
+    forward = SELECTED.replace("{decision}", decision)
+    module, bundle, _ = exported(
+        saved_with, forward, tmp_path / "b", programs="forward", format=["onnx", "torchscript"]
+    )
+    (note,) = notes(bundle)
+    assert "the way of False is in the programs, artifacts fail" in note
+    session = onnxruntime.InferenceSession(bundle.folder / "forward.onnx")
+    scripted = torch.jit.load(bundle.folder / "forward.pt")
+    few, many = torch.ones(60, 6), torch.ones(61, 6)
+    with torch.no_grad():
+        (found,) = session.run(None, {"x": few.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), module(few))
+        torch.testing.assert_close(scripted(few), module(few))
+        with pytest.raises(Exception, match=r"holds only where net\.py:15 comes to False"):
+            session.run(None, {"x": many.numpy()})
+        with pytest.raises(torch.jit.Error, match=r"holds only where net\.py:15 comes to False"):
+            scripted(many)
+
+
+def test_the_way_without_an_error_is_gone(saved_with: Saved, tmp_path: Path) -> None:
+    """`assert` on counts, and decisions by values beside those by counts."""
+    forward = """
+    def forward(self, x):
+        chosen = self.gate(x).argmax(-1)
+        out, seen = torch.zeros_like(x), 0
+        for i, expert in enumerate(self.experts):
+            rows = (chosen == i).nonzero().squeeze(1)
+            seen += rows.numel()
+            if rows.numel():
+                out.index_add_(0, rows, expert(x[rows]))
+        assert seen == x.shape[0], "a row went nowhere"
+        if out.max() > 0.5:
+            out = out.tanh()
+        return out
+"""
+    _, bundle, code = exported(saved_with, forward, tmp_path / "b", format=["onnx", "torchscript"])
+    first, second = notes(bundle)
+    assert "net.py:19 " in first
+    assert "which is right for both" in first
+    assert "net.py:21 " in second
+    assert "the way of True is in the programs, artifacts fail" in second
+    assert any("net.py:22 decides by a value: both ways" in n for n in bundle.manifest["notes"])
+    report = api.verify(bundle.folder, model=code)
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
+def test_all_of_a_mask_is_tried_too(saved_with: Saved, tmp_path: Path) -> None:
+    """Code for a mask that leaves nothing out, which small inputs have."""
+    forward = """
+    def forward(self, x):
+        kept = x[:, 0] > 0
+        rows = x[kept]
+        if rows.shape[0] == kept.numel():
+            return self.experts[0](x).tanh()
+        out = torch.zeros_like(x)
+        out[kept] = self.experts[0](rows).tanh()
+        return out
+"""
+    _, bundle, _ = exported(saved_with, forward, tmp_path / "b", programs="forward", format="onnx")
+    (note,) = notes(bundle)
+    assert "the way of False is in the programs, which is right for both" in note
