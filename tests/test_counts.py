@@ -77,6 +77,16 @@ SPLIT = """
         return (out.view(-1, 2, 6) * weights[..., None]).sum(1)
 """
 
+DIFFERENT = """
+    def forward(self, x):
+        chosen = self.gate(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for index in {different}:
+            sent = chosen == index
+            out[sent] = self.experts[int(index)](x[sent])
+        return out
+"""
+
 FORMS = {
     "numel": LOOP.replace("{guard}", "if rows.numel() == 0:\n                continue"),
     "len": LOOP.replace("{guard}", "if not len(rows):\n                continue"),
@@ -97,7 +107,15 @@ FORMS = {
         "{counts}",
         "counts = F.one_hot(chosen, num_classes=4).sum(dim=(0, 1)).cpu().numpy()",
     ),
+    "sorted, cumulated": SORTED.replace(
+        "{counts}",
+        "ends = chosen.view(-1).bincount().cpu().numpy().cumsum(0)\n"
+        "        counts = [end - (ends[i - 1] if i else 0) for i, end in enumerate(ends)]",
+    ),
+    "different": DIFFERENT.replace("{different}", "torch.unique(chosen)"),
+    "different, listed": DIFFERENT.replace("{different}", "chosen.unique().tolist()"),
     "split": SPLIT,
+    "split, of any": SPLIT.replace("bincount(chosen.view(-1)", "bincount(chosen.view(-1) + 0"),
 }
 
 Saved = Callable[..., tuple[Path, str]]
@@ -131,9 +149,10 @@ def test_what_is_right_for_none_is_in_the_program(
     module, bundle, _ = exported(
         saved_with, FORMS[name], tmp_path / "b", programs="forward", format=["onnx", "torchscript"]
     )
-    (note,) = notes(bundle)
-    sure = "artifacts fail" if name == "split" else "which is right for both"
-    assert sure in note
+    said = notes(bundle)
+    assert bool(said) == (name != "split")  # there are always four counts, of what argmax chooses
+    sure = "artifacts fail" if name == "split, of any" else "which is right for both"
+    assert all(sure in note for note in said)
     session = onnxruntime.InferenceSession(bundle.folder / "forward.onnx")
     scripted = torch.jit.load(bundle.folder / "forward.pt")
     with torch.no_grad():
@@ -147,6 +166,21 @@ def test_what_is_right_for_none_is_in_the_program(
 @pytest.mark.parametrize("name", ["hit", "sorted, numpy"])
 def test_gradients_are_those_of_the_model(name: str, saved_with: Saved, tmp_path: Path) -> None:
     _, bundle, code = exported(saved_with, FORMS[name], tmp_path / "b")
+    (output,) = bundle.manifest["programs"]["forward"]["outputs"]
+    assert output["dims"] == ["batch", 6]
+    report = api.verify(bundle.folder, model=code)
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
+def test_of_rows_of_several_selections_there_are_gradients(
+    saved_with: Saved, tmp_path: Path
+) -> None:
+    """An output of as many rows as two masks select together, in a program that can be loaded."""
+    forward = """
+    def forward(self, x):
+        return self.experts[0](torch.cat([x[x[:, 0] > 0], x[x[:, 1] > 0]]))
+"""
+    _, bundle, code = exported(saved_with, forward, tmp_path / "b", format="exported_program")
     report = api.verify(bundle.folder, model=code)
     assert report.exit_code(strict=True) == 0, report.failures()
 

@@ -1,8 +1,9 @@
 """Values of tensors that model code goes over one by one, as many as a capture does not know.
 
 `for expert in hit.nonzero(): …` goes over what is hit. A capture goes over all that could be, as if
-all were hit; `counts` sees to it that this is right. Of `torch.bincount(x, minlength=n)`, n values
-are taken to be all. What numpy is asked for of whole numbers are numbers of the capture.
+all were hit; `counts` sees to it that this is right. How many could be is known of a vector's
+places, of `torch.bincount(x, minlength=n)`, and of what `topk` and the like choose among n values.
+What numpy is asked for of whole numbers are numbers of the capture.
 """
 
 import sys
@@ -22,6 +23,14 @@ _MOST = 1024  # of such values
 
 _SELECTS = (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, torch.where)
 _COUNTS = (torch.bincount, Tensor.bincount)
+_DIFFERENT = (torch.unique, Tensor.unique)
+# Of which of the values of a dimension they tell; and where that dimension is among the arguments.
+_CHOOSE = {
+    **dict.fromkeys((torch.topk, Tensor.topk), 2),
+    **dict.fromkeys((torch.sort, Tensor.sort, torch.argsort, Tensor.argsort), 1),
+    **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), 1),
+    **dict.fromkeys((torch.argmax, Tensor.argmax, torch.argmin, Tensor.argmin), 1),
+}
 _KEEPS = (
     *(Tensor.squeeze, torch.squeeze, Tensor.flatten, torch.flatten, Tensor.reshape, Tensor.view),
     *(Tensor.__getitem__, Tensor.to, Tensor.cpu, Tensor.long, Tensor.int, Tensor.detach),
@@ -42,6 +51,9 @@ class Enumerated(TorchFunctionMode):
         self._assume = assume
         # By a tensor's id: itself, which keeps that id, and what it is where all is selected.
         self._known: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
+        self._always: set[int] = set()  # of them, those that are that always
+        # By a tensor's id: itself, and how many values from 0 on there could be in it.
+        self._below: dict[int, tuple[Tensor, int]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -51,35 +63,52 @@ class Enumerated(TorchFunctionMode):
         if func in _SELECTS and len(args) == 1:
             self._selected(result, args[0])
         elif func in _COUNTS:
-            self._counted(result, kwargs.get("minlength", args[2] if len(args) > 2 else 0))
-        elif func in _KEEPS and id(args[0]) in self._known:
-            self._kept(result, func, args, kwargs)
+            self._counted(result, func, args, kwargs)
+        elif func in _DIFFERENT and isinstance(result, Tensor) and id(args[0]) in self._below:
+            _, most = self._below[id(args[0])]
+            self._known[id(result)] = result, lambda: _places(most, result)
+        elif func in _CHOOSE:
+            self._chosen(result, args, kwargs.get("dim", _get(args, _CHOOSE[func], -1)))
+        elif func in _KEEPS and isinstance(result, Tensor):
+            if id(args[0]) in self._known:
+                self._kept(result, func, args, kwargs)
+            if id(args[0]) in self._below:
+                self._below[id(result)] = result, self._below[id(args[0])][1]
         return result
 
     def _selected(self, result: Any, of: Tensor) -> None:
         """Of a vector, which of its places are selected."""
         if of.dim() != 1 or not isinstance(of.shape[0], int) or of.shape[0] > _MOST:
             return
-        length, device = of.shape[0], of.device
-
-        def places() -> Tensor:
-            return torch.tensor(list(range(length)), device=device)
-
+        length = of.shape[0]
         if isinstance(result, Tensor):
-            self._known[id(result)] = result, lambda: places()[:, None]
+            self._known[id(result)] = result, lambda: _places(length, result)[:, None]
         else:
-            self._known[id(result[0])] = result[0], places
+            self._known[id(result[0])] = result[0], lambda: _places(length, result[0])
 
-    def _counted(self, result: Tensor, least: Any) -> None:
+    def _chosen(self, result: Any, args: Any, dim: Any) -> None:
+        """Which of the values of a dimension, if that is not dynamic."""
+        indices = result if isinstance(result, Tensor) else getattr(result, "indices", None)
+        if isinstance(indices, Tensor) and isinstance(dim, int) and args[0].dim():
+            size = args[0].shape[dim]
+            if isinstance(size, int) and size <= _MOST and not indices.is_floating_point():
+                self._below[id(indices)] = indices, size
+
+    def _counted(self, result: Tensor, func: Any, args: Any, kwargs: Any) -> None:
         """How often there is each of some numbers."""
-        if isinstance(least, int) and 0 < least <= _MOST and isinstance(result.shape[0], SymInt):
-            self._known[id(result)] = result, lambda: result[:least]
+        least = kwargs.get("minlength", _get(args, 2, 0))
+        _, most = self._below.get(id(args[0]), (None, 0))
+        if isinstance(least, int) and 0 < max(least, most) <= _MOST:
+            weights, count = kwargs.get("weights", _get(args, 1, None)), max(least, most)
+            self._known[id(result)] = result, lambda: func(args[0], weights, count)[:count]
+            if 0 < most <= least:
+                self._always.add(id(result))
 
-    def _kept(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
+    def _kept(self, result: Tensor, func: Any, args: Any, kwargs: Any) -> None:
         """The same rows in another shape or type."""
         of, whole = self._known[id(args[0])]
         told = pytree.tree_leaves((args[1:], kwargs))
-        if isinstance(result, Tensor) and _is_along(result, of) and all(map(_is_plain, told)):
+        if _is_along(result, of) and all(map(_is_plain, told)):
             self._known[id(result)] = result, lambda: func(whole(), *args[1:], **kwargs)
 
     def _one_by_one(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -89,11 +118,20 @@ class Enumerated(TorchFunctionMode):
             some, all_of_them = self._known[id(given)]
             whole = all_of_them()
             all_there: Any = some.shape[0] == whole.shape[0]
-            if self._assume(all_there, sys._getframe(2)):
+            if id(some) in self._always or self._assume(all_there, sys._getframe(2)):
                 given = whole
         if func in (Tensor.numpy, Tensor.__array__) and _has_numbers(given):
             return np.array(given.tolist(), dtype=object)
         return func(given, *rest, **kwargs)
+
+
+def _places(count: int, like: Tensor) -> Tensor:
+    """0, 1, … as many."""
+    return torch.tensor(list(range(count)), device=like.device)
+
+
+def _get(arguments: Any, place: int, otherwise: Any) -> Any:
+    return arguments[place] if len(arguments) > place else otherwise
 
 
 def _is_plain(value: Any) -> bool:
