@@ -90,3 +90,50 @@ def test_only_what_gives_the_same_both_ways_is_one() -> None:
     assert guards([sent, none, other]) == {}
     assert guards([sent, sent]) == {}  # nothing tells what comes of it otherwise
     assert guards([failing]) == {}
+
+
+TABLES = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, 2)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.register_buffer("table", torch.linspace(1, 2, 6), persistent=False)
+
+    def forward(self, x):
+        if self.table[0] == 0:  # lost where the model was made of no device
+            self.table = torch.linspace(1, 2, 6)
+        x = x * self.table
+        weights, chosen = self.gate(x).softmax(-1).topk(1, -1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            sent = chosen == i
+            if sent.any():
+                rows = sent.any(-1).nonzero().flatten()
+                out.index_add_(0, rows, expert(x[rows]) * weights[sent].view(-1, 1))
+        return out if out.mean() < 0.1 else out.tanh()
+"""
+
+
+def test_what_torch_asserts_of_sizes_and_decisions_by_buffers_stand_in_no_way(
+    saved_with: Callable[..., tuple[Path, str]], tmp_path: Path
+) -> None:
+    """As in MiniMind: rows that are counted in two ways, and a table that is made again if lost."""
+    torch.manual_seed(0)
+    checkpoint, code = saved_with(TABLES)
+    namespace: dict[str, type[nn.Module]] = {}
+    exec(TABLES, namespace)
+    torch.save(namespace["Net"]().state_dict(), checkpoint)
+    inputs = parse_inputs(["x:[batch,6]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="onnx")
+    notes = [note for note in bundle.manifest["notes"] if "decides by a value" in note]
+    guard = "the way of True is in the programs, which is right for both (1 times more)"
+    assert notes == [
+        f"net.py:20 decides by a value: {guard}",
+        "net.py:23 decides by a value: both ways are in the programs",
+    ]
+    report = api.verify(bundle.folder, model=code, runtime=["eager", "onnxruntime"])
+    assert report.exit_code(strict=True) == 0, report.failures()

@@ -23,6 +23,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.export.graph_signature import InputKind
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -196,9 +197,9 @@ class _Ways:
         self.seen = {decision.name: decision for decision in usual}
         self.fatal: dict[str, str] = {}
         self.both: set[str] = set()
-        self._constant: set[str] = set()
+        self._constant = _always(self._first)
         for name, value in self._usual.items():
-            if name in guarding:
+            if name in guarding or name in self._constant:
                 continue
             try:
                 run({**guarding, name: not value})
@@ -207,7 +208,8 @@ class _Ways:
 
     def that_matter(self) -> list[str]:
         """The decisions by which something else is computed."""
-        free = [name for name in self._usual if name not in {*self.fatal, *self._guarding}]
+        known = {*self.fatal, *self._guarding, *self._constant}
+        free = [name for name in self._usual if name not in known]
         if not free or not self._matter(free):
             return []
         places = dict.fromkeys(self.seen[name].place for name in free)
@@ -277,9 +279,7 @@ class _Ways:
             program = self._captured(made)
         except ExportFailed as error:
             raise Inseparable(f"otherwise {error}") from error
-        constant = _constant(program.exported)
-        marks = marked(program.exported.graph)
-        self._constant |= {name for name, mark in marks.items() if mark.args[0] in constant}
+        self._constant |= _always(program)
         idle = {n for n in self._usual if n not in asked and n not in self.fatal}
         _erase(program, idle | self._constant)
         return program
@@ -373,22 +373,24 @@ def asserted(mark: Any, value: bool, where: str) -> None:
         graph.call_function(ASSERT, (held, f"{HOLDS} {where}"))
 
 
-def _constant(exported: Any) -> set[Any]:
-    """The nodes of a graph that are the same at every call."""
+def _always(program: Program) -> set[str]:
+    """The names of the decisions that come out alike at every call: by constants and buffers."""
     found: set[Any] = set()
-    changing = {
+    exported = program.exported
+    same_each_time = {
         spec.arg.name
         for spec in exported.graph_signature.input_specs
-        if spec.kind is not torch.export.graph_signature.InputKind.CONSTANT_TENSOR
+        if spec.kind in (InputKind.CONSTANT_TENSOR, InputKind.BUFFER)
     }
     for node in exported.graph.nodes:
         if node.op == "placeholder":
-            same = node.name not in changing
+            same = node.name in same_each_time
         else:
             same = bool(node.all_input_nodes) and found.issuperset(node.all_input_nodes)
         if same:
             found.add(node)
-    return found
+    marks = marked(exported.graph)
+    return {name for name, mark in marks.items() if mark.args[0] in found}
 
 
 @contextmanager

@@ -30,6 +30,7 @@ __all__ = [
 ASSERT = torch.ops.aten._assert_async.msg
 """What marks a decision in a capture, and fails in artifacts."""
 
+_ASSERT_SCALAR = torch.ops.aten._assert_scalar.default
 _MARK = "decision "
 
 Pair = tuple[fx.Node, fx.Node]
@@ -69,6 +70,8 @@ class Matched:
         self.exported = one
         self.module = copy.deepcopy(one.graph_module)
         self.one, self.other = self.module.graph, other.graph
+        for node in filter(_is_of_torch, list(self.one.nodes)):
+            self.one.erase_node(node)
         self.other_module = other.graph_module
         known: dict[Hashable, list[fx.Node]] = defaultdict(list)
         # Of each of its nodes, the first that computes the same: `common` has that in their place.
@@ -94,7 +97,8 @@ class Matched:
         for graph, nodes in (self.one, self.shared), (self.other, self.common):
             both = {*nodes, *marked(graph).values()}
             if any(
-                n.op == "call_function" and n.is_impure() and n not in both for n in graph.nodes
+                n.op == "call_function" and n.is_impure() and n not in both and not _is_of_torch(n)
+                for n in graph.nodes
             ):
                 raise Inseparable("such a decision is about what is asserted")
 
@@ -212,6 +216,13 @@ def plain(value: Any) -> Hashable:
 
 def _nodes(tree: Any) -> list[fx.Node]:
     return [each for each in pytree.tree_leaves(tree) if isinstance(each, fx.Node)]
+
+
+def _is_of_torch(node: fx.Node) -> bool:
+    """Whether it is an assertion of torch's own, on sizes that hang on values."""
+    return node.target is _ASSERT_SCALAR and str(node.args[-1]).startswith(
+        "Runtime assertion failed"
+    )
 
 
 def _is_random(node: fx.Node) -> bool:
