@@ -1,5 +1,6 @@
 """SIGINT and SIGTERM end a command: for certain, and at a moment when nothing is half done."""
 
+import itertools
 import signal
 import sys
 import threading
@@ -13,6 +14,9 @@ __all__ = ["Interrupted", "deferred", "raised", "unwrapped"]
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _AGAIN = signal.SIGALRM
 _AGAIN_SECONDS = 1.0
+_SOON_SECONDS = 0.002
+_MOST_SOON = 500  # times that it waits for a context manager, which may itself wait for something
+_WITHIN = 4  # calls that one makes, as the modes of torch do in Python
 
 
 class Interrupted(SystemExit):
@@ -26,17 +30,27 @@ def raised() -> Iterator[None]:
     Code of others may lose it: Python ignores what is raised in a finalizer or in the callback of a
     weak reference, and some libraries catch all there is. So it is raised again, each second, while
     nothing is on its way out. What is ignored stays so, as in what a shell runs in the background.
+
+    It is not raised while a context manager is entered or left, if that does not take a second:
+    what it has done would not be undone. Of a mode of torch's left so, C++ ends the process.
     """
     before = {number: signal.getsignal(number) for number in (*_ENDING, _AGAIN)}
     arrived: list[int] = []
+    waited = itertools.count()
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
-        raise Interrupted(128 + number)
+        interrupt(frame)
 
     def again(number: int, frame: FrameType | None) -> None:
         if arrived and not _leaving(sys.exception()):
+            interrupt(frame)
+
+    def interrupt(frame: FrameType | None) -> None:
+        soon = _at_context(frame) and next(waited) < _MOST_SOON
+        first = _SOON_SECONDS if soon else _AGAIN_SECONDS
+        signal.setitimer(signal.ITIMER_REAL, first, _AGAIN_SECONDS)
+        if not soon:
             raise Interrupted(128 + arrived[0])
 
     try:
@@ -73,6 +87,19 @@ def unwrapped() -> Iterator[None]:
 def _leaving(error: BaseException | None) -> bool:
     """Whether what runs now cleans up, after an interrupt or where a generator is closed."""
     return any(isinstance(e, Interrupted | GeneratorExit) for e in _chain(error))
+
+
+def _at_context(frame: FrameType | None) -> bool:
+    """Whether a context manager is being entered or left."""
+    theirs = (f for f in _callers(frame) if f.f_code.co_filename != __file__)
+    innermost = itertools.islice(theirs, _WITHIN)
+    return any(f.f_code.co_name in ("__enter__", "__exit__") for f in innermost)
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
