@@ -280,3 +280,19 @@ def test_all_of_a_mask_is_tried_too(saved_with: Saved, tmp_path: Path) -> None:
     _, bundle, _ = exported(saved_with, forward, tmp_path / "b", programs="forward", format="onnx")
     (note,) = notes(bundle)
     assert "the way of False is in the programs, which is right for both" in note
+
+
+def test_what_is_written_over_is_not_what_was_chosen(saved_with: Saved, tmp_path: Path) -> None:
+    """Indices below four, and three more: nothing is known of how many there could be."""
+    forward = """
+    def forward(self, x):
+        chosen = self.gate(x).argmax(-1)
+        chosen += 3
+        return torch.stack([x.sum() * index for index in chosen.unique()]).sum()
+"""
+    with pytest.raises(ExportFailed, match="a size or a decision hangs on the values"):
+        exported(saved_with, forward, tmp_path / "b", programs="forward")
+    # Of those that were chosen alone there is no sum over all that could be.
+    known = forward.replace("chosen += 3", "chosen = chosen.view(-1)")
+    with pytest.raises(ExportFailed, match=r"net\.py:16, .* computes something else"):
+        exported(saved_with, known, tmp_path / "b", programs="forward")

@@ -24,12 +24,12 @@ _MOST = 1024  # of such values
 _SELECTS = (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, torch.where)
 _COUNTS = (torch.bincount, Tensor.bincount)
 _DIFFERENT = (torch.unique, Tensor.unique)
-# Of which of the values of a dimension they tell; and where that dimension is among the arguments.
-_CHOOSE = {
-    **dict.fromkeys((torch.topk, Tensor.topk), 2),
-    **dict.fromkeys((torch.sort, Tensor.sort, torch.argsort, Tensor.argsort), 1),
-    **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), 1),
-    **dict.fromkeys((torch.argmax, Tensor.argmax, torch.argmin, Tensor.argmin), 1),
+# They tell which values of a dimension: where that is among the arguments, and which it is unasked.
+_CHOOSE: dict[Any, tuple[int, int | None]] = {
+    **dict.fromkeys((torch.topk, Tensor.topk), (2, -1)),
+    **dict.fromkeys((torch.sort, Tensor.sort, torch.argsort, Tensor.argsort), (1, -1)),
+    **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), (1, None)),
+    **dict.fromkeys((torch.argmax, Tensor.argmax, torch.argmin, Tensor.argmin), (1, None)),
 }
 _KEEPS = (
     *(Tensor.squeeze, torch.squeeze, Tensor.flatten, torch.flatten, Tensor.reshape, Tensor.view),
@@ -57,19 +57,25 @@ class Enumerated(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not args:  # all by name, which few do
+            return func(**kwargs)
         if func in _UNBINDS or func in _NUMBERS:
             return self._one_by_one(func, args, kwargs)
         result = func(*args, **kwargs)
-        if func in _SELECTS and len(args) == 1:
+        if _writes(func):
+            self._known.pop(id(args[0]), None)
+            self._below.pop(id(args[0]), None)
+        elif func in _SELECTS and len(args) == 1:
             self._selected(result, args[0])
         elif func in _COUNTS:
             self._counted(result, func, args, kwargs)
-        elif func in _DIFFERENT and isinstance(result, Tensor) and id(args[0]) in self._below:
-            _, most = self._below[id(args[0])]
-            self._known[id(result)] = result, lambda: _places(most, result)
+        elif func in _DIFFERENT and id(args[0]) in self._below:
+            if isinstance(result, Tensor) and result.dim() == 1:
+                _, most = self._below[id(args[0])]
+                self._known[id(result)] = result, lambda: _places(most, result)
         elif func in _CHOOSE:
-            self._chosen(result, args, kwargs.get("dim", _get(args, _CHOOSE[func], -1)))
-        elif func in _KEEPS and isinstance(result, Tensor):
+            self._chosen(result, args, kwargs.get("dim", _get(args, *_CHOOSE[func])))
+        elif func in _KEEPS and isinstance(result, Tensor) and not _is_reread(func, args):
             if id(args[0]) in self._known:
                 self._kept(result, func, args, kwargs)
             if id(args[0]) in self._below:
@@ -118,11 +124,24 @@ class Enumerated(TorchFunctionMode):
             some, all_of_them = self._known[id(given)]
             whole = all_of_them()
             all_there: Any = some.shape[0] == whole.shape[0]
-            if id(some) in self._always or self._assume(all_there, sys._getframe(2)):
-                given = whole
+            known = isinstance(all_there, bool) or id(some) in self._always
+            if known or self._assume(all_there, sys._getframe(2)):
+                given = some if all_there is False else whole
         if func in (Tensor.numpy, Tensor.__array__) and _has_numbers(given):
             return np.array(given.tolist(), dtype=object)
         return func(given, *rest, **kwargs)
+
+
+def _writes(func: Any) -> bool:
+    """Whether it changes its first argument."""
+    name = str(getattr(func, "__name__", ""))
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
+
+
+def _is_reread(func: Any, args: Any) -> bool:
+    """Whether it takes the same bytes for numbers of another type."""
+    return func is Tensor.view and any(isinstance(each, torch.dtype) for each in args[1:])
 
 
 def _places(count: int, like: Tensor) -> Tensor:

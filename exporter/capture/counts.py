@@ -75,9 +75,8 @@ Marked = tuple[Program, Sequence[Counted]]
 
 Captured = Callable[[Mapping[str, bool]], Marked]
 
-_MOST_BOTH = (
-    1  # decision by which something else is computed: of graphs in graphs, torch loses sizes
-)
+# Decisions by which something else is computed: of graphs in graphs, torch loses such sizes.
+_MOST_BOTH = 1
 _SOME = 1_000_003  # values that are selected
 _ALL = 1_000_000_007  # of so many
 
