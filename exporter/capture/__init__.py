@@ -200,10 +200,8 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
         reason = str(error)
     except ExportFailed as error:  # what else there is
         failure, reason = error, ""
-    if isinstance(
-        failure, FixedDimension | counts.Otherwise
-    ):  # the capture went through: nothing blocks it
-        raise failure
+    if isinstance(failure, FixedDimension | counts.Otherwise):
+        raise failure  # the capture went through: nothing blocks it
     progress("looking for what blocks the export")
     with model.fused(), own_backward.inlined():
         explained = _explained(failure, model, inputs, reason)
@@ -250,9 +248,8 @@ def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> 
     try:
         return decisions.decided(run, captured, called)
     except Inseparable:
-        found = guards(
-            [run, *(partial(went, model, each) for each in itertools.islice(_others(model), 3))]
-        )
+        others = itertools.islice(_others(model), 3)
+        found = guards([run, *(partial(went, model, each) for each in others)])
         if not found:
             raise
         return decisions.decided(run, captured, called, found)
@@ -373,7 +370,11 @@ def _marked(
                 raise
             raise error.at(*places[error.size]) from error
         except ExportFailed as error:
-            if counted and error.__cause__ is not None and decisions.means_to(error.__cause__):
+            if (
+                counted
+                and error.__cause__ is not None
+                and decisions.means_to_raise(error.__cause__)
+            ):
                 place = counted[-1].decision.place
                 raised = one_line(error.__cause__)
                 raise counts.Otherwise([place], f"the model raises {raised}") from error

@@ -22,10 +22,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 
 from fuseport.exporter.capture._enumerated import Enumerated
 from fuseport.exporter.capture.blockers import is_users
-from fuseport.exporter.capture.decisions import Decision, asserted, place_of
+from fuseport.exporter.capture.decisions import Decision, place_of
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, joining, rebuilt
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker, mode_of
+from fuseport.exporter.program.refusing import asserted
 from fuseport.exporter.program.rounding import close
 
 aten = torch.ops.aten

@@ -32,7 +32,7 @@ from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, one_line, rebuilt
 from fuseport.exporter.program.joining import alike, joined
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker
-from fuseport.exporter.program.refusing import HOLDS
+from fuseport.exporter.program.refusing import asserted
 from fuseport.exporter.program.regions import regions
 from fuseport.exporter.program.rounding import close
 
@@ -40,10 +40,9 @@ __all__ = [
     "MOST",
     "Decision",
     "Run",
-    "asserted",
     "decided",
     "following",
-    "means_to",
+    "means_to_raise",
     "noted",
     "place_of",
 ]
@@ -135,21 +134,21 @@ def _refusing(run: Run) -> Run:
         try:
             return run(answers)
         except Exception as error:  # the model's own
-            if means_to(error):
+            if means_to_raise(error):
                 raise _RefusedError(one_line(error)) from error
             raise Inseparable(f"by one of its ways there is: {one_line(error)}") from error
 
     return refusing
 
 
-def means_to(error: BaseException) -> bool:
+def means_to_raise(error: BaseException) -> bool:
     """Whether model code is there to raise an error: `raise`, `assert`, `torch._check`."""
     places = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if is_users(frame) or _checks_values(frame)
     ]
-    return bool(places) and _means_to_raise(*places[-1])
+    return bool(places) and _is_to_raise(*places[-1])
 
 
 def _checks_values(frame: FrameType) -> bool:
@@ -158,7 +157,7 @@ def _checks_values(frame: FrameType) -> bool:
     return module.startswith(("torch.nn.functional", "torch.nn.modules.", "torch.distributions."))
 
 
-def _means_to_raise(file: str, line: int) -> bool:
+def _is_to_raise(file: str, line: int) -> bool:
     """Whether that is what a line of code is there for."""
     lines = linecache.getlines(file)
     if re.search(r"\b_(assert|check)", "".join(lines[line - 1 : line])):
@@ -355,22 +354,6 @@ def _erase(program: Program, names: Container[str]) -> None:
     for name, mark in marked(graph).items():
         if name in names:
             graph.erase_node(mark)
-
-
-def asserted(mark: Any, value: bool, where: str) -> None:
-    """Assert, where a mark is, what the decision has to come to for a program to hold.
-
-    Args:
-        mark: of the decision, in a graph.
-        value: that it has to come to.
-        where: that is so, in words.
-    """
-    graph, held = mark.graph, mark.args[0]
-    with graph.inserting_before(mark):
-        if not value:
-            held = graph.call_function(aten.logical_not.default, (held,))
-            held.meta["val"] = mark.args[0].meta["val"]
-        graph.call_function(ASSERT, (held, f"{HOLDS} {where}"))
 
 
 def _always(program: Program) -> set[str]:

@@ -1,6 +1,6 @@
 """Programs that refuse sizes at which they do not hold, instead of giving something else.
 
-What they refuse of values is in the captured graph: see `capture.decisions`.
+What they refuse of values is in the captured graph: see `capture.decisions`, which marks it there.
 """
 
 import copy
@@ -17,7 +17,7 @@ from fuseport.exporter.program._arithmetic import Step, computed, of_integers
 from fuseport.exporter.program.conditions import needed, summarised
 from fuseport.exporter.program.matching import ASSERT
 
-__all__ = ["HOLDS", "checked", "checks", "requirement", "seen", "verdicts"]
+__all__ = ["HOLDS", "asserted", "checked", "checks", "requirement", "seen", "verdicts"]
 
 HOLDS = "the program holds only where"
 """As messages of artifacts begin, and in ONNX the names of nodes that check."""
@@ -106,3 +106,19 @@ def checks(graph: fx.Graph) -> set[fx.Node]:
         if str(said).startswith(HOLDS) or (node.users and found.issuperset(node.users)):
             found.add(node)
     return {node for node in found if node.op != "placeholder"}
+
+
+def asserted(mark: Any, value: bool, where: str) -> None:
+    """Assert, where a mark is, what the decision has to come to for a program to hold.
+
+    Args:
+        mark: of the decision, in a graph.
+        value: that it has to come to.
+        where: that is so, in words.
+    """
+    graph, held = mark.graph, mark.args[0]
+    with graph.inserting_before(mark):
+        if not value:
+            held = graph.call_function(torch.ops.aten.logical_not.default, (held,))
+            held.meta["val"] = mark.args[0].meta["val"]
+        graph.call_function(ASSERT, (held, f"{HOLDS} {where}"))
