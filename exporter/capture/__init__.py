@@ -370,14 +370,10 @@ def _marked(
                 raise
             raise error.at(*places[error.size]) from error
         except ExportFailed as error:
-            if (
-                counted
-                and error.__cause__ is not None
-                and decisions.means_to_raise(error.__cause__)
-            ):
+            cause = error.__cause__
+            if counted and cause is not None and decisions.means_to_raise(cause):
                 place = counted[-1].decision.place
-                raised = one_line(error.__cause__)
-                raise counts.Otherwise([place], f"the model raises {raised}") from error
+                raise counts.Otherwise([place], f"the model raises {one_line(cause)}") from error
             raise
     return program, counted
 
