@@ -20,9 +20,10 @@ import torch
 from torch import SymBool, SymInt, Tensor, fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
-from fuseport.exporter.capture._enumerated import Enumerated
+from fuseport.exporter.capture import _enumerated
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.decisions import Decision, place_of
+from fuseport.exporter.capture.integers import unseen
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, joining, rebuilt
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker, mode_of
@@ -141,7 +142,8 @@ def answered(
     with (
         mock.patch.object(SymBool, "__bool__", of_condition),
         mock.patch.object(SymInt, "__bool__", of_number),
-        Enumerated(assume),
+        unseen(__file__, _enumerated.__file__),
+        _enumerated.Enumerated(assume),
     ):
         yield
 

@@ -18,7 +18,7 @@ from torch.fx.experimental import symbolic_shapes
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.program.symbolic import not_negative, quotient_of
 
-__all__ = ["Place", "noticed", "symbolic"]
+__all__ = ["Place", "noticed", "symbolic", "unseen"]
 
 Place = tuple[dict[str, Any], str]
 """The names that are global in a module of model code, and which of `int` and `len` it calls."""
@@ -42,14 +42,14 @@ def noticed() -> Iterator[list[Place]]:
 
         return mock.patch.object(kind, f"__{called}__", to_number)
 
-    with noting(SymInt, "int"), noting(SymFloat, "int"), noting(Tensor, "len"), _unseen():
+    with noting(SymInt, "int"), noting(SymFloat, "int"), noting(Tensor, "len"), unseen(__file__):
         yield found
 
 
 @contextmanager
-def _unseen() -> Iterator[None]:
-    """Torch notes the code that asks for a size: it is not this file."""
-    files = {*symbolic_shapes.uninteresting_files(), __file__}
+def unseen(*own: str) -> Iterator[None]:
+    """Torch notes the code that asks for a size: it is not these files of ours."""
+    files = {*symbolic_shapes.uninteresting_files(), *own}
 
     def uninteresting_files() -> set[str]:
         return files
@@ -63,7 +63,7 @@ def symbolic(code: Sequence[Place]) -> Iterator[None]:
     """Have `int` and `len` leave dynamic sizes what they are in some modules."""
     others = {"int": _Int, "len": _len}
     with ExitStack() as stack:
-        stack.enter_context(_unseen())
+        stack.enter_context(unseen(__file__))
         for names, called in code:
             stack.enter_context(mock.patch.dict(names, {called: others[called]}))
         yield
