@@ -220,9 +220,8 @@ def _nodes(tree: Any) -> list[fx.Node]:
 
 def _is_of_torch(node: fx.Node) -> bool:
     """Whether it is an assertion of torch's own, on sizes that hang on values."""
-    return node.target is _ASSERT_SCALAR and str(node.args[-1]).startswith(
-        "Runtime assertion failed"
-    )
+    said = str(node.args[-1]) if node.target is _ASSERT_SCALAR else ""
+    return said.startswith("Runtime assertion failed")
 
 
 def _is_random(node: fx.Node) -> bool:
