@@ -204,6 +204,28 @@ def test_both_ways_are_there_where_they_differ(saved_with: Saved, tmp_path: Path
     assert report.exit_code(strict=True) == 0, report.failures()
 
 
+def test_where_one_is_right_both_ways_the_other_is_found(saved_with: Saved, tmp_path: Path) -> None:
+    """Experts that are skipped, right for none, beside what is another thing for none."""
+    decision = "y = self.nothing if len(selected) == 0 else selected.mean(0)"
+    experts = FORMS["numel"].replace("def forward", "def sent")
+    selected = SELECTED.replace("{decision}", decision).replace("x.mean(0)", "self.sent(x).mean(0)")
+    forward = experts + selected
+    _, bundle, _ = exported(saved_with, forward, tmp_path / "b", programs="forward", format="onnx")
+    said = sorted(note.partition(": ")[2] for note in notes(bundle))
+    assert said == [
+        "both ways are in the programs",
+        "the way of False is in the programs, which is right for both",
+    ]
+
+
+def test_a_number_of_a_tensor_is_decided_by_as_a_value(saved_with: Saved, tmp_path: Path) -> None:
+    decision = "y = self.nothing if (x > 9).sum().item() > 40 else self.experts[0](x).mean(0)"
+    forward = SELECTED.replace("{decision}", decision)
+    _, bundle, _ = exported(saved_with, forward, tmp_path / "b", programs="forward", format="onnx")
+    assert notes(bundle) == []
+    assert "net.py:15 decides by a value: both ways are in the programs" in bundle.manifest["notes"]
+
+
 def test_of_more_such_decisions_there_is_no_program(saved_with: Saved, tmp_path: Path) -> None:
     forward = """
     def forward(self, x):
@@ -218,7 +240,7 @@ def test_of_more_such_decisions_there_is_no_program(saved_with: Saved, tmp_path:
 
 
 def test_artifacts_fail_where_nothing_was_tried(saved_with: Saved, tmp_path: Path) -> None:
-    decision = "y = selected.mean(0) if selected.shape[0] > 1.5 * 40 else selected.sum(0)"
+    decision = "y = selected.mean(0) if selected.shape[0] >= 1.5 * 41 else selected.sum(0)"
     forward = SELECTED.replace("{decision}", decision)
     module, bundle, _ = exported(
         saved_with, forward, tmp_path / "b", programs="forward", format=["onnx", "torchscript"]
@@ -227,7 +249,7 @@ def test_artifacts_fail_where_nothing_was_tried(saved_with: Saved, tmp_path: Pat
     assert "the way of False is in the programs, artifacts fail" in note
     session = onnxruntime.InferenceSession(bundle.folder / "forward.onnx")
     scripted = torch.jit.load(bundle.folder / "forward.pt")
-    few, many = torch.ones(60, 6), torch.ones(61, 6)
+    few, many = torch.ones(61, 6), torch.ones(62, 6)
     with torch.no_grad():
         (found,) = session.run(None, {"x": few.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), module(few))
