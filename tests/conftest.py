@@ -146,6 +146,24 @@ def saved_with(tmp_path: Path) -> Callable[..., tuple[Path, str]]:
     return save
 
 
+@pytest.fixture
+def saved_net(
+    saved_with: Callable[..., tuple[Path, str]],
+) -> Callable[[str], tuple[torch.nn.Module, Path, str]]:
+    """Saves code with a class `Net`, and weights drawn at random: that net, and as `saved_with`."""
+
+    def save(code: str) -> tuple[torch.nn.Module, Path, str]:
+        checkpoint, model = saved_with(code)
+        namespace: dict[str, Any] = {}
+        exec(code, namespace)
+        torch.manual_seed(0)
+        net: torch.nn.Module = namespace["Net"]()
+        torch.save(net.state_dict(), checkpoint)
+        return net, checkpoint, model
+
+    return save
+
+
 @pytest.fixture(scope="session")
 def fused_library() -> Path:
     """The kernels for ONNX Runtime; skips where headers for them are not: make ort-headers."""

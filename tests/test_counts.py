@@ -118,22 +118,12 @@ FORMS = {
     "split, of any": SPLIT.replace("bincount(chosen.view(-1)", "bincount(chosen.view(-1) + 0"),
 }
 
-Saved = Callable[..., tuple[Path, str]]
+Saved = Callable[[str], tuple[nn.Module, Path, str]]
 
 
-def made(saved_with: Saved, forward: str) -> tuple[nn.Module, Path, str]:
-    """A model of such a forward, its checkpoint, and what --model is."""
-    checkpoint, code = saved_with(SETUP + forward)
-    namespace: dict[str, type[nn.Module]] = {}
-    exec(Path(code.removesuffix(":Net")).read_text(), namespace)
-    torch.manual_seed(0)
-    module = namespace["Net"]()
-    torch.save(module.state_dict(), checkpoint)
-    return module, checkpoint, code
-
-
-def exported(saved_with: Saved, forward: str, folder: Path, **options: Any) -> Any:
-    module, checkpoint, code = made(saved_with, forward)
+def exported(saved_net: Saved, forward: str, folder: Path, **options: Any) -> Any:
+    """A model of such a forward, its bundle, and what --model is."""
+    module, checkpoint, code = saved_net(SETUP + forward)
     inputs = parse_inputs(["x:[batch,6]"])
     return module, api.export(checkpoint, folder, model=code, inputs=inputs, **options), code
 
@@ -144,10 +134,10 @@ def notes(bundle: Any) -> list[str]:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_what_is_right_for_none_is_in_the_program(
-    name: str, saved_with: Saved, tmp_path: Path
+    name: str, saved_net: Saved, tmp_path: Path
 ) -> None:
     module, bundle, _ = exported(
-        saved_with, FORMS[name], tmp_path / "b", programs="forward", format=["onnx", "torchscript"]
+        saved_net, FORMS[name], tmp_path / "b", programs="forward", format=["onnx", "torchscript"]
     )
     said = notes(bundle)
     assert bool(said) == (name != "split")  # there are always four counts, of what argmax chooses
@@ -164,8 +154,8 @@ def test_what_is_right_for_none_is_in_the_program(
 
 
 @pytest.mark.parametrize("name", ["hit", "sorted, numpy"])
-def test_gradients_are_those_of_the_model(name: str, saved_with: Saved, tmp_path: Path) -> None:
-    _, bundle, code = exported(saved_with, FORMS[name], tmp_path / "b")
+def test_gradients_are_those_of_the_model(name: str, saved_net: Saved, tmp_path: Path) -> None:
+    _, bundle, code = exported(saved_net, FORMS[name], tmp_path / "b")
     (output,) = bundle.manifest["programs"]["forward"]["outputs"]
     assert output["dims"] == ["batch", 6]
     report = api.verify(bundle.folder, model=code)
@@ -173,14 +163,14 @@ def test_gradients_are_those_of_the_model(name: str, saved_with: Saved, tmp_path
 
 
 def test_of_rows_of_several_selections_there_are_gradients(
-    saved_with: Saved, tmp_path: Path
+    saved_net: Saved, tmp_path: Path
 ) -> None:
     """An output of as many rows as two masks select together, in a program that can be loaded."""
     forward = """
     def forward(self, x):
         return self.experts[0](torch.cat([x[x[:, 0] > 0], x[x[:, 1] > 0]]))
 """
-    _, bundle, code = exported(saved_with, forward, tmp_path / "b", format="exported_program")
+    _, bundle, code = exported(saved_net, forward, tmp_path / "b", format="exported_program")
     report = api.verify(bundle.folder, model=code)
     assert report.exit_code(strict=True) == 0, report.failures()
 
@@ -193,10 +183,10 @@ SELECTED = """
 """
 
 
-def test_both_ways_are_there_where_they_differ(saved_with: Saved, tmp_path: Path) -> None:
+def test_both_ways_are_there_where_they_differ(saved_net: Saved, tmp_path: Path) -> None:
     decision = "y = self.nothing if len(selected) == 0 else self.experts[0](selected).mean(0)"
     forward = SELECTED.replace("{decision}", decision)
-    _, bundle, code = exported(saved_with, forward, tmp_path / "b")
+    _, bundle, code = exported(saved_net, forward, tmp_path / "b")
     assert notes(bundle) == [
         "net.py:15 decides by how many values are selected: both ways are in the programs"
     ]
@@ -204,13 +194,13 @@ def test_both_ways_are_there_where_they_differ(saved_with: Saved, tmp_path: Path
     assert report.exit_code(strict=True) == 0, report.failures()
 
 
-def test_where_one_is_right_both_ways_the_other_is_found(saved_with: Saved, tmp_path: Path) -> None:
+def test_where_one_is_right_both_ways_the_other_is_found(saved_net: Saved, tmp_path: Path) -> None:
     """Experts that are skipped, right for none, beside what is another thing for none."""
     decision = "y = self.nothing if len(selected) == 0 else selected.mean(0)"
     experts = FORMS["numel"].replace("def forward", "def sent")
     selected = SELECTED.replace("{decision}", decision).replace("x.mean(0)", "self.sent(x).mean(0)")
     forward = experts + selected
-    _, bundle, _ = exported(saved_with, forward, tmp_path / "b", programs="forward", format="onnx")
+    _, bundle, _ = exported(saved_net, forward, tmp_path / "b", programs="forward", format="onnx")
     said = sorted(note.partition(": ")[2] for note in notes(bundle))
     assert said == [
         "both ways are in the programs",
@@ -218,15 +208,15 @@ def test_where_one_is_right_both_ways_the_other_is_found(saved_with: Saved, tmp_
     ]
 
 
-def test_a_number_of_a_tensor_is_decided_by_as_a_value(saved_with: Saved, tmp_path: Path) -> None:
+def test_a_number_of_a_tensor_is_decided_by_as_a_value(saved_net: Saved, tmp_path: Path) -> None:
     decision = "y = self.nothing if (x > 9).sum().item() > 40 else self.experts[0](x).mean(0)"
     forward = SELECTED.replace("{decision}", decision)
-    _, bundle, _ = exported(saved_with, forward, tmp_path / "b", programs="forward", format="onnx")
+    _, bundle, _ = exported(saved_net, forward, tmp_path / "b", programs="forward", format="onnx")
     assert notes(bundle) == []
     assert "net.py:15 decides by a value: both ways are in the programs" in bundle.manifest["notes"]
 
 
-def test_of_more_such_decisions_there_is_no_program(saved_with: Saved, tmp_path: Path) -> None:
+def test_of_more_such_decisions_there_is_no_program(saved_net: Saved, tmp_path: Path) -> None:
     forward = """
     def forward(self, x):
         y = []
@@ -236,14 +226,14 @@ def test_of_more_such_decisions_there_is_no_program(saved_with: Saved, tmp_path:
         return torch.stack(y)
 """
     with pytest.raises(ExportFailed, match=r"decided by at net\.py:17, .* something else"):
-        exported(saved_with, forward, tmp_path / "b")
+        exported(saved_net, forward, tmp_path / "b")
 
 
-def test_artifacts_fail_where_nothing_was_tried(saved_with: Saved, tmp_path: Path) -> None:
+def test_artifacts_fail_where_nothing_was_tried(saved_net: Saved, tmp_path: Path) -> None:
     decision = "y = selected.mean(0) if selected.shape[0] >= 1.5 * 41 else selected.sum(0)"
     forward = SELECTED.replace("{decision}", decision)
     module, bundle, _ = exported(
-        saved_with, forward, tmp_path / "b", programs="forward", format=["onnx", "torchscript"]
+        saved_net, forward, tmp_path / "b", programs="forward", format=["onnx", "torchscript"]
     )
     (note,) = notes(bundle)
     assert "the way of False is in the programs, artifacts fail" in note
@@ -260,7 +250,7 @@ def test_artifacts_fail_where_nothing_was_tried(saved_with: Saved, tmp_path: Pat
             scripted(many)
 
 
-def test_the_way_without_an_error_is_gone(saved_with: Saved, tmp_path: Path) -> None:
+def test_the_way_without_an_error_is_gone(saved_net: Saved, tmp_path: Path) -> None:
     """`assert` on counts, and decisions by values beside those by counts."""
     forward = """
     def forward(self, x):
@@ -276,7 +266,7 @@ def test_the_way_without_an_error_is_gone(saved_with: Saved, tmp_path: Path) -> 
             out = out.tanh()
         return out
 """
-    _, bundle, code = exported(saved_with, forward, tmp_path / "b", format=["onnx", "torchscript"])
+    _, bundle, code = exported(saved_net, forward, tmp_path / "b", format=["onnx", "torchscript"])
     first, second = notes(bundle)
     assert "net.py:19 " in first
     assert "which is right for both" in first
@@ -287,7 +277,7 @@ def test_the_way_without_an_error_is_gone(saved_with: Saved, tmp_path: Path) -> 
     assert report.exit_code(strict=True) == 0, report.failures()
 
 
-def test_all_of_a_mask_is_tried_too(saved_with: Saved, tmp_path: Path) -> None:
+def test_all_of_a_mask_is_tried_too(saved_net: Saved, tmp_path: Path) -> None:
     """Code for a mask that leaves nothing out, which small inputs have."""
     forward = """
     def forward(self, x):
@@ -299,12 +289,12 @@ def test_all_of_a_mask_is_tried_too(saved_with: Saved, tmp_path: Path) -> None:
         out[kept] = self.experts[0](rows).tanh()
         return out
 """
-    _, bundle, _ = exported(saved_with, forward, tmp_path / "b", programs="forward", format="onnx")
+    _, bundle, _ = exported(saved_net, forward, tmp_path / "b", programs="forward", format="onnx")
     (note,) = notes(bundle)
     assert "the way of False is in the programs, which is right for both" in note
 
 
-def test_what_is_written_over_is_not_what_was_chosen(saved_with: Saved, tmp_path: Path) -> None:
+def test_what_is_written_over_is_not_what_was_chosen(saved_net: Saved, tmp_path: Path) -> None:
     """Indices below four, and three more: nothing is known of how many there could be."""
     forward = """
     def forward(self, x):
@@ -313,8 +303,8 @@ def test_what_is_written_over_is_not_what_was_chosen(saved_with: Saved, tmp_path
         return torch.stack([x.sum() * index for index in chosen.unique()]).sum()
 """
     with pytest.raises(ExportFailed, match="a size or a decision hangs on the values"):
-        exported(saved_with, forward, tmp_path / "b", programs="forward")
+        exported(saved_net, forward, tmp_path / "b", programs="forward")
     # Of those that were chosen alone there is no sum over all that could be.
     known = forward.replace("chosen += 3", "chosen = chosen.view(-1)")
     with pytest.raises(ExportFailed, match=r"net\.py:16, .* computes something else"):
-        exported(saved_with, known, tmp_path / "b", programs="forward")
+        exported(saved_net, known, tmp_path / "b", programs="forward")

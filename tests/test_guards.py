@@ -46,14 +46,11 @@ class Net(nn.Module):
     "guard", ["if sent.any():", "if not sent.any():\n                continue\n            else:"]
 )
 def test_experts_that_nothing_is_sent_to_are_in_the_programs(
-    guard: str, saved_with: Callable[..., tuple[Path, str]], tmp_path: Path
+    guard: str,
+    saved_net: Callable[[str], tuple[nn.Module, Path, str]],
+    tmp_path: Path,
 ) -> None:
-    torch.manual_seed(0)
-    checkpoint, code = saved_with(EXPERTS.replace("{guard}", guard))
-    namespace: dict[str, type[nn.Module]] = {}
-    exec(Path(code.removesuffix(":Net")).read_text(), namespace)
-    module = namespace["Net"]()
-    torch.save(module.state_dict(), checkpoint)
+    module, checkpoint, code = saved_net(EXPERTS.replace("{guard}", guard))
     inputs = parse_inputs(["x:[batch,6]"])
     bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="onnx")
     said = "decides by a value: the way of True is in the programs, which is right for both"
@@ -119,14 +116,10 @@ class Net(nn.Module):
 
 
 def test_what_torch_asserts_of_sizes_and_decisions_by_buffers_stand_in_no_way(
-    saved_with: Callable[..., tuple[Path, str]], tmp_path: Path
+    saved_net: Callable[[str], tuple[nn.Module, Path, str]], tmp_path: Path
 ) -> None:
     """As in MiniMind: rows that are counted in two ways, and a table that is made again if lost."""
-    torch.manual_seed(0)
-    checkpoint, code = saved_with(TABLES)
-    namespace: dict[str, type[nn.Module]] = {}
-    exec(TABLES, namespace)
-    torch.save(namespace["Net"]().state_dict(), checkpoint)
+    _, checkpoint, code = saved_net(TABLES)
     inputs = parse_inputs(["x:[batch,6]"])
     bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="onnx")
     notes = [note for note in bundle.manifest["notes"] if "decides by a value" in note]

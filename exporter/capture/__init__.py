@@ -285,6 +285,7 @@ def _captures(
             try:
                 found.insert(0, _forward(model, inputs, entry, state))
             except ExportFailed as error:
+                # That `len` of what is selected has no number says less than what comes next.
                 if failure is None or isinstance(failure.__cause__, GuardOnDataDependentSymNode):
                     failure = error
         known = {(id(names), called) for names, called in code}

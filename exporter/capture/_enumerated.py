@@ -124,9 +124,10 @@ class Enumerated(TorchFunctionMode):
             some, all_of_them = self._known[id(given)]
             whole = all_of_them()
             all_there: Any = some.shape[0] == whole.shape[0]
-            known = isinstance(all_there, bool) or id(some) in self._always
-            if known or self._assume(all_there, sys._getframe(2)):
-                given = some if all_there is False else whole
+            always = all_there is True or id(some) in self._always
+            may_be = isinstance(all_there, SymBool)
+            if always or (may_be and self._assume(all_there, sys._getframe(2))):
+                given = whole
         if func in (Tensor.numpy, Tensor.__array__) and _has_numbers(given):
             return np.array(given.tolist(), dtype=object)
         return func(given, *rest, **kwargs)
@@ -162,7 +163,7 @@ def _is_plain(value: Any) -> bool:
 
 def _is_along(result: Tensor, of: Tensor) -> bool:
     """Whether a tensor has as many rows as another, which a capture does not know the number of."""
-    rows: list[Any] = [x.shape[0] for x in (result, of) if x.dim()]
+    rows: list[Any] = [x.shape[0] if x.dim() else None for x in (result, of)]
     return all(isinstance(n, SymInt) for n in rows) and len({n.node.expr for n in rows}) == 1
 
 

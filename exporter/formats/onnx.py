@@ -138,7 +138,8 @@ def _translate(
     """The model, and which of its values each node of the program's graph is, by name."""
     exported, asserted = returning_conditions(in_parts(program.exported))
     lowering = Lowering(exported, _table(exported, instead))
-    with quiet("torch.onnx", "onnxscript"), _forms_read_once(), asked_once(), unbound_sizes():
+    sizes = unbound_sizes(shape_env(exported))
+    with quiet("torch.onnx", "onnxscript"), _forms_read_once(), asked_once(), sizes:
         try:
             onnx_program = torch.onnx.export(
                 lowering,
@@ -151,9 +152,6 @@ def _translate(
         except Exception as error:  # of several unrelated types
             raise ExportFailed(_reason(error, lowering.lowered)) from error
     assert onnx_program is not None
-    # Sizes that depend on values, which torch.onnx drew anew and dropped: the next trace over these
-    # sizes, of another program of the capture, would miss them among its results.
-    shape_env(exported).pending_fresh_unbacked_symbols.clear()
     model = onnx_program.model
     model.graph.name = program.kind
     refuse_values(model, asserted)

@@ -1,6 +1,6 @@
 """Programs that refuse sizes at which they do not hold, instead of giving something else.
 
-What they refuse of values is in the captured graph: see `capture.decisions`, which marks it there.
+What they refuse of values is asserted in the captured graph: see `capture.decisions` and `.counts`.
 """
 
 import copy
