@@ -30,12 +30,14 @@ constexpr int WIDTH = 16;
 // result, or of 1 for the last two. ROUND + k holds the integer k in its low bits; from WHOLE on all
 // numbers are integers.
 //
-// A vector of 16 floats holds ROOTS, 2^(i/16) times a number near 1, too. Of a number in sixteenths the
-// four low bits choose among them, as they are in SIXTEENTHS + k; what is left, |r| ≤ 1/32, needs
-// shorter polynomials. That number is the first root, and one of those for which the others round best:
-// to 0.27 of an ulp, and the two next to it to 0.07. A recurrence that decays slowly multiplies by one
-// of these again and again, and errors of one sign add up. The polynomials divide by it: with it,
-// 1 + EXP2_NEAR(r) is 2^r, and 1 + EXP_NEAR(r) is exp(r) for |r| ≤ ln(2)/32.
+// A vector of 16 or 8 floats holds ROOTS, 2^(i/16) or 2^(i/8) times a number near 1, too. Of a number in
+// such parts the low bits choose among them, as they are in PARTS + k; what is left, |r| ≤ 1/32 or 1/16,
+// needs shorter polynomials. That number is the first root, and one of those for which the others round
+// best: of 16 to 0.27 of an ulp, and the two next to it to 0.07; of 8 to 0.05. A recurrence that decays
+// slowly multiplies by one of these again and again, and errors of one sign add up. The polynomials
+// divide by it: with it, 1 + EXP2_NEAR(r) is 2^r, and 1 + EXP_NEAR(r) is exp(r) for |r| ≤ ln(2)/32 or
+// ln(2)/16. Those for 8 roots have their errors where they do not add up: 0.03 of an ulp near r = 0, and
+// 0.3 at the ends (minimax, with a weight of 1/10 + 9/10·|r|/|r|max).
 struct F32 {
   using Real = float;
   typedef float Vector __attribute__((vector_size(WIDTH)));
@@ -44,7 +46,7 @@ struct F32 {
   typedef uint32_t Bits __attribute__((vector_size(WIDTH)));
   static constexpr int LANES = WIDTH / 4, MANTISSA = 23, BIAS = 127;
   static constexpr float LOWEST = -104.0f, HIGHEST = 89.0f;  // exp is 0 below, Inf above
-  static constexpr float FAR = 0x1p64f;                      // powers that exp2_of_product takes
+  static constexpr float FAR = 0x1p64f, NEAR = 125;          // powers: see exp2_of_product
   static constexpr float ROUND = 0x1.8p23f, LOG2E = 0x1.715476p0f;
   static constexpr float LN2_HIGH = 0x1.62e4p-1f, LN2_LOW = 0x1.7f7d1cp-20f;
   static constexpr float EXP[] = {0.5f, 0x1.5554dep-3f, 0x1.55551ap-5f, 0x1.120b62p-7f,
@@ -54,7 +56,8 @@ struct F32 {
   static constexpr float LOG1P[] = {
       0x1p+0f, -0x1.ffffb8p-2f, 0x1.554bd6p-2f, -0x1.ff0254p-3f, 0x1.92b43p-3f, -0x1.38b908p-3f,
       0x1.afdde8p-4f, -0x1.cdd008p-5f, 0x1.402f4cp-6f, -0x1.a04acap-9f};
-  static constexpr float SIXTEENTHS = 0x1.8p19f;
+#if defined(__AVX512F__)
+  static constexpr float PARTS = 0x1.8p19f;
   static constexpr float ROOTS[] = {0x1.fef9a0p-1f, 0x1.0acc88p+0f, 0x1.169c74p+0f, 0x1.22f242p+0f,
                                     0x1.2fd3dep+0f, 0x1.3d477ap+0f, 0x1.4b538cp+0f, 0x1.59fed4p+0f,
                                     0x1.695060p+0f, 0x1.794f8ap+0f, 0x1.8a0402p+0f, 0x1.9b75d2p+0f,
@@ -63,6 +66,18 @@ struct F32 {
                                         0x1.c79c14p-5f};
   static constexpr float EXP_NEAR[] = {0x1.06e6bap-9f, 0x1.008374p+0f, 0x1.008560p-1f,
                                        0x1.560624p-3f};
+#else
+  static constexpr float PARTS = 0x1.8p20f;
+  // As bits, of which i·2^20 is taken: adding a number of eighths, times 2^20, gives it back, and adds
+  // what is whole to the exponent. They are 0x1.feb052p-1, 0x1.16747cp+0, 0x1.2fa848p+0, 0x1.4b2404p+0,
+  // 0x1.691c8ap+0, 0x1.89cb7cp+0, 0x1.ad6fb4p+0 and 0x1.d44dbcp+0.
+  static constexpr int32_t ROOTS[] = {0x3f7f5829, 0x3f7b3a3e, 0x3f77d424, 0x3f759202,
+                                      0x3f748e45, 0x3f74e5be, 0x3f76b7da, 0x3f7a26de};
+  static constexpr float EXP2_NEAR[] = {0x1.508a8ap-9f, 0x1.63cd76p-1f, 0x1.ed4f22p-3f,
+                                        0x1.c7e9d0p-5f};
+  static constexpr float EXP_NEAR[] = {0x1.508a8ap-9f, 0x1.00a846p+0f, 0x1.00b088p-1f,
+                                       0x1.564080p-3f};
+#endif
   static constexpr float WHOLE = 0x1p23f;
   static constexpr float SIN[] = {0x1.921fb6p1f, -0x1.4abbc4p2f, 0x1.4668fp1f, -0x1.32531ep-1f,
                                   0x1.3e142p-4f};
@@ -77,7 +92,8 @@ struct F64 {
   typedef int64_t Integers __attribute__((vector_size(WIDTH)));
   typedef uint64_t Bits __attribute__((vector_size(WIDTH)));
   static constexpr int LANES = WIDTH / 8, MANTISSA = 52, BIAS = 1023;
-  static constexpr double LOWEST = -746.0, HIGHEST = 710.0, FAR = 0x1p148;
+  static constexpr double LOWEST = -746.0, HIGHEST = 710.0;
+  static constexpr double FAR = 0x1p148, NEAR = 1021;
   static constexpr double ROUND = 0x1.8p52, LOG2E = 0x1.71547652b82fep0;
   static constexpr double LN2_HIGH = 0x1.62e42feep-1, LN2_LOW = 0x1.a39ef35793c76p-33;
   static constexpr double EXP[] = {
@@ -202,12 +218,22 @@ FUSEPORT_INLINE typename F::Vector scale(typename F::Vector v, typename F::Integ
   return v * (Vector)first * (Vector)second;
 }
 
+// 2^k·(1 + q), but for the number that is in ROOTS, for k in parts, of which `shifted` is PARTS + k.
 #if defined(__AVX512F__)
-// 2^k·(1 + q), but for the number that is in ROOTS, for k in sixteenths, of which `shifted` is
-// SIXTEENTHS + k.
 FUSEPORT_INLINE __m512 scaled_root(__m512 shifted, __m512 k, __m512 q) {
   const __m512 root = _mm512_permutexvar_ps((__m512i)shifted, _mm512_loadu_ps(F32::ROOTS));
   return _mm512_scalef_ps(_mm512_fmadd_ps(root, q, root), k);  // which takes the floor of k
+}
+#elif defined(__AVX2__)
+// Times 2^RAISED, and for k + RAISED from -125 to 128.
+template <int RAISED>
+FUSEPORT_INLINE F32::Vector scaled_root(F32::Vector shifted, F32::Vector q) {
+  F32::Integers roots;
+  memcpy(&roots, F32::ROOTS, sizeof roots);
+  roots += RAISED << F32::MANTISSA;
+  const auto root = (F32::Integers)_mm256_permutevar8x32_epi32((__m256i)roots, (__m256i)shifted);
+  const F32::Vector scaled = (F32::Vector)(root + ((F32::Integers)shifted << (F32::MANTISSA - 3)));
+  return scaled * q + scaled;
 }
 #endif
 
@@ -218,7 +244,7 @@ FUSEPORT_INLINE typename F::Vector exp_below(typename F::Vector x) {
   x = at_least<F>(F::LOWEST, x);
 #if defined(__AVX512F__)
   if constexpr (sizeof(typename F::Real) == 4) {
-    const Vector shifted = x * F::LOG2E + F::SIXTEENTHS, k = shifted - F::SIXTEENTHS;
+    const Vector shifted = x * F::LOG2E + F::PARTS, k = shifted - F::PARTS;
     const Vector r = x - k * F::LN2_HIGH - k * F::LN2_LOW;
     return (Vector)scaled_root((__m512)shifted, (__m512)k, (__m512)polynomial(F::EXP_NEAR, r));
   }
@@ -245,9 +271,19 @@ FUSEPORT_INLINE typename F::Vector exp(typename F::Vector x) {
 // exp(-|x|).
 template <class F>
 FUSEPORT_INLINE typename F::Vector exp_of_minus_magnitude(typename F::Vector x) {
+  using Vector = typename F::Vector;
   using Bits = typename F::Bits;
   constexpr int sign = 8 * (int)sizeof(typename F::Real) - 1;
-  return exp_below<F>((typename F::Vector)((Bits)x | (Bits{} + 1) << sign));
+  x = (Vector)((Bits)x | (Bits{} + 1) << sign);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (sizeof(typename F::Real) == 4) {
+    x = at_least<F>(F::LOWEST, x);
+    const Vector shifted = x * F::LOG2E + F::PARTS, k = shifted - F::PARTS;
+    const Vector r = x - k * F::LN2_HIGH - k * F::LN2_LOW;
+    return scaled_root<64>(shifted, polynomial(F::EXP_NEAR, r)) * 0x1p-64f;
+  }
+#endif
+  return exp_below<F>(x);
 }
 
 // 1 / d, for 1 ≤ d ≤ 2.
@@ -275,14 +311,33 @@ FUSEPORT_INLINE typename F::Vector logistic(typename F::Vector x) {
   return logistic_of<F>(x, exp_of_minus_magnitude<F>(x));
 }
 
-// 2^(x·c), for |x·c| ≤ F::FAR: to about (1 + |x·c|/2) ulps, since c is rounded, and without AVX-512
-// x·c is; there, results below the normal numbers are only good to the smallest of these.
+// x·c + y: rounded once where there is FMA. Said, since a compiler takes it or not as it likes.
 template <class F>
-FUSEPORT_INLINE typename F::Vector exp2_of_product(typename F::Vector x, typename F::Vector c) {
+FUSEPORT_INLINE typename F::Vector sum_of_product(typename F::Vector x, typename F::Vector c,
+                                                  typename F::Vector y) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (sizeof(typename F::Real) == 4)
+    return (typename F::Vector)_mm256_fmadd_ps((__m256)x, (__m256)c, (__m256)y);
+  return (typename F::Vector)_mm256_fmadd_pd((__m256d)x, (__m256d)c, (__m256d)y);
+#endif
+  return x * c + y;
+}
+
+template <class F>
+FUSEPORT_INLINE typename F::Vector sum_of_product(typename F::Vector x, typename F::Vector c,
+                                                  typename F::Real y) {
+  return sum_of_product<F>(x, c, splat<F>(y));
+}
+
+// 2^(x·c), for |x·c| ≤ F::NEAR: to about (1 + |x·c|/2) ulps, since c is rounded, and without FMA x·c is.
+// But with AVX-512, times 2^RAISED.
+template <class F, int RAISED = 0>
+FUSEPORT_INLINE typename F::Vector exp2_of_near_product(typename F::Vector x,
+                                                        typename F::Vector c) {
   using Vector = typename F::Vector;
 #if defined(__AVX512F__)
   if constexpr (sizeof(typename F::Real) == 4) {
-    const Vector shifted = x * c + F::SIXTEENTHS, k = shifted - F::SIXTEENTHS;
+    const Vector shifted = x * c + F::PARTS, k = shifted - F::PARTS;
     const Vector r = (Vector)_mm512_fmsub_ps((__m512)x, (__m512)c, (__m512)k);
     return (Vector)scaled_root((__m512)shifted, (__m512)k, (__m512)polynomial(F::EXP2_NEAR, r));
   } else {
@@ -292,14 +347,38 @@ FUSEPORT_INLINE typename F::Vector exp2_of_product(typename F::Vector x, typenam
     return (Vector)_mm512_scalef_pd((__m512d)(polynomial(F::EXP2, r) * r + 1.0), k);
   }
 #else
-  // 2^k moves into the exponent as an integer. At the ends r = 0, and that gives 0 and Inf.
-  using Integers = typename F::Integers;
   using Real = typename F::Real;
-  const Vector t = at_least<F>(-F::BIAS, at_most<F>(F::BIAS + 1, x * c));
-  const Vector shifted = t + F::ROUND;
-  const Vector r = t - (shifted - F::ROUND);
+#if defined(__AVX2__)
+  if constexpr (sizeof(Real) == 4) {
+    const Vector shifted = sum_of_product<F>(x, c, F::PARTS);
+    const Vector r = sum_of_product<F>(x, c, F::PARTS - shifted);
+    return scaled_root<RAISED>(shifted, polynomial(F::EXP2_NEAR, r));
+  }
+#endif
+  // 2^k moves into the exponent as an integer.
+  using Integers = typename F::Integers;
+  const Vector shifted = sum_of_product<F>(x, c, F::ROUND);
+  const Vector r = sum_of_product<F>(x, c, F::ROUND - shifted);
   const Vector mantissa = polynomial(F::EXP2, r) * r + (Real)1;
-  return (Vector)((Integers)mantissa + ((Integers)shifted << F::MANTISSA));
+  const Integers exponent = ((Integers)shifted + RAISED) << F::MANTISSA;
+  return (Vector)((Integers)mantissa + exponent);
+#endif
+}
+
+// The same for |x·c| ≤ F::FAR; the same bits where that is near.
+template <class F>
+FUSEPORT_INLINE typename F::Vector exp2_of_product(typename F::Vector x, typename F::Vector c) {
+  using Vector = typename F::Vector;
+  using Real = typename F::Real;
+  const Vector near = exp2_of_near_product<F>(x, c);
+#if defined(__AVX512F__)
+  return near;
+#else
+  constexpr Real LARGE = F::BIAS + 1, ZERO = -(F::BIAS + F::MANTISSA + 1);
+  const Vector t = x * c, infinite = t * (Real)__builtin_inf();  // NaN stays
+  const Vector small = exp2_of_near_product<F, 64>(x, c) * (Real)0x1p-64;
+  const Vector most = t < -F::NEAR ? small : near;
+  return t < ZERO ? Vector{} : t < LARGE ? most : infinite;
 #endif
 }
 

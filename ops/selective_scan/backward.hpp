@@ -93,8 +93,9 @@ struct Shares {
   FUSEPORT_INLINED Vector& row(int i) { return rows[i / FOLDED][i % FOLDED]; }
 };
 
-// STATES states from `n` on, of the channels of one vector: forward through the chunk, and back.
-template <class F, bool B_VARIES, bool C_VARIES, int STATES>
+// STATES states from `n` on, of the channels of one vector: forward through the chunk, and back. NEAR:
+// all powers are, see Nearness.
+template <class F, bool B_VARIES, bool C_VARIES, bool NEAR, int STATES>
 static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel, int channels,
                             int steps, bool gated, const Ahead& ahead, Ahead::Place& place) {
   using Vector = typename F::Vector;
@@ -126,7 +127,7 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
     Vector y = load<F>(ys + at);
 #pragma GCC unroll 4
     for (int i = 0; i < STATES; ++i) {
-      const Vector a = exp2_of_product<F>(step, exponent[i]);
+      const Vector a = decay<F, NEAR>(step, exponent[i]);
       store<F>(history + (t * STATES + i) * LANES, h[i]);
       store<F>(decays + (t * STATES + i) * LANES, a);
       h[i] = a * h[i] + drive * B[i][t];
@@ -183,17 +184,17 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
 }
 
 // The same of all channels.
-template <class F, bool B_VARIES, bool C_VARIES, int STATES>
+template <class F, bool B_VARIES, bool C_VARIES, bool NEAR, int STATES>
 static void backward_channels(const BackwardScratch<F>& s, const Problem& p, int64_t n,
                               const Unit& unit, const Steps& steps, const Ahead& ahead,
                               Ahead::Place& place, typename F::Real* dB, typename F::Real* dC) {
   for (int channel = 0; channel < unit.channels; channel += F::LANES)
-    backward_states<F, B_VARIES, C_VARIES, STATES>(s, n, channel, unit.channels, steps.count,
-                                                   p.z.data != nullptr, ahead, place);
+    backward_states<F, B_VARIES, C_VARIES, NEAR, STATES>(s, n, channel, unit.channels, steps.count,
+                                                         p.z.data != nullptr, ahead, place);
   Shares<F, B_VARIES, C_VARIES, STATES>::sum(s.shares, n, steps, p.length, dB, dC);
 }
 
-template <class F, bool B_VARIES, bool C_VARIES>
+template <class F, bool B_VARIES, bool C_VARIES, bool NEAR>
 static void backward_chunk(const BackwardScratch<F>& s, const Problem& p, const Unit& unit,
                            const Steps& steps, Ahead& ahead, typename F::Real* dB,
                            typename F::Real* dC) {
@@ -202,14 +203,22 @@ static void backward_chunk(const BackwardScratch<F>& s, const Problem& p, const 
   Ahead::Place place = ahead.begin();
   int64_t n = 0;
   for (; n + STATES <= p.states; n += STATES)
-    backward_channels<F, B_VARIES, C_VARIES, STATES>(s, p, n, unit, steps, ahead, place, dB, dC);
+    backward_channels<F, B_VARIES, C_VARIES, NEAR, STATES>(s, p, n, unit, steps, ahead, place, dB, dC);
   for (; n < p.states; ++n)
-    backward_channels<F, B_VARIES, C_VARIES, 1>(s, p, n, unit, steps, ahead, place, dB, dC);
+    backward_channels<F, B_VARIES, C_VARIES, NEAR, 1>(s, p, n, unit, steps, ahead, place, dB, dC);
 }
 
-// Before the states: δ̂ and its slope, the drive, and the gate's share of the cotangent.
+template <class F, bool NEAR>
+static auto backward_chunk_for(const Problem& p) {
+  if (p.B.varies)
+    return p.C.varies ? backward_chunk<F, true, true, NEAR> : backward_chunk<F, true, false, NEAR>;
+  return p.C.varies ? backward_chunk<F, false, true, NEAR> : backward_chunk<F, false, false, NEAR>;
+}
+
+// Before the states: δ̂ and its slope, the drive, and the gate's share of the cotangent. Whether all
+// powers are near.
 template <class F, class Stored, class Tiles>
-static void prepare(const Tiles& s, const Problem& p, const Backward& k, const Unit& unit,
+static bool prepare(const Tiles& s, const Problem& p, const Backward& k, const Unit& unit,
                     const Steps& steps) {
   using Vector = typename F::Vector;
   using Real = typename F::Real;
@@ -218,6 +227,7 @@ static void prepare(const Tiles& s, const Problem& p, const Backward& k, const U
   load_tile<F, Stored>(k.dout, unit, steps, s.dy);
   if (p.z.data) load_tile<F, Stored>(p.z, unit, steps, s.gate);
   clear(BLOCK * steps.count, s.y, s.ddrive, s.ddelta);
+  Nearness<F> nearness;
   for (int t = 0; t < steps.count; ++t)
     for (int c = 0; c < unit.channels; c += F::LANES) {
       const int at = t * BLOCK + c;
@@ -229,7 +239,9 @@ static void prepare(const Tiles& s, const Problem& p, const Backward& k, const U
         slope = raw > (Real)20 ? slope : logistic_of<F>(raw, e);
       }
       store<F>(s.delta + at, delta);
-      store<F>(s.step + at, bounded<F>(delta, load<F>(s.limit + c)));
+      const Vector limit = load<F>(s.limit + c);
+      nearness.add(delta, limit);
+      store<F>(s.step + at, bounded<F>(delta, limit));
       store<F>(s.slope + at, slope);
       store<F>(s.drive + at, delta * load<F>(s.u + at));
       if (p.z.data) {
@@ -239,6 +251,7 @@ static void prepare(const Tiles& s, const Problem& p, const Backward& k, const U
         store<F>(s.gate + at, dout * (sigma * ((Real)1 + z * ((Real)1 - sigma))));
       }
     }
+  return nearness.all();
 }
 
 // After them: du, dδ and dz of the chunk, and its share of dD and the bias's gradient.
@@ -306,10 +319,8 @@ static void backward_unit(const Problem& p, const Backward& k, int64_t index, vo
                    p.states, unit, s.state);
     load_coefficient<F, Stored>(p.B, p.states, unit, steps, s.B);
     load_coefficient<F, Stored>(p.C, p.states, unit, steps, s.C);
-    prepare<F, Stored>(s, p, k, unit, steps);
-    auto run = p.B.varies
-                   ? (p.C.varies ? backward_chunk<F, true, true> : backward_chunk<F, true, false>)
-                   : (p.C.varies ? backward_chunk<F, false, true> : backward_chunk<F, false, false>);
+    const bool near = prepare<F, Stored>(s, p, k, unit, steps);
+    const auto run = near ? backward_chunk_for<F, true>(p) : backward_chunk_for<F, ALWAYS_NEAR>(p);
     Ahead ahead;
     if (chunk > 0) foresee_chunk<F, Stored>(p, k, unit, chunk - 1, &ahead);
     run(s, p, unit, steps, ahead, (Real*)k.dB + part, (Real*)k.dC + part);

@@ -27,8 +27,8 @@ struct ForwardScratch {
 };
 
 // STATES states from `n` on, of the channels of one vector, through a slice; with READ, adds their
-// share to y.
-template <class F, bool B_VARIES, bool C_VARIES, bool READ, int STATES>
+// share to y. NEAR: all powers are, see Nearness.
+template <class F, bool B_VARIES, bool C_VARIES, bool READ, bool NEAR, int STATES>
 static void scan_states(const ForwardScratch<F>& s, int64_t n, int channel, int steps,
                         const Ahead& ahead, Ahead::Place& place) {
   using Vector = typename F::Vector;
@@ -52,7 +52,7 @@ static void scan_states(const ForwardScratch<F>& s, int64_t n, int channel, int 
     Vector y = READ ? load<F>(ys + at) : Vector{};
 #pragma GCC unroll 8
     for (int i = 0; i < STATES; ++i) {
-      h[i] = exp2_of_product<F>(delta, exponent[i]) * h[i] + drive * B[i][t];
+      h[i] = decay<F, NEAR>(delta, exponent[i]) * h[i] + drive * B[i][t];
       if constexpr (READ) y += C[i][t] * h[i];
     }
     if constexpr (READ) store<F>(ys + at, y);
@@ -61,7 +61,7 @@ static void scan_states(const ForwardScratch<F>& s, int64_t n, int channel, int 
   place = soon;
 }
 
-template <class F, bool B_VARIES, bool C_VARIES, bool READ>
+template <class F, bool B_VARIES, bool C_VARIES, bool READ, bool NEAR>
 static void scan_slice(const ForwardScratch<F>& s, const Problem& p, int channels, int steps,
                        Ahead& ahead) {
   constexpr int STATES = 8;  // at a time: with A, h and the constants of exp, what registers hold
@@ -70,34 +70,38 @@ static void scan_slice(const ForwardScratch<F>& s, const Problem& p, int channel
   for (int channel = 0; channel < channels; channel += F::LANES) {
     int64_t n = 0;
     for (; n + STATES <= p.states; n += STATES)
-      scan_states<F, B_VARIES, C_VARIES, READ, STATES>(s, n, channel, steps, ahead, place);
+      scan_states<F, B_VARIES, C_VARIES, READ, NEAR, STATES>(s, n, channel, steps, ahead, place);
     for (; n < p.states; ++n)
-      scan_states<F, B_VARIES, C_VARIES, READ, 1>(s, n, channel, steps, ahead, place);
+      scan_states<F, B_VARIES, C_VARIES, READ, NEAR, 1>(s, n, channel, steps, ahead, place);
   }
 }
 
-template <class F>
+template <class F, bool NEAR>
 static auto scan_for(const Problem& p, bool read) {
-  if (!read) return p.B.varies ? scan_slice<F, true, true, false> : scan_slice<F, false, true, false>;
+  if (!read)
+    return p.B.varies ? scan_slice<F, true, true, false, NEAR> : scan_slice<F, false, true, false, NEAR>;
   if (p.B.varies)
-    return p.C.varies ? scan_slice<F, true, true, true> : scan_slice<F, true, false, true>;
-  return p.C.varies ? scan_slice<F, false, true, true> : scan_slice<F, false, false, true>;
+    return p.C.varies ? scan_slice<F, true, true, true, NEAR> : scan_slice<F, true, false, true, NEAR>;
+  return p.C.varies ? scan_slice<F, false, true, true, NEAR> : scan_slice<F, false, false, true, NEAR>;
 }
 
-// Before the states: δ̂ and the drive.
+// Before the states: δ̂ and the drive. Whether all powers are near.
 template <class F, class Stored, bool ACROSS, class Tiles>
-static void prepare_squares(const Tiles& s, const Problem& p, const Unit& unit, const Steps& steps) {
+static bool prepare_squares(const Tiles& s, const Problem& p, const Unit& unit, const Steps& steps) {
   using Vector = typename F::Vector;
   using Real = typename F::Real;
   constexpr int LANES = F::LANES, SIZE = Square<F, ACROSS>::SIZE, STRIDE = ACROSS ? LANES : BLOCK;
   alignas(64) Real us[SIZE], raws[SIZE], turned[2][SIZE];
+  Nearness<F> nearness;
   each_square<F, ACROSS>(unit, steps, [&](const Square<F, ACROSS>& square) {
     const auto u = square.template rows<Stored>(p.u, us);
     const auto raw = square.template rows<Stored>(p.delta, raws);
     Real *deltas = ACROSS ? turned[0] : square.in(s.delta);
     Real *drives = ACROSS ? turned[1] : square.in(s.drive);
     const auto put = [&](int row, Vector delta) {
-      store<F>(deltas + row * STRIDE, bounded<F>(delta, square.of_channel(s.limit, row)));
+      const Vector limit = square.of_channel(s.limit, row);
+      nearness.add(delta, limit);
+      store<F>(deltas + row * STRIDE, bounded<F>(delta, limit));
       store<F>(drives + row * STRIDE, delta * u[row]);
     };
     const auto biased = [&](int row) { return raw[row] + square.of_channel(s.bias, row); };
@@ -112,13 +116,14 @@ static void prepare_squares(const Tiles& s, const Problem& p, const Unit& unit, 
     }
   });
   clear(BLOCK * steps.count, s.y);
+  return nearness.all();
 }
 
 template <class F, class Stored, class Tiles>
-static void prepare_scan(const Tiles& s, const Problem& p, const Unit& unit, const Steps& steps) {
+static bool prepare_scan(const Tiles& s, const Problem& p, const Unit& unit, const Steps& steps) {
   if (p.u.time == 1 && p.delta.time == 1)
     return prepare_squares<F, Stored, true>(s, p, unit, steps);
-  prepare_squares<F, Stored, false>(s, p, unit, steps);
+  return prepare_squares<F, Stored, false>(s, p, unit, steps);
 }
 
 // After them: D·u, the gate, and out.
@@ -169,7 +174,7 @@ static void forward_unit(const Problem& p, const Forward& f, int64_t index, void
   const Unit unit(p, index);
   const ForwardScratch<F> s(p, scratch);
   const bool read = f.out.data != nullptr;
-  const auto scan = scan_for<F>(p, read);
+  const auto scan_near = scan_for<F, true>(p, read), scan_far = scan_for<F, ALWAYS_NEAR>(p, read);
   const auto save = [&](int64_t chunk) {
     Real* to = saved_states((Real*)f.chunk_states, p, unit, chunk);
     store_states<F>(s.state, p.states, unit, to, p.channels, 1);
@@ -183,7 +188,7 @@ static void forward_unit(const Problem& p, const Forward& f, int64_t index, void
   for (int64_t start = 0; start < p.length; start += SLICE) {
     const Steps steps(p, start, SLICE);
     if (start % CHUNK == 0) save(start / CHUNK);
-    prepare_scan<F, Stored>(s, p, unit, steps);
+    const auto scan = prepare_scan<F, Stored>(s, p, unit, steps) ? scan_near : scan_far;
     load_coefficient<F, Stored>(p.B, p.states, unit, steps, s.B);
     if (read) load_coefficient<F, Stored>(p.C, p.states, unit, steps, s.C);
     Ahead ahead;

@@ -132,7 +132,8 @@ static void load_A(const Problem& p, const Unit& unit, typename F::Real* tile) {
 
 // log2(e)·A of A in a tile, rounded once, so that exp(δ̂·A) = 2^(δ̂·that). And for each channel a limit
 // of δ̂, so that powers are none that exp2_of_product does not take. Both bounds are far out: beyond
-// them it takes states of one channel whose A are 2^40 apart to see that δ̂ is bounded.
+// them it takes states of one channel whose A are 2^40 apart to see that δ̂ is bounded. It is NaN where
+// one of A is, and bounds nothing then.
 template <class F>
 static void to_exponents(int64_t states, typename F::Real* tile, typename F::Real* limit) {
   using Vector = typename F::Vector;
@@ -140,7 +141,7 @@ static void to_exponents(int64_t states, typename F::Real* tile, typename F::Rea
   constexpr Real LARGE = sizeof(Real) == 4 ? (Real)0x1p40 : (Real)0x1p80;
   const Vector none = Vector{};
   for (int c = 0; c < BLOCK; c += F::LANES) {
-    Vector largest = splat<F>(1);
+    Vector largest = splat<F>(1), poison = none;
     for (int64_t n = 0; n < states; ++n) {
       Real scaled[F::LANES], *at = tile + n * BLOCK + c;
       for (int lane = 0; lane < F::LANES; ++lane)
@@ -148,9 +149,40 @@ static void to_exponents(int64_t states, typename F::Real* tile, typename F::Rea
       const Vector exponent = bounded<F>(load<F>(scaled), splat<F>(LARGE));
       store<F>(at, exponent);
       largest = at_least<F>(largest, exponent < none ? -exponent : exponent);
+      poison += exponent - exponent;
     }
-    store<F>(limit + c, F::FAR / largest);
+    store<F>(limit + c, F::FAR / largest + poison);
   }
+}
+
+// Whether all powers of some steps are near: then exponentials need no bounds. With AVX-512 they have
+// none in any case.
+constexpr bool ALWAYS_NEAR = WIDTH == 64;
+
+template <class F>
+class Nearness {
+  typename F::Integers far = {};
+
+ public:
+  // δ̂ at a step, before it is bounded, and the channels' limits.
+  FUSEPORT_INLINED void add(typename F::Vector delta, typename F::Vector limit) {
+    if constexpr (ALWAYS_NEAR) return;
+    using Bits = typename F::Bits;
+    const auto magnitude = (typename F::Vector)((Bits)delta & ~Bits{} >> 1);
+    far |= ~(magnitude * (F::FAR / F::NEAR) <= limit);  // NaN is not near
+  }
+
+  FUSEPORT_INLINED bool all() const {
+    typename F::Integers none = {};
+    return memcmp(&far, &none, sizeof far) == 0;
+  }
+};
+
+// exp(δ̂·A), of a bounded δ̂ and of log2(e)·A.
+template <class F, bool NEAR>
+FUSEPORT_INLINE typename F::Vector decay(typename F::Vector delta, typename F::Vector exponent) {
+  if constexpr (NEAR) return exp2_of_near_product<F>(delta, exponent);
+  return exp2_of_product<F>(delta, exponent);
 }
 
 // B or C of some states at each step: a number for all channels, or one per channel for all steps.

@@ -249,6 +249,28 @@ def test_steps_of_any_size_leave_nothing_of_the_state(dtype: torch.dtype, rate: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("step", [1e3, 1e30, math.nan])
+def test_far_steps_of_one_channel_leave_the_bits_of_others(dtype: torch.dtype, step: float) -> None:
+    # Where all powers of some steps and channels are within bounds, exponentials take a shorter way.
+    generator = torch.Generator().manual_seed(4)
+    d, length, N = 8, 70, 3
+    delta = torch.rand(1, d, length, generator=generator, dtype=dtype)
+    u, B, C = (torch.randn(1, rows, length, generator=generator, dtype=dtype) for rows in (d, N, N))
+    A = -torch.rand(d, N, generator=generator, dtype=dtype)
+    far = delta.clone()
+    far[0, -1, [5, 40, 69]] = step
+    found = []
+    for steps in (delta, far):
+        leaves = [x.clone().requires_grad_() for x in (u, steps, A)]
+        out = selective_scan(*leaves, B, C)
+        gradients = torch.autograd.grad(out[:, :-1].sin().sum(), leaves)
+        found.append([out[0, :-1], *(g.reshape(d, -1)[:-1] for g in gradients)])
+    for near, beside_far in zip(*found, strict=True):
+        assert near.abs().max() > 0
+        assert torch.equal(near, beside_far)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_softplus_and_its_slope_are_exact_to_a_few_ulps(dtype: torch.dtype) -> None:
     x = torch.cat([torch.linspace(-85, 90, 20001), torch.linspace(19.99, 20.01, 99)]).to(dtype)
     d = len(x)
