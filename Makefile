@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all faults fuzz gpu coverage lint types format ort-headers wheel-test clean
+.PHONY: help setup demo test test-all slow faults fuzz gpu coverage lint types format ort-headers wheel-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,14 +31,15 @@ demo: $(SET_UP) ## export a Lightning checkpoint to every format, and verify the
 	$(BIN)/fuseport export $(CHECKPOINT) -o .demo/bundle --force
 	$(BIN)/fuseport verify .demo/bundle
 
-test: lint ## style, types and all tests
+test: lint ## style, types, and tests; of what is slow a fifth, which takes turns
 	@$(MAKE) --no-print-directory ort-headers || \
 		echo 'so the tests of fused kernels in ONNX Runtime will be skipped'
 	$(BIN)/fuseport ops build
 	@$(MAKE) --no-print-directory coverage
-	$(call IN_PARALLEL) $(addprefix --ignore=,$(COVERED))
+	$(call IN_PARALLEL) --slow $(SLOW) $(addprefix --ignore=,$(COVERED))
 
-test-all: test ## the same, every check of every op, the whole vocabulary, every fault
+test-all: ## style, types and all tests, every check of every op, the whole vocabulary, every fault
+	@$(MAKE) --no-print-directory test SLOW=all
 	$(BIN)/fuseport ops check
 	$(BIN)/fuseport cases check
 	@$(MAKE) --no-print-directory faults
@@ -72,9 +73,14 @@ fuzz: $(SET_UP) ## mutated checkpoints and artifacts, 100,000 of them; it takes 
 # Of the rest nobody counts branches, which takes time.
 COVERED := $(addprefix tests/test_,$(addsuffix .py,corpus checkpoint checkpoint_shards \
 	checkpoint_layouts corners bundle compare writers))
+# Of what tests/slow.json lists: a share, which by the commit; or all.
+SLOW ?= share
 # Three workers on two processors: they wait for children, too. Which file is next, conftest.py says.
 WORKERS = $$(( ($$($(BIN)/python -c 'import os; print(min(os.cpu_count() or 1, 6))') * 3 + 1) / 2 ))
 IN_PARALLEL = $(BIN)/python $(1) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+slow: $(SET_UP) ## measure what of the tests is slow: tests/slow.json
+	$(call IN_PARALLEL) --slow measure tests
 
 coverage: $(SET_UP) ## branches of the loader, the writer and the comparator that tests take
 	$(call IN_PARALLEL,-m coverage run) $(COVERED)

@@ -18,6 +18,20 @@ from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.verify.run import quick_starts
 from fuseport.ops import onnxruntime_library, ort
 from fuseport.ops.build import BuildError
+from fuseport.tests.slow import (
+    deselect_slow,
+    pytest_addoption,
+    pytest_report_header,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+)
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_report_header",
+    "pytest_runtest_logreport",
+    "pytest_sessionfinish",
+]
 
 TESTS = Path(__file__).parent
 FIXTURES = TESTS.parent / "fixtures"
@@ -47,7 +61,7 @@ class Net(torch.nn.Module):
 """
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The files that take long before the others, and those as they are."""
 
     def place(item: pytest.Item) -> int:
@@ -55,6 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONG.index(name) if name in LONG else len(LONG)
 
     items.sort(key=place)
+    deselect_slow(config, items)
 
 
 def pytest_collection_finish() -> None:

@@ -251,7 +251,7 @@ def test_steps_of_any_size_leave_nothing_of_the_state(dtype: torch.dtype, rate: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("step", [1e3, 1e30, math.nan])
 def test_far_steps_of_one_channel_leave_the_bits_of_others(dtype: torch.dtype, step: float) -> None:
-    # Where all powers of some steps and channels are within bounds, exponentials take a shorter way.
+    # Where all powers of some steps and channels are in bounds, exponentials take a shorter way.
     generator = torch.Generator().manual_seed(4)
     d, length, N = 8, 70, 3
     delta = torch.rand(1, d, length, generator=generator, dtype=dtype)
