@@ -48,7 +48,7 @@ def test_what_is_listed_is_there() -> None:
     assert [file for file in files if not (ROOT / file).is_file()] == []
     found, _ = collected(*sorted({slow.file_of(unit) for unit in units if "::" in unit}))
     gone = {unit for unit in units if "::" in unit} - set(found)
-    assert gone == set(), "make slow measures anew"
+    assert gone == set(), "rename them in slow.json, or measure anew: make slow"
 
 
 def test_a_run_takes_what_has_its_turn() -> None:
