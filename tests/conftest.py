@@ -20,10 +20,12 @@ from fuseport.ops import onnxruntime_library, ort
 from fuseport.ops.build import BuildError
 from fuseport.tests.slow import (
     deselect_slow,
+    file_of,
     pytest_addoption,
     pytest_report_header,
     pytest_runtest_logreport,
     pytest_sessionfinish,
+    seconds_of_files,
 )
 
 __all__ = [
@@ -36,13 +38,6 @@ __all__ = [
 TESTS = Path(__file__).parent
 FIXTURES = TESTS.parent / "fixtures"
 PATHS = list(sys.path)
-
-# Of these each takes a minute or more. They go first: else a worker has the last of them alone.
-LONG = (
-    *("decisions", "recurrent", "op_check", "formats", "onnx_plain", "huggingface", "complex"),
-    *("cuda_on_cpu", "steps_elsewhere", "program", "loops", "decoding", "own_backward"),
-    *("localise", "plan", "aot_inductor", "transformers", "fla_models"),
-)
 
 COLLECTING = ExitStack()
 COLLECTING.enter_context(importing())  # all that test files import, too
@@ -62,13 +57,9 @@ class Net(torch.nn.Module):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The files that take long before the others, and those as they are."""
-
-    def place(item: pytest.Item) -> int:
-        name = item.path.stem.removeprefix("test_")
-        return LONG.index(name) if name in LONG else len(LONG)
-
-    items.sort(key=place)
+    """The files that take longest first: else a worker has the last of them alone."""
+    seconds = seconds_of_files()
+    items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), 0.0))
     deselect_slow(config, items)
 
 

@@ -36,6 +36,14 @@ def slow_units() -> dict[str, float]:
     return table
 
 
+def seconds_of_files() -> dict[str, float]:
+    """What is slow in each file that has any, in seconds."""
+    files: defaultdict[str, float] = defaultdict(float)
+    for unit, seconds in slow_units().items():
+        files[file_of(unit)] += seconds
+    return files
+
+
 def found_slow(took: Mapping[str, float]) -> dict[str, float]:
     """What of all tests is slow, of the seconds that each of them took."""
     files: defaultdict[str, dict[str, float]] = defaultdict(dict)

@@ -338,3 +338,32 @@ assert not {"onnx", "onnxscript", "onnxruntime", "ops"} & set(sys.modules)
     done = run_python(code, FUSEPORT_CACHE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+NAN_OF_ANOTHER_KIND = """
+import torch
+from fuseport.ops import register
+from fuseport.ops.selective_scan import selective_scan
+assert register()["selective_scan"] == "native"
+for dtype, bits, whole in (
+    (torch.float32, 0x7FC00001, torch.int32),
+    (torch.float64, 0x7FF8000020000000 + 1, torch.int64),
+):
+    odd = torch.tensor(bits, dtype=whole).view(dtype)
+    for place in ("delta", "A"):
+        ones = torch.ones(1, 2, 3, dtype=dtype)
+        given = {"delta": ones.clone(), "A": -torch.ones(2, 2, dtype=dtype)}
+        given[place][(0, 1, 1) if place == "delta" else (1, 1)] = odd
+        out = selective_scan(ones, given["delta"], given["A"], ones, ones)
+        first = 1 if place == "delta" else 0
+        assert not out[0, 0].isnan().any(), (dtype, place)
+        assert out[0, 1, first:].isnan().all(), (dtype, place, out)
+print("NaN stays")
+"""
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2"])
+def test_nan_stays_whatever_its_payload(isa: str, run_python: Run) -> None:
+    done = run_python(NAN_OF_ANOTHER_KIND, FUSEPORT_ISA=isa)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "NaN stays"
