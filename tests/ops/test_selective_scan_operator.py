@@ -353,7 +353,7 @@ for dtype, bits, whole in (
     for place in ("delta", "A"):
         ones = torch.ones(1, 2, 3, dtype=dtype)
         given = {"delta": ones.clone(), "A": -torch.ones(2, 2, dtype=dtype)}
-        given[place][(0, 1, 1) if place == "delta" else (1, 1)] = odd
+        given[place][(0, 1, 1) if place == "delta" else (1, 0)] = odd
         out = selective_scan(ones, given["delta"], given["A"], ones, ones)
         first = 1 if place == "delta" else 0
         assert not out[0, 0].isnan().any(), (dtype, place)
