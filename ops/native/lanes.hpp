@@ -110,47 +110,55 @@ FUSEPORT_INLINE typename F::Vector load_halves(const typename F::Real* first,
 #endif
 }
 
-// Rows of memory, `stride` numbers apart, as columns. Shuffles are what limits a transposition, and to
-// load half a vector into its place is none.
+// How many columns of rows in memory come at a time: more would not fit into the registers beside other work.
 template <class F>
-FUSEPORT_INLINE void load_columns(const typename F::Real* from, int64_t stride,
-                                  typename F::Vector (&columns)[F::LANES]) {
+constexpr int COLUMNS = sizeof(typename F::Real) == 4 && F::LANES > 4 ? F::LANES / 2 : F::LANES;
+
+// From rows of memory, `stride` numbers apart, their first columns. Shuffles are what limits a
+// transposition, and to load half a vector into its place is none.
+template <class F>
+FUSEPORT_INLINE void load_some_columns(const typename F::Real* from, int64_t stride,
+                                       typename F::Vector (&columns)[COLUMNS<F>]) {
   constexpr std::make_integer_sequence<int, F::LANES> lanes;
   if constexpr (sizeof(typename F::Real) == 4 && F::LANES == 16) {
-#pragma GCC unroll 2
-    for (int c = 0; c < F::LANES; c += 8) {
-      typename F::Vector upper[4], lower[4];
+    typename F::Vector upper[4], lower[4];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const typename F::Real* row = from + i * stride + c;
-        upper[i] = load_halves<F>(row, row + 4 * stride);
-        lower[i] = load_halves<F>(row + 8 * stride, row + 12 * stride);
-      }
-      transpose_quarters<F>(upper);
-      transpose_quarters<F>(lower);
+    for (int i = 0; i < 4; ++i) {
+      const typename F::Real* row = from + i * stride;
+      upper[i] = load_halves<F>(row, row + 4 * stride);
+      lower[i] = load_halves<F>(row + 8 * stride, row + 12 * stride);
+    }
+    transpose_quarters<F>(upper);
+    transpose_quarters<F>(lower);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        columns[c + i] = every_second_quarter<F, 0>(upper[i], lower[i], lanes);
-        columns[c + i + 4] = every_second_quarter<F, 1>(upper[i], lower[i], lanes);
-      }
+    for (int i = 0; i < 4; ++i) {
+      columns[i] = every_second_quarter<F, 0>(upper[i], lower[i], lanes);
+      columns[i + 4] = every_second_quarter<F, 1>(upper[i], lower[i], lanes);
     }
   } else if constexpr (sizeof(typename F::Real) == 4 && F::LANES == 8) {
-#pragma GCC unroll 2
-    for (int c = 0; c < F::LANES; c += 4) {
-      typename F::Vector both[4];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const typename F::Real* row = from + i * stride + c;
-        both[i] = load_halves<F>(row, row + 4 * stride);
-      }
-      transpose_quarters<F>(both);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) columns[c + i] = both[i];
+    for (int i = 0; i < 4; ++i) {
+      const typename F::Real* row = from + i * stride;
+      columns[i] = load_halves<F>(row, row + 4 * stride);
     }
+    transpose_quarters<F>(columns);
   } else {
 #pragma GCC unroll 16
     for (int i = 0; i < F::LANES; ++i) columns[i] = load<F>(from + i * stride);
     transpose<F>(columns);
+  }
+}
+
+// All of them.
+template <class F>
+FUSEPORT_INLINE void load_columns(const typename F::Real* from, int64_t stride,
+                                  typename F::Vector (&columns)[F::LANES]) {
+#pragma GCC unroll 2
+  for (int c = 0; c < F::LANES; c += COLUMNS<F>) {
+    typename F::Vector some[COLUMNS<F>];
+    load_some_columns<F>(from + c, stride, some);
+#pragma GCC unroll 16
+    for (int i = 0; i < COLUMNS<F>; ++i) columns[c + i] = some[i];
   }
 }
 
@@ -171,7 +179,29 @@ FUSEPORT_INLINE typename F::Vector partial_sums(typename F::Vector (&rows)[ROWS]
 // In lane i the sum of the lanes of rows[i].
 template <class F>
 FUSEPORT_INLINE typename F::Vector sums_of_lanes(typename F::Vector (&rows)[F::LANES]) {
-  return partial_sums<F, F::LANES>(rows);
+  if constexpr (sizeof(typename F::Real) != 4) return partial_sums<F, F::LANES>(rows);
+  // Within 128 bits first: these shuffles take a cycle, those across take three.
+  constexpr std::make_integer_sequence<int, F::LANES> lanes;
+  constexpr int FOURS = F::LANES / 4;
+  typename F::Vector sums[FOURS];
+#pragma GCC unroll 4
+  for (int i = 0; i < FOURS; ++i) {
+    typename F::Vector two[2];
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      const auto a = rows[4 * i + 2 * j], b = rows[4 * i + 2 * j + 1];
+      two[j] = zip_quarters<F, 1, 0>(a, b, lanes) + zip_quarters<F, 1, 2>(a, b, lanes);
+    }
+    sums[i] = zip_quarters<F, 2, 0>(two[0], two[1], lanes) +
+              zip_quarters<F, 2, 2>(two[0], two[1], lanes);
+  }
+#pragma GCC unroll 2
+  for (int half = FOURS / 2; half > 0; half /= 2)
+#pragma GCC unroll 2
+    for (int i = 0; i < half; ++i)
+      sums[i] = every_second_quarter<F, 0>(sums[2 * i], sums[2 * i + 1], lanes) +
+                every_second_quarter<F, 1>(sums[2 * i], sums[2 * i + 1], lanes);
+  return sums[0];
 }
 
 }  // namespace fuseport::FUSEPORT_ISA

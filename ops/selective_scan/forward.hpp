@@ -132,21 +132,22 @@ static void write_squares(const Tiles& s, const Problem& p, const Forward& f, co
                           const Steps& steps) {
   using Vector = typename F::Vector;
   using Real = typename F::Real;
-  constexpr int LANES = F::LANES, SIZE = Square<F, ACROSS>::SIZE, STRIDE = ACROSS ? LANES : BLOCK;
-  alignas(64) Real us[SIZE], zs[SIZE], turned[SIZE], outs[SIZE];
+  constexpr int SIZE = Square<F, ACROSS>::SIZE;
+  alignas(64) Real us[SIZE], zs[SIZE], outs[SIZE];
   each_square<F, ACROSS>(unit, steps, [&](const Square<F, ACROSS>& square) {
     const auto u = square.template rows<Stored>(p.u, us);
-    if constexpr (ACROSS) turn<F>(square.in(s.y), BLOCK, turned, LANES);
-    const Real* ys = ACROSS ? turned : square.in(s.y);
-    const auto y = [&](int row) -> Vector {
-      return load<F>(ys + row * STRIDE) + square.of_channel(s.D, row) * u[row];
+    const auto skipped = [&](int row, Vector y) __attribute__((always_inline)) {
+      return y + square.of_channel(s.D, row) * u[row];
     };
     if (p.z.data) {
       const auto z = square.template rows<Stored>(p.z, zs);
-      for (int i = 0; i < LANES; ++i)
-        store<F>(outs + i * LANES, y(i) * (z[i] * logistic<F>(z[i])));
+      each_row<F, ACROSS>(square.in(s.y), BLOCK, [&](int row, Vector y) __attribute__((always_inline)) {
+        store<F>(outs + row * F::LANES, skipped(row, y) * (z[row] * logistic<F>(z[row])));
+      });
     } else {
-      for (int i = 0; i < LANES; ++i) store<F>(outs + i * LANES, y(i));
+      each_row<F, ACROSS>(square.in(s.y), BLOCK, [&](int row, Vector y) __attribute__((always_inline)) {
+        store<F>(outs + row * F::LANES, skipped(row, y));
+      });
     }
     square.template put<Stored>(outs, f.out);
   });

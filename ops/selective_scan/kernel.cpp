@@ -2,6 +2,7 @@
 #include "selective_scan/kernel.hpp"
 
 #include "selective_scan/backward.hpp"
+#include "selective_scan/by_channel.hpp"
 #include "selective_scan/complex.hpp"
 #include "selective_scan/complex_backward.hpp"
 #include "selective_scan/forward.hpp"
@@ -18,17 +19,25 @@ int64_t scratch_bytes(const Problem& p) {
 }
 
 int64_t forward_scratch(const Problem& p) {
-  return scratch_bytes<ForwardScratch, ComplexForwardScratch>(p);
+  const int64_t bytes = scratch_bytes<ForwardScratch, ComplexForwardScratch>(p);
+  const int64_t by_channel = p.states == STATES ? ChannelScratch<F32>(p, nullptr).bytes : 0;
+  return bytes > by_channel ? bytes : by_channel;
 }
 
 int64_t backward_scratch(const Problem& p) {
   return scratch_bytes<BackwardScratch, ComplexBackwardScratch>(p);
 }
 
+template <class F, class Stored>
+void forward_of(const Problem& p, const Forward& k, int64_t unit, void* scratch) {
+  if (p.complex) return complex_forward_unit<F, Stored>(p, k, unit, scratch);
+  if constexpr (BY_CHANNEL<F>)
+    if (by_channel(p, k)) return forward_by_channel<F, Stored>(p, k, unit, scratch);
+  forward_unit<F, Stored>(p, k, unit, scratch);
+}
+
 void forward(const Problem& p, const Forward& k, int64_t unit, void* scratch) {
-#define FUSEPORT_CALL(F, Stored)                                   \
-  p.complex ? complex_forward_unit<F, Stored>(p, k, unit, scratch) \
-            : forward_unit<F, Stored>(p, k, unit, scratch)
+#define FUSEPORT_CALL(F, Stored) forward_of<F, Stored>(p, k, unit, scratch)
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }

@@ -91,6 +91,22 @@ FUSEPORT_INLINE void turn(const typename F::Real* from, int64_t stride, typename
   for (int i = 0; i < F::LANES; ++i) store<F>(to + i * to_stride, columns[i]);
 }
 
+// Calls `work` with the index of each row that is computed with, and the row: with TURNED, rows in memory,
+// `stride` apart, are columns of what is computed with.
+template <class F, bool TURNED, class Work>
+FUSEPORT_INLINE void each_row(const typename F::Real* from, int64_t stride, const Work& work) {
+  if constexpr (TURNED) {
+    for (int c = 0; c < F::LANES; c += COLUMNS<F>) {
+      typename F::Vector columns[COLUMNS<F>];
+      load_some_columns<F>(from + c, stride, columns);
+#pragma GCC unroll 16
+      for (int i = 0; i < COLUMNS<F>; ++i) work(c + i, columns[i]);
+    }
+  } else {
+    for (int i = 0; i < F::LANES; ++i) work(i, load<F>(from + i * stride));
+  }
+}
+
 // Calls `work` for each square of a tile, in the order of memory.
 template <class F, bool ACROSS, class Work>
 FUSEPORT_INLINE void each_square(const Unit& unit, const Steps& steps, const Work& work) {

@@ -4,6 +4,7 @@ import math
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -179,7 +180,7 @@ def test_bits_do_not_depend_on_threads(spec: OpSpec, case: Case, dtype: torch.dt
 
 
 # With one channel, lanes of a vector that stand for none must not make NaN of an infinite sum.
-@on_each("channels_37", "layout_channels_last_channel_1")
+@on_each("channels_37", "layout_channels_last_channel_1", "long")
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["u", "delta", "A", "B", "C", "D", "z", "delta_bias"])
 def test_nan_and_inf_spread_as_in_the_reference(
@@ -203,18 +204,30 @@ def test_nan_and_inf_spread_as_in_the_reference(
         assert torch.equal(y.isneginf(), z.isneginf()), index
 
 
+def scanned_step(step: Tensor, A: Tensor, length: int) -> Tensor:
+    """What a step makes of states that are 1, for each channel, by a scan of some length."""
+    first, rest = torch.zeros(2, 1, len(step), length, dtype=step.dtype)
+    first[..., 0] = 1
+    rest[..., length // 2 + length % 2] = 1
+    ones = torch.ones(1, A.shape[1], length, dtype=step.dtype)
+    delta = torch.where(rest == 1, step[None, :, None], first)
+    _, last = selective_scan(first, delta, A, ones, ones, return_last_state=True)
+    return last[0]
+
+
+# Long scans of sixteen states have tables of decays.
+lengths_and_states = pytest.mark.parametrize(("length", "N"), [(2, 2), (651, 16)])
+
+
+@lengths_and_states
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_exp_is_as_exact_as_its_rounded_argument(dtype: torch.dtype) -> None:
+def test_exp_is_as_exact_as_its_rounded_argument(dtype: torch.dtype, length: int, N: int) -> None:
     low, high = (-110.0, 90.0) if dtype == torch.float32 else (-750.0, 712.0)
     x = torch.linspace(low, high, 20001, dtype=torch.float64).to(dtype)
     x = torch.cat([x, x / 1000, torch.tensor([0.0, -0.0, math.inf, -math.inf], dtype=dtype)])
-    # The first step makes the state 1, the second multiplies it with exp(-delta).
-    d = len(x)
-    u = torch.tensor([1.0, 0.0], dtype=dtype).expand(1, d, 2)
-    delta = torch.stack([torch.ones_like(x), -x], 1)[None]
-    A, ones = -torch.ones(d, 1, dtype=dtype), torch.ones(1, 1, 2, dtype=dtype)
-    _, last = selective_scan(u, delta, A, ones, ones, return_last_state=True)
-    got, expected = last.flatten(), x.double().exp()
+    last = scanned_step(-x, -torch.ones(len(x), N, dtype=dtype), length)
+    assert torch.equal(last, last[:, :1].expand_as(last)) or last.isnan().any()
+    got, expected = last[:, -1], x.double().exp()
     infinite = x.isinf()
     assert torch.equal(got[infinite].isnan(), torch.tensor([True, True]))  # 0·Inf in the drive
     got, expected = got[~infinite], expected[~infinite]
@@ -228,37 +241,39 @@ def test_exp_is_as_exact_as_its_rounded_argument(dtype: torch.dtype) -> None:
     assert (got[x[~infinite] == 0] == 1).all()
 
 
+@lengths_and_states
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("rate", [-1.0, -1e-6, -1e30])
-def test_steps_of_any_size_leave_nothing_of_the_state(dtype: torch.dtype, rate: float) -> None:
+def test_steps_of_any_size_leave_nothing_of_the_state(
+    dtype: torch.dtype, rate: float, length: int, N: int
+) -> None:
     # δ·A from what is small to beyond all numbers, in channels whose other state decays not at all.
     delta = torch.logspace(-3, 37, 81, dtype=torch.float64).to(dtype)
-    d = len(delta)
-    A = torch.tensor([rate, 0.0], dtype=dtype).repeat(d, 1)
-    u = torch.tensor([1.0, 0.0], dtype=dtype).repeat(1, d, 1)
-    step = torch.stack([torch.ones_like(delta), delta], 1)[None].requires_grad_()
-    ones = torch.ones(1, 2, 2, dtype=dtype)
-    _, last = selective_scan(u, step, A, ones, ones, return_last_state=True)
+    A = torch.tensor([rate, *[0.0] * (N - 1)], dtype=dtype).repeat(len(delta), 1)
+    step = delta.requires_grad_()
+    last = scanned_step(step, A, length)
     (gradient,) = torch.autograd.grad(last.sum(), step)
-    power = delta.double() * rate
-    expected = torch.stack([power.exp(), torch.ones_like(power)], 1)
-    assert last.shape == (1, d, 2)
-    assert torch.allclose(last[0].double(), expected, rtol=2e-5, atol=1e-30)
-    slope = rate * power.exp()
-    assert torch.allclose(gradient[0, :, 1].double(), slope, rtol=2e-5, atol=1e-30)
+    power = delta.detach().double() * rate
+    expected = torch.stack([power.exp(), *[torch.ones_like(power)] * (N - 1)], 1)
+    assert last.shape == expected.shape
+    assert torch.allclose(last.double(), expected, rtol=2e-5, atol=1e-30)
+    assert torch.allclose(gradient.double(), rate * power.exp(), rtol=2e-5, atol=1e-30)
 
 
+@pytest.mark.parametrize(("length", "N"), [(70, 3), (651, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("step", [1e3, 1e30, math.nan])
-def test_far_steps_of_one_channel_leave_the_bits_of_others(dtype: torch.dtype, step: float) -> None:
+def test_far_steps_of_one_channel_leave_the_bits_of_others(
+    dtype: torch.dtype, step: float, length: int, N: int
+) -> None:
     # Where all powers of some steps and channels are in bounds, exponentials take a shorter way.
     generator = torch.Generator().manual_seed(4)
-    d, length, N = 8, 70, 3
+    d = 8
     delta = torch.rand(1, d, length, generator=generator, dtype=dtype)
     u, B, C = (torch.randn(1, rows, length, generator=generator, dtype=dtype) for rows in (d, N, N))
     A = -torch.rand(d, N, generator=generator, dtype=dtype)
     far = delta.clone()
-    far[0, -1, [5, 40, 69]] = step
+    far[0, -1, [5, 40, length - 1]] = step
     found = []
     for steps in (delta, far):
         leaves = [x.clone().requires_grad_() for x in (u, steps, A)]
@@ -401,6 +416,9 @@ def random_case(seed: int) -> tuple[Case, torch.dtype]:
             if layout is not None and not constant.get(name) and (gated or name != "z")
         },
     )
+    if draw.random() < 0.1:  # long enough for tables of decays
+        d = groups * draw.choice([1, 5, 17])
+        shape = replace(shape, b=1, d=d, l=draw.randint(600, 1200), N=16)
     operator = "selective_scan_gated" if gated else "selective_scan"
     return Case(str(shape), operator, shape.make), draw.choice(FLOATING)
 
