@@ -176,32 +176,45 @@ FUSEPORT_INLINE typename F::Vector partial_sums(typename F::Vector (&rows)[ROWS]
   return rows[0];
 }
 
+// Of four rows of floats, the sums within each 128 bits, where row i's is number i. These shuffles take a
+// cycle, those across 128 bits three.
+template <class F>
+FUSEPORT_INLINE typename F::Vector sums_within_quarters(const typename F::Vector (&rows)[4]) {
+  constexpr std::make_integer_sequence<int, F::LANES> lanes;
+  typename F::Vector two[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i)
+    two[i] = zip_quarters<F, 1, 0>(rows[2 * i], rows[2 * i + 1], lanes) +
+             zip_quarters<F, 1, 2>(rows[2 * i], rows[2 * i + 1], lanes);
+  return zip_quarters<F, 2, 0>(two[0], two[1], lanes) +
+         zip_quarters<F, 2, 2>(two[0], two[1], lanes);
+}
+
+// Of those of all rows, four at a time, the whole sums: in lane i that of row i.
+template <class F>
+FUSEPORT_INLINE typename F::Vector sums_of_quarters(typename F::Vector (&fours)[F::LANES / 4]) {
+  constexpr std::make_integer_sequence<int, F::LANES> lanes;
+#pragma GCC unroll 2
+  for (int half = F::LANES / 8; half > 0; half /= 2)
+#pragma GCC unroll 2
+    for (int i = 0; i < half; ++i)
+      fours[i] = every_second_quarter<F, 0>(fours[2 * i], fours[2 * i + 1], lanes) +
+                 every_second_quarter<F, 1>(fours[2 * i], fours[2 * i + 1], lanes);
+  return fours[0];
+}
+
 // In lane i the sum of the lanes of rows[i].
 template <class F>
 FUSEPORT_INLINE typename F::Vector sums_of_lanes(typename F::Vector (&rows)[F::LANES]) {
-  if constexpr (sizeof(typename F::Real) != 4) return partial_sums<F, F::LANES>(rows);
-  // Within 128 bits first: these shuffles take a cycle, those across take three.
-  constexpr std::make_integer_sequence<int, F::LANES> lanes;
-  constexpr int FOURS = F::LANES / 4;
-  typename F::Vector sums[FOURS];
+  if constexpr (sizeof(typename F::Real) == 4) {
+    typename F::Vector fours[F::LANES / 4];
 #pragma GCC unroll 4
-  for (int i = 0; i < FOURS; ++i) {
-    typename F::Vector two[2];
-#pragma GCC unroll 2
-    for (int j = 0; j < 2; ++j) {
-      const auto a = rows[4 * i + 2 * j], b = rows[4 * i + 2 * j + 1];
-      two[j] = zip_quarters<F, 1, 0>(a, b, lanes) + zip_quarters<F, 1, 2>(a, b, lanes);
-    }
-    sums[i] = zip_quarters<F, 2, 0>(two[0], two[1], lanes) +
-              zip_quarters<F, 2, 2>(two[0], two[1], lanes);
+    for (int i = 0; i < F::LANES; i += 4)
+      fours[i / 4] = sums_within_quarters<F>({rows[i], rows[i + 1], rows[i + 2], rows[i + 3]});
+    return sums_of_quarters<F>(fours);
+  } else {
+    return partial_sums<F, F::LANES>(rows);
   }
-#pragma GCC unroll 2
-  for (int half = FOURS / 2; half > 0; half /= 2)
-#pragma GCC unroll 2
-    for (int i = 0; i < half; ++i)
-      sums[i] = every_second_quarter<F, 0>(sums[2 * i], sums[2 * i + 1], lanes) +
-                every_second_quarter<F, 1>(sums[2 * i], sums[2 * i + 1], lanes);
-  return sums[0];
 }
 
 }  // namespace fuseport::FUSEPORT_ISA

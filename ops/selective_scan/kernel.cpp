@@ -1,8 +1,7 @@
 // The kernels for one instruction set, FUSEPORT_ISA; build.py compiles this file for each.
 #include "selective_scan/kernel.hpp"
 
-#include "selective_scan/backward.hpp"
-#include "selective_scan/by_channel.hpp"
+#include "selective_scan/backward_by_channel.hpp"
 #include "selective_scan/complex.hpp"
 #include "selective_scan/complex_backward.hpp"
 #include "selective_scan/forward.hpp"
@@ -18,14 +17,23 @@ int64_t scratch_bytes(const Problem& p) {
   return p.complex ? ComplexS<F32>(p, nullptr).bytes : S<F32>(p, nullptr).bytes;
 }
 
+template <template <class> class S>
+int64_t scratch_by_channel(const Problem& p) {
+  if constexpr (BY_CHANNEL<F32>)
+    if (p.states == STATES) return S<F32>(p, nullptr).bytes;
+  return 0;
+}
+
 int64_t forward_scratch(const Problem& p) {
   const int64_t bytes = scratch_bytes<ForwardScratch, ComplexForwardScratch>(p);
-  const int64_t by_channel = p.states == STATES ? ChannelScratch<F32>(p, nullptr).bytes : 0;
+  const int64_t by_channel = scratch_by_channel<ChannelScratch>(p);
   return bytes > by_channel ? bytes : by_channel;
 }
 
 int64_t backward_scratch(const Problem& p) {
-  return scratch_bytes<BackwardScratch, ComplexBackwardScratch>(p);
+  const int64_t bytes = scratch_bytes<BackwardScratch, ComplexBackwardScratch>(p);
+  const int64_t by_channel = scratch_by_channel<ChannelBackwardScratch>(p);
+  return bytes > by_channel ? bytes : by_channel;
 }
 
 template <class F, class Stored>
@@ -42,10 +50,16 @@ void forward(const Problem& p, const Forward& k, int64_t unit, void* scratch) {
 #undef FUSEPORT_CALL
 }
 
+template <class F, class Stored>
+void backward_of(const Problem& p, const Backward& k, int64_t unit, void* scratch) {
+  if (p.complex) return complex_backward_unit<F, Stored>(p, k, unit, scratch);
+  if constexpr (BY_CHANNEL<F>)
+    if (by_channel(p, k)) return backward_by_channel<F, Stored>(p, k, unit, scratch);
+  backward_unit<F, Stored>(p, k, unit, scratch);
+}
+
 void backward(const Problem& p, const Backward& k, int64_t unit, void* scratch) {
-#define FUSEPORT_CALL(F, Stored)                                    \
-  p.complex ? complex_backward_unit<F, Stored>(p, k, unit, scratch) \
-            : backward_unit<F, Stored>(p, k, unit, scratch)
+#define FUSEPORT_CALL(F, Stored) backward_of<F, Stored>(p, k, unit, scratch)
   FUSEPORT_DISPATCH(p.dtype, FUSEPORT_CALL)
 #undef FUSEPORT_CALL
 }
