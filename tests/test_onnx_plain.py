@@ -95,6 +95,25 @@ def test_resampling_holds_at_other_sizes_than_those_of_the_export(
     assert_holds(RESAMPLING[name], tmp_path)
 
 
+PARTS = {
+    "one part": lambda x: x.chunk(1)[0].exp(),
+    "equal parts": lambda x: torch.chunk(x.sin(), 2, dim=-1)[1].sum(3) * x.chunk(2, 2)[0].prod(),
+    "parts of a size": lambda x: x.exp().split(8, 3)[1].sum(3) * torch.split(x, 4, dim=2)[1].sum(),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_are_those_of_other_sizes_than_the_export_has(name: str, tmp_path: Path) -> None:
+    assert_holds(PARTS[name], tmp_path)
+
+
+def test_a_form_that_fixes_a_size_is_refused(tmp_path: Path) -> None:
+    module = Called(lambda x: torch.ops.aten.chunk.default(x, 2, 3)[1].exp())
+    forward = capture_forward(module, {"input": torch.randn(2, 3, 8, 12)}, [IMAGE])
+    with pytest.raises(ExportFailed, match="dimension 3 of input input comes out fixed at 12, by"):
+        formats.get("onnx").write(forward, tmp_path / "f.onnx", formats.Options(tmp_path / "w"))
+
+
 # Rows by two indices of 32 bits, and bytes that hold two values each.
 BYTES = torch.arange(0, 256, 37, dtype=torch.uint8)
 PLACES = torch.tensor([2, 0, -1, 2], dtype=torch.int32)

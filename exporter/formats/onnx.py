@@ -45,6 +45,7 @@ from fuseport.exporter.formats._sums import one_axis_at_a_time
 from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._unbound import unbound_sizes
+from fuseport.exporter.program.forward import dynamic_sizes
 from fuseport.exporter.program.regions import refuse_writers
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
@@ -151,6 +152,7 @@ def _translate(
             )
         except Exception as error:  # of several unrelated types
             raise ExportFailed(_reason(error, lowering.lowered)) from error
+    _refuse_fixed(program)
     assert onnx_program is not None
     model = onnx_program.model
     model.graph.name = program.kind
@@ -171,6 +173,16 @@ def _translate(
     named = {node: str(value.name) for node, value in values.items() if value in left}
     outputs = zip(program.exported.graph_signature.user_outputs, program.outputs, strict=True)
     return model, {**named, **{str(node): spec.name for node, spec in outputs}}
+
+
+def _refuse_fixed(program: Program) -> None:
+    """Refuse forms of operators that take a size of the example for that of all inputs."""
+    for name, i, _, size in dynamic_sizes(program.exported, program.inputs):
+        if isinstance(size, int) or size.node.expr.is_number:
+            raise ExportFailed(
+                f"dimension {i} of input {name} comes out fixed at {size}, by its form of an "
+                "operator; give the number instead of a name for it"
+            )
 
 
 def _clean(model: ir.Model) -> None:

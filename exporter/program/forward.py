@@ -55,6 +55,7 @@ __all__ = [
     "FixedDimension",
     "any_sizes",
     "capture_forward",
+    "dynamic_sizes",
     "entry",
     "failing_as",
     "known_constants",
@@ -315,20 +316,27 @@ class FixedDimension(ExportFailed):
 
 def _check_dynamic(kind: Kind, exported: ExportedProgram, specs: Sequence[TensorSpec]) -> None:
     """Raises ExportFailed where named dimensions came out as a number, or as one."""
-    values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
     named: dict[Any, str] = {}
+    for name, i, dim, size in dynamic_sizes(exported, specs):
+        if isinstance(size, int) or size.node.expr.is_number:
+            raise FixedDimension(kind, name, i, int(size))
+        other = named.setdefault(size.node.expr, dim)
+        if other != dim:
+            raise ExportFailed(
+                f"the {kind} program cannot be captured: {other} and {dim} come out as one"
+                " size: give both one name, or the number instead"
+            )
+
+
+def dynamic_sizes(
+    exported: ExportedProgram, specs: Sequence[TensorSpec]
+) -> Iterator[tuple[str, int, str, int | torch.SymInt]]:
+    """The input, the number, the name and the size of each dimension that is to be dynamic."""
+    values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
     for spec, placeholder in zip(specs, exported.graph_signature.user_inputs, strict=True):
         for i, (dim, size) in enumerate(zip(spec.dims, values[placeholder].shape, strict=True)):
-            if not isinstance(dim, str):
-                continue
-            if isinstance(size, int) or size.node.expr.is_number:
-                raise FixedDimension(kind, spec.name, i, int(size))
-            other = named.setdefault(size.node.expr, dim)
-            if other != dim:
-                raise ExportFailed(
-                    f"the {kind} program cannot be captured: {other} and {dim} come out as one"
-                    " size: give both one name, or the number instead"
-                )
+            if isinstance(dim, str):
+                yield spec.name, i, dim, size
 
 
 @contextmanager

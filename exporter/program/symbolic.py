@@ -1,8 +1,8 @@
 """Sizes that stay dynamic in a capture where torch's own code fixes them.
 
 In `x.shape[2:].numel()`, in `torch.tensor([height, width])`, in the steps of `linspace` and of
-recurrent layers, in pooling, in what is broadcast, in the order of products. And
-`math.ceil(length / 2)`, which torch can write to no file, as one of its forms that it can.
+recurrent layers, in pooling, in parts of a tensor, in what is broadcast, in the order of products.
+And `math.ceil(length / 2)`, which torch can write to no file, as one of its forms that it can.
 """
 
 import itertools
@@ -57,6 +57,8 @@ class Symbolic(TorchFunctionMode):
             return _squeeze(func, *args, **(kwargs or {}))
         if func in (torch.split, Tensor.split):
             return _split(func, *args, **(kwargs or {}))
+        if func in (torch.chunk, Tensor.chunk):
+            return _chunk(func, *args, **(kwargs or {}))
         if func is torch.meshgrid:  # whose meta computation has to be told what is the default
             kwargs = {"indexing": (kwargs or {}).get("indexing") or "ij"}
         layers = recurrent(func, args, kwargs or {})
@@ -123,12 +125,29 @@ def _squeeze(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _split(func: Any, *args: Any, **kwargs: Any) -> Any:
-    # Of a size that is none, torch would know the parts by number, and take them for fixed ones.
     given = _named(("tensor", "size", "dim"), args, kwargs)
     x, dim = given.get("tensor"), given.get("dim", 0)
     size = given.get("size", given.get("split_size", given.get("split_size_or_sections")))
-    if x is None or not isinstance(size, torch.SymInt):
+    if x is None or not isinstance(size, int | torch.SymInt) or _is_known(x.shape[dim], size):
         return func(*args, **kwargs)
+    return _parts(x, size, dim)
+
+
+def _chunk(func: Any, *args: Any, **kwargs: Any) -> Any:
+    given = _named(("input", "chunks", "dim"), args, kwargs)
+    x, chunks, dim = given.get("input"), given.get("chunks"), given.get("dim", 0)
+    if x is None or not isinstance(chunks, int) or _is_known(x.shape[dim]):
+        return func(*args, **kwargs)
+    return _parts(x, (x.shape[dim] + chunks - 1) // chunks, dim)
+
+
+def _is_known(*sizes: int | torch.SymInt) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
+def _parts(x: Tensor, size: int | torch.SymInt, dim: int) -> tuple[Tensor, ...]:
+    # Where these are no numbers, torch would know the parts by number, and take them for fixed
+    # ones: in their gradients, and in ONNX.
     count = int((x.shape[dim] + size - 1) // size)
     return x.split([size] * (count - 1) + [x.shape[dim] - size * (count - 1)], dim=dim)
 
