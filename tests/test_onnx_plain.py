@@ -204,6 +204,7 @@ FORMS = {
     "a bilinear form": lambda x: F.bilinear(x, x.cos(), SQUARE[: x.shape[3], : x.shape[3]][None]),
     "padding around a circle": lambda x: F.pad(x, (1, 3, 2, 0), mode="circular").sin(),
     "padding by less than nothing": lambda x: F.pad(x, (0, 0, 1, -1)) + x,
+    "frequencies": lambda x: x * torch.fft.fftfreq(x.shape[3]) + torch.fft.rfftfreq(8, 0.3)[4],
     "variance over a size": lambda x: x.var(2, keepdim=True) * x,
     "causal attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
     "attention of rows that a mask leaves nothing of": lambda x: F.scaled_dot_product_attention(

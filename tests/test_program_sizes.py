@@ -101,7 +101,20 @@ class Places(nn.Module):
         return one * two * (rows + columns)[..., None] + pooled.sum(-1)[:, None]
 
 
-@pytest.mark.parametrize("module", [Tokens(), Ordered(), Listed(), Powers(), Products(), Places()])
+class Frequencies(nn.Module):
+    """As ETSformer's seasons: those of a Fourier transform."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        whole = torch.fft.fftfreq(length, d=0.7)
+        half = torch.fft.rfftfreq(n=2 * batch - 1, dtype=x.dtype)
+        return (x * whole[:, None]).sin() + half[:, None, None]
+
+
+MODULES = (Tokens(), Ordered(), Listed(), Powers(), Products(), Places(), Frequencies())
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_sizes_stay_dynamic(module: nn.Module) -> None:
     forward, gradient = captured(module)
     for sizes in ({"batch": 1, "length": 1}, {"batch": 3, "length": 7}):

@@ -1,8 +1,9 @@
 """Sizes that stay dynamic in a capture where torch's own code fixes them.
 
 In `x.shape[2:].numel()`, in `torch.tensor([height, width])`, in the steps of `linspace` and of
-recurrent layers, in pooling, in parts of a tensor, in what is broadcast, in the order of products.
-And `math.ceil(length / 2)`, which torch can write to no file, as one of its forms that it can.
+recurrent layers, in frequencies, in pooling, in parts of a tensor, in what is broadcast, in the
+order of products. And `math.ceil(length / 2)`, which torch can write to no file, as one of its
+forms that it can.
 """
 
 import itertools
@@ -49,6 +50,10 @@ class Symbolic(TorchFunctionMode):
             return _take_along_dim(*args, **(kwargs or {}))
         if func is torch.linspace and (spaced := _linspace(*args, **(kwargs or {}))) is not None:
             return spaced
+        if func in (torch.fft.fftfreq, torch.fft.rfftfreq):
+            found = _frequencies(func is torch.fft.rfftfreq, *args, **(kwargs or {}))
+            if found is not None:
+                return found
         if func in (torch.tensor, torch.as_tensor):
             made = _of_numbers(*args, **(kwargs or {}))
             if made is not None:
@@ -148,8 +153,10 @@ def _is_known(*sizes: int | torch.SymInt) -> bool:
 def _parts(x: Tensor, size: int | torch.SymInt, dim: int) -> tuple[Tensor, ...]:
     # Where these are no numbers, torch would know the parts by number, and take them for fixed
     # ones: in their gradients, and in ONNX.
-    count = int((x.shape[dim] + size - 1) // size)
-    return x.split([size] * (count - 1) + [x.shape[dim] - size * (count - 1)], dim=dim)
+    whole = x.shape[dim]
+    count = int((whole + size - 1) // size)
+    parts: tuple[Tensor, ...] = x.split([size] * (count - 1) + [whole - size * (count - 1)], dim)
+    return parts
 
 
 def _named(names: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,6 +235,25 @@ def _linspace(
     step = (last - first) / torch.sym_max(count - 1, 1)
     from_start = i < torch.sym_max(count // 2, 1)
     return torch.where(from_start, first + step * i, last - step * (count - 1 - i))
+
+
+def _frequencies(
+    half: bool,
+    n: Any,
+    d: Any = 1.0,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **others: Any,
+) -> Tensor | None:
+    # Those of a Fourier transform. Torch's takes a length that is a number, and ONNX has none.
+    if any(others.values()):
+        return None
+    i = torch.arange(n // 2 + 1 if half else n, device=device)
+    whole = i if half else torch.where(i < (n + 1) // 2, i, i - n)
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    found: Tensor = whole.to(kind) * (1 / (n * d))
+    return found
 
 
 @contextmanager
