@@ -318,6 +318,22 @@ def test_the_line_at_which_a_capture_ends_is_told_too(
     assert "Tensor.numpy: hands its values to numpy" in second
 
 
+def test_an_operator_of_which_torch_knows_no_shapes_is_named(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    code = WINDOW.replace("window = np.hanning(x.shape[1])", "solved = torch.linalg.lstsq(x, x)")
+    code = code.replace("return torch.from_numpy(", "return solved[0] + (").replace(
+        ".detach().numpy() * window[:, None]", ""
+    )
+    checkpoint, model = saved_with(code, a=torch.nn.Linear(3, 3))
+    inputs = parse_inputs(["x:[batch,3,3]"])
+    with pytest.raises(ExportFailed) as raised:
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+    (only,) = raised.value.details
+    assert ".py:11" in only
+    assert "does not know the shapes of what aten.linalg_lstsq.default gives; register" in only
+
+
 def test_a_model_that_does_not_run_at_its_inputs_is_one_line(
     tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
 ) -> None:
@@ -333,6 +349,16 @@ def test_a_model_that_does_not_run_at_its_inputs_is_one_line(
         assert raised.value.details == ()
         assert re.search(r"at x \(2, \d+, 4\): RuntimeError: .*\.py:12\)", str(raised.value))
         assert str(raised.value).endswith(said)
+
+
+def test_indices_that_are_out_of_range_ask_for_bounds(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    """As hours and days that an embedding looks up, which are given as floats."""
+    code = WINDOW.replace("window = np.hanning(x.shape[1])", "return self.a.weight[x.long() + 9]")
+    checkpoint, model = saved_with(code, a=torch.nn.Linear(3, 3))
+    with pytest.raises(ExportFailed, match=r"integers with a bound, x:int64\[batch,length\]<9"):
+        api.export(checkpoint, tmp_path / "b", model=model, inputs="x:[batch,length]")
 
 
 COMPILED = """

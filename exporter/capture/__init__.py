@@ -108,6 +108,10 @@ def _at(model: Model, inputs: Mapping[str, torch.Tensor], error: Exception) -> s
         if bounded := [spec.name for spec in model.inputs if spec.high is not None]:
             other += f"; if {', '.join(bounded)} are of other values: bounds there, >=1<=length, or"
             other += " --inputs"
+        elif isinstance(error, IndexError) and "out of" in str(error):
+            (first, *_) = model.inputs
+            dims = ",".join(map(str, first.dims))
+            other += f"; if one holds indices: integers with a bound, {first.name}:int64[{dims}]<9"
         sizes = ", ".join(f"{name}={size}" for name, size in model.sizes.items())
         other += f"; of other sizes than {sizes}: --size" if sizes else ""
     return f"at {at}: {one_line(error)}; {_taken(model, error)}{other}"

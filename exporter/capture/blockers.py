@@ -22,6 +22,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseport.exporter.program import near, one_line
 from fuseport.exporter.user_code import hint
-from fuseport.exporter.user_code.known_calls import advice, stand_in
+from fuseport.exporter.user_code.known_calls import OWN_OP, advice, stand_in
 from fuseport.ops import registration
 
 __all__ = ["MEND", "Blocker", "ending", "find", "fixed_sizes", "is_users"]
@@ -111,6 +112,9 @@ def ending(error: BaseException, found: Sequence[Blocker]) -> Blocker | None:
     if isinstance(error, GuardOnDataDependentSymNode):
         why += ", where a size hangs on the values of a tensor"
         otherwise = "compute with tensors whose sizes do not (a mask, torch.where)"
+    if isinstance(error, DynamicOutputShapeException):
+        why += f", where torch does not know the shapes of what {error.func} gives"
+        otherwise = OWN_OP
     return Blocker("error", type(error).__name__, where, why, advice(*around, otherwise=otherwise))
 
 

@@ -3,7 +3,9 @@
 from fuseport.exporter import shims
 from fuseport.ops import OPS
 
-__all__ = ["advice", "stand_in"]
+__all__ = ["OWN_OP", "advice", "stand_in"]
+
+OWN_OP = "register it as an op of your own, with a reference: --ops FILE"
 
 # What torch has itself, by parts of the names of what computes the same elsewhere.
 _IN_TORCH = {
@@ -37,9 +39,7 @@ _SHIMMED = (
 """Modules that `--shim auto` has a stand-in for, by parts of the names of what is in them."""
 
 
-def advice(
-    *names: str, otherwise: str = "register it as an op of your own, with a reference: --ops FILE"
-) -> str:
+def advice(*names: str, otherwise: str = OWN_OP) -> str:
     """What to do about a call, in a few words.
 
     Args:
