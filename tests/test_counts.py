@@ -162,6 +162,39 @@ def test_gradients_are_those_of_the_model(name: str, saved_net: Saved, tmp_path:
     assert report.exit_code(strict=True) == 0, report.failures()
 
 
+TAKEN = """
+    def forward(self, x):
+        weights = self.gate(x).softmax(-1)
+        first = weights.mean(0).topk(2)[1].detach().cpu().numpy()
+        return x * weights[:, first].sum(-1, True) + self.nothing * (6 // (first + 1))[0]
+"""
+
+
+def test_numbers_of_numpy_are_indices(saved_net: Saved, tmp_path: Path) -> None:
+    _, bundle, code = exported(saved_net, TAKEN, tmp_path / "b")
+    report = api.verify(bundle.folder, model=code)
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
+# As TimesNet's periods, but that a row of zeros more changes nothing.
+PERIODS = """
+    def forward(self, x):
+        period = (6 // (self.gate(x).mean(0).topk(1)[1].cpu().numpy() + 1))[0]
+        y = x
+        if 6 % period != 0:
+            y = F.pad(x, (0, (6 // period + 1) * period - 6))
+        return y.reshape(x.shape[0], -1, period).cumsum(1).reshape(x.shape[0], -1)[:, :6]
+"""
+
+
+def test_a_decision_may_divide_by_a_value(saved_net: Saved, tmp_path: Path) -> None:
+    _, bundle, code = exported(saved_net, PERIODS, tmp_path / "b", programs="forward")
+    (said,) = notes(bundle)
+    assert said.startswith("net.py:16 decides by how many values are selected: the way of True")
+    report = api.verify(bundle.folder, model=code)
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
 def test_of_rows_of_several_selections_there_are_gradients(
     saved_net: Saved, tmp_path: Path
 ) -> None:

@@ -61,6 +61,8 @@ class Enumerated(TorchFunctionMode):
             return func(**kwargs)
         if func in _UNBINDS or func in _NUMBERS:
             return self._one_by_one(func, args, kwargs)
+        if func is Tensor.__getitem__:
+            args = (args[0], _index(args[1]))
         result = func(*args, **kwargs)
         if _writes(func):
             self._known.pop(id(args[0]), None)
@@ -131,6 +133,16 @@ class Enumerated(TorchFunctionMode):
         if func in (Tensor.numpy, Tensor.__array__) and _has_numbers(given):
             return np.array(given.tolist(), dtype=object)
         return func(given, *rest, **kwargs)
+
+
+def _index(index: Any) -> Any:
+    """One that torch takes, where an array of numpy holds numbers of the capture."""
+    if isinstance(index, tuple):
+        return tuple(map(_index, index))
+    if not isinstance(index, np.ndarray) or index.dtype != object:
+        return index
+    numbers = [torch.scalar_tensor(number, dtype=torch.int64) for number in index.flat]
+    return torch.stack(numbers).reshape(index.shape) if numbers else index
 
 
 def _writes(func: Any) -> bool:

@@ -154,7 +154,10 @@ def _of_some(condition: sympy.Basic) -> bool:
         size: (_SOME if str(size).startswith("u") else _ALL) + 2 * number
         for number, size in enumerate(sorted(condition.free_symbols, key=str))
     }
-    return bool(condition.xreplace(values))
+    try:
+        return bool(condition.xreplace(values))
+    except ZeroDivisionError:  # of what is no size
+        return True
 
 
 def joined(captured: Captured, places: Container[str], fixed: Mapping[str, bool]) -> Marked:
