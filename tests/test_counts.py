@@ -195,6 +195,25 @@ def test_a_decision_may_divide_by_a_value(saved_net: Saved, tmp_path: Path) -> N
     assert report.exit_code(strict=True) == 0, report.failures()
 
 
+def test_of_two_sizes_that_hang_on_values_there_is_no_program(
+    saved_net: Saved, tmp_path: Path
+) -> None:
+    """As TimesNet: by the first of these ways something else is computed than by the others."""
+    forward = """
+    def forward(self, x):
+        first, out = self.gate(x).mean(0).topk(2)[1].cpu().numpy(), 0
+        for period in 6 // (first + 1):
+            y = x
+            if 6 % period != 0:
+                y = F.pad(x, (0, (6 // period + 1) * period - 6))
+            out = out + y.reshape(x.shape[0], -1, period).flip(1).reshape(x.shape[0], -1)[:, :6]
+        return out
+"""
+    said = r"a size that hangs on values, is decided by at net\.py:17, .* something else"
+    with pytest.raises(ExportFailed, match=said):
+        exported(saved_net, forward, tmp_path / "b", programs="forward")
+
+
 def test_of_rows_of_several_selections_there_are_gradients(
     saved_net: Saved, tmp_path: Path
 ) -> None:

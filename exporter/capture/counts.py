@@ -45,9 +45,9 @@ class Otherwise(ExportFailed):
     def __init__(self, places: Iterable[str], instead: str) -> None:
         self.places = frozenset(places)
         super().__init__(
-            "the program cannot be captured: how many values are selected is decided by at "
-            f"{', '.join(sorted(self.places))}, and {instead}; compute with tensors whose sizes do "
-            "not hang on values there (a mask, torch.where)"
+            "the program cannot be captured: how many values are selected, or a size that hangs on "
+            f"values, is decided by at {', '.join(sorted(self.places))}, and {instead}; compute "
+            "with tensors whose sizes do not hang on values there (a mask, torch.where)"
         )
 
 
