@@ -29,7 +29,7 @@ from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import baseline, kinks
 from fuseport.exporter.verify.choices import Choices, FirstOfEqual
 from fuseport.exporter.verify.compare import Expected, expecting
-from fuseport.exporter.verify.measure import errors
+from fuseport.exporter.verify.measure import errors, is_finite_somewhere
 from fuseport.exporter.verify.modes import Float64, References, widened
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
@@ -415,13 +415,19 @@ def require_some(samples: Sequence[Sample]) -> None:
 
 
 def doubts(samples: Sequence[Sample]) -> list[str]:
-    """Notes on what nothing can be held against: what the model does not run, what it does not
-    give twice, and what depends on a choice that rounding decides."""
+    """Notes on what nothing can be held against: what the model does not run, what it gives
+    nothing finite of, or not twice, and what depends on a choice that rounding decides."""
     notes = [
         f"not compared, {sample.case.name}: {sample.refusal}"
         for sample in samples
         if sample.refused is not None
     ]
+    if nowhere := {sample.case.name: found for sample in samples if (found := _nowhere(sample))}:
+        outputs = ", ".join(sorted({name for found in nowhere.values() for name in found}))
+        notes.append(
+            f"{', '.join(nowhere)}: the model itself gives nothing finite in {outputs}; verify "
+            "compares nothing there: give inputs of which it does (bounds of integers, --inputs)"
+        )
     if names := {name for sample in samples for name in sample.unstable}:
         first, *more = sorted(names, key=lambda name: (name.startswith("grad/"), name))
         others = f", and {len(more)} tensors more" if more else ""
@@ -439,6 +445,15 @@ def doubts(samples: Sequence[Sample]) -> list[str]:
             "the values differ (--inputs)"
         )
     return notes
+
+
+def _nowhere(sample: Sample) -> list[str]:
+    """The outputs that are finite nowhere, of those that are stored."""
+    if sample.refused is not None:
+        return []
+    stored = [n for n in sample.expected if not n.startswith("grad/") and n not in sample.omitted]
+    with opened(sample) as truth:
+        return [name for name in stored if not is_finite_somewhere(truth(name))]
 
 
 def _repeats(value: Tensor, before: Tensor, scale: float) -> bool:
