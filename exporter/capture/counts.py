@@ -156,7 +156,7 @@ def _of_some(condition: sympy.Basic) -> bool:
     }
     try:
         return bool(condition.xreplace(values))
-    except ZeroDivisionError:  # of what is no size
+    except ZeroDivisionError:  # by a quotient of what is no size; either way is tried
         return True
 
 
