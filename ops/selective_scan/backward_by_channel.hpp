@@ -77,7 +77,7 @@ static Source prepare_channel(const ChannelBackwardScratch<F>& s, const Problem&
     if (p.softplus) {
       const Vector e = exp_of_minus_magnitude<F>(raw);
       delta = softplus_of<F>(raw, e);
-      slope = raw > (Real)20 ? slope : logistic_of<F>(raw, e);
+      slope = logistic_of<F>(raw, e);  // 1 above 20, as torch has it
     }
     delta = first_steps<F, false>(delta, left);
     tables.divide(delta, *steps);
@@ -115,7 +115,7 @@ static void finish_channel(const ChannelBackwardScratch<F>& s, const BackwardRow
     const Vector ddrive = load<F>(steps->ddrive);
     const Vector ddelta = (u * ddrive + load<F>(steps->ddelta)) * load<F>(steps->slope);
     dD += dy * u;
-    dbias += first_steps<F, false>(ddelta, left);
+    dbias += ddelta;
     store_numbers<F, false>(ddelta, rows.ddelta + t, left);
     store_numbers<F, false>(load<F>(steps->delta) * ddrive + D * dy, rows.du + t, left);
     if constexpr (GATED)
