@@ -35,7 +35,8 @@ struct ChannelScratch {
 // Whether this kernel is the one for a problem.
 static bool by_channel(const Problem& p, const Forward& f) {
   return p.states == STATES && p.length >= SHORT && p.u.time == 1 && p.delta.time == 1 &&
-         (!p.z.data || p.z.time == 1) && f.out.data && f.out.time == 1 && p.B.varies && p.C.varies;
+         (!p.z.data || p.z.time == 1) && (!f.out.data || f.out.time == 1) && p.B.varies &&
+         p.C.varies;
 }
 
 // Some steps, as many as a vector has lanes.
@@ -87,7 +88,7 @@ class Channel {
   FUSEPORT_INLINED Vector y() { return sums_of_lanes<F>(products); }
 };
 
-// What a channel reads and writes in a span.
+// What a channel reads and writes in a span; `out` is null where only states are wanted.
 template <class Stored>
 struct Rows {
   const Stored *u, *delta, *z;
@@ -125,7 +126,7 @@ FUSEPORT_INLINE Source scan_some(Channel<F>& channel, const SomeSteps<F>& now, S
 
   Vector y = channel.y() + D * numbers<F, WHOLE>(rows.u + t, count - t);
   if constexpr (GATED) y *= gate;
-  store_numbers<F, WHOLE>(y, rows.out + t, count - t);
+  if (rows.out) store_numbers<F, WHOLE>(y, rows.out + t, count - t);
   return channel.tables.source(delta, soon);
 }
 
@@ -178,7 +179,8 @@ static void scan_span(const ChannelScratch<F>& s, const Problem& p, const Forwar
     const auto row = [&](const auto& q) {
       return first_of<const Stored>(q, unit, steps) + channel * q.channel;
     };
-    return Rows<Stored>{row(p.u), row(p.delta), p.z.data ? row(p.z) : nullptr, (Stored*)row(f.out)};
+    const Stored* z = p.z.data ? row(p.z) : nullptr;
+    return Rows<Stored>{row(p.u), row(p.delta), z, f.out.data ? (Stored*)row(f.out) : nullptr};
   };
   const auto run = [&]<bool SOFTPLUS, bool GATED>() {
     scan_rows<F, Stored, SOFTPLUS, GATED>(s, p, unit, channel, steps.count, rows(channel),
