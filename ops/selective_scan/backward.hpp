@@ -2,6 +2,7 @@
 // the one saved before it. The formulas are at the top of reference.py.
 #pragma once
 
+#include "native/parts.hpp"
 #include "selective_scan/tiles.hpp"
 
 namespace fuseport::selective_scan::FUSEPORT_ISA {
@@ -32,13 +33,6 @@ struct BackwardScratch {
     bytes = s.used;
   }
 };
-
-template <class F>
-FUSEPORT_INLINE void add_to(double* total, typename F::Vector v) {
-  typename F::Real lanes[F::LANES];
-  store<F>(lanes, v);
-  for (int i = 0; i < F::LANES; ++i) total[i] += (double)lanes[i];
-}
 
 // dC and dB of STATES states at one step, which are sums over channels: a vector holds as many of them
 // as it has lanes, each as several partial sums.
@@ -177,9 +171,9 @@ static void backward_states(const BackwardScratch<F>& s, int64_t n, int channel,
   for (int i = 0; i < STATES; ++i) {
     const int64_t row = (n + i) * BLOCK + channel;
     store<F>(s.adjoint + row, g[i]);
-    add_to<F>(s.dA + row, dA[i]);
-    if constexpr (!B_VARIES) add_to<F>(s.dB + row, dB[i]);
-    if constexpr (!C_VARIES) add_to<F>(s.dC + row, dC[i]);
+    Whole<F>{}.add(dA[i], s.dA + row);
+    if constexpr (!B_VARIES) Whole<F>{}.add(dB[i], s.dB + row);
+    if constexpr (!C_VARIES) Whole<F>{}.add(dC[i], s.dC + row);
   }
 }
 
@@ -272,8 +266,8 @@ static void finish(const Tiles& s, const Problem& p, const Backward& k, const Un
       store<F>(s.ddrive + at, load<F>(s.delta + at) * ddrive + D * dy);
       if (p.z.data) store<F>(s.gate + at, load<F>(s.gate + at) * (load<F>(s.y + at) + D * u));
     }
-    add_to<F>(s.dD + c, dD);
-    add_to<F>(s.dbias + c, dbias);
+    Whole<F>{}.add(dD, s.dD + c);
+    Whole<F>{}.add(dbias, s.dbias + c);
   }
   store_tile<F, Stored>(s.ddrive, unit, steps, k.du);
   store_tile<F, Stored>(s.ddelta, unit, steps, k.ddelta);

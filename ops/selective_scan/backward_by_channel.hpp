@@ -2,7 +2,6 @@
 // formulas are at the top of reference.py, the names of what is computed in backward.hpp.
 #pragma once
 
-#include "selective_scan/backward.hpp"
 #include "selective_scan/by_channel.hpp"
 
 namespace fuseport::selective_scan::FUSEPORT_ISA {
@@ -47,9 +46,8 @@ struct ChannelBackwardScratch {
 };
 
 static bool by_channel(const Problem& p, const Backward& k) {
-  return p.states == STATES && p.length >= SHORT && p.u.time == 1 && p.delta.time == 1 &&
-         k.dout.time == 1 && k.du.time == 1 && k.ddelta.time == 1 && p.B.varies && p.C.varies &&
-         (!p.z.data || (p.z.time == 1 && k.dz.time == 1));
+  return by_channel(p) && k.dout.time == 1 && k.du.time == 1 && k.ddelta.time == 1 &&
+         (!p.z.data || k.dz.time == 1);
 }
 
 // What a channel reads and writes in a stretch.
@@ -68,34 +66,33 @@ static Source prepare_channel(const ChannelBackwardScratch<F>& s, const Problem&
   using Real = typename F::Real;
   constexpr int LANES = F::LANES;
   const Vector bias = splat<F>(s.bias[channel]);
-  StepsBack<F>* steps = s.steps;
   Source source = Source::FINE;
-  for (int64_t t = 0; t < count; t += LANES, ++steps) {
-    const int64_t left = count - t;
-    const Vector raw = numbers<F, false>(rows.delta + t, left) + bias;
+  each_vector<F>(count, [&](int64_t t, auto part) {
+    StepsBack<F>* steps = s.steps + t / LANES;
+    const Vector raw = part.load(rows.delta + t) + bias;
     Vector delta = raw, slope = splat<F>(1);
     if (p.softplus) {
       const Vector e = exp_of_minus_magnitude<F>(raw);
       delta = softplus_of<F>(raw, e);
       slope = logistic_of<F>(raw, e);  // 1 above 20, as torch has it
     }
-    delta = first_steps<F, false>(delta, left);
+    delta = part.chosen(delta, 0);  // which leaves states as they are
     tables.divide(delta, *steps);
     const Source found = tables.source(delta, *steps);
     source = found > source ? found : source;
     store<F>(steps->delta, delta);
     store<F>(steps->slope, slope);
-    store<F>(steps->drive, delta * numbers<F, false>(rows.u + t, left));
-    Vector dy = numbers<F, false>(rows.dout + t, left);
+    store<F>(steps->drive, delta * part.load(rows.u + t));
+    Vector dy = part.load(rows.dout + t);
     if constexpr (GATED) {
-      const Vector z = numbers<F, false>(rows.z + t, left), sigma = logistic<F>(z);
+      const Vector z = part.load(rows.z + t), sigma = logistic<F>(z);
       store<F>(steps->gate, dy * (sigma * ((Real)1 + z * ((Real)1 - sigma))));
       dy *= z * sigma;
     }
     store<F>(steps->dy, dy);
-  }
+  });
   if (source == Source::EACH)  // of all steps
-    while (steps-- != s.steps)
+    for (StepsBack<F>* steps = s.steps; steps < s.steps + (count + LANES - 1) / LANES; ++steps)
       store<F>(steps->rest, bounded<F>(load<F>(steps->delta), splat<F>(s.decays.limit[channel])));
   return source;
 }
@@ -107,20 +104,19 @@ static void finish_channel(const ChannelBackwardScratch<F>& s, const BackwardRow
   using Vector = typename F::Vector;
   constexpr int LANES = F::LANES;
   const Vector D = splat<F>(s.D[channel]);
-  const StepsBack<F>* steps = s.steps;
   Vector dD = Vector{}, dbias = Vector{};
-  for (int64_t t = 0; t < count; t += LANES, ++steps) {
-    const int64_t left = count - t;
-    const Vector u = numbers<F, false>(rows.u + t, left), dy = load<F>(steps->dy);
+  each_vector<F>(count, [&](int64_t t, auto part) {
+    const StepsBack<F>* steps = s.steps + t / LANES;
+    const Vector u = part.load(rows.u + t), dy = load<F>(steps->dy);
     const Vector ddrive = load<F>(steps->ddrive);
     const Vector ddelta = (u * ddrive + load<F>(steps->ddelta)) * load<F>(steps->slope);
     dD += dy * u;
     dbias += ddelta;
-    store_numbers<F, false>(ddelta, rows.ddelta + t, left);
-    store_numbers<F, false>(load<F>(steps->delta) * ddrive + D * dy, rows.du + t, left);
+    part.store(ddelta, rows.ddelta + t);
+    part.store(load<F>(steps->delta) * ddrive + D * dy, rows.du + t);
     if constexpr (GATED)
-      store_numbers<F, false>(load<F>(steps->gate) * (load<F>(steps->y) + D * u), rows.dz + t, left);
-  }
+      part.store(load<F>(steps->gate) * (load<F>(steps->y) + D * u), rows.dz + t);
+  });
   for (int i = 0; i < LANES; ++i) {
     s.dD[channel] += (double)dD[i];
     s.dbias[channel] += (double)dbias[i];
@@ -218,7 +214,7 @@ class ChannelBack {
   FUSEPORT_INLINED void save(Real* adjoint, double* dA_) const {
     for (int v = 0; v < VECTORS; ++v) {
       store<F>(adjoint + v * LANES, g[v]);
-      add_to<F>(dA_ + v * LANES, dA[v]);
+      Whole<F>{}.add(dA[v], dA_ + v * LANES);
     }
   }
 };
@@ -258,13 +254,9 @@ static void stretch_back(const ChannelBackwardScratch<F>& s, const Problem& p, c
   const Tables<F> tables(s.decays, p, unit, channel);
   const auto* A = (const typename F::Real*)p.A + (unit.channel + channel) * STATES;
   const Source source = prepare_channel<F, Stored, GATED>(s, p, tables, rows, channel, count);
-  if (source == Source::BOTH) {
-    chunks_back<F, GATED, Source::BOTH>(s, tables, A, channel, count);
-  } else if (source == Source::FINE) {
-    chunks_back<F, GATED, Source::FINE>(s, tables, A, channel, count);
-  } else {
-    chunks_back<F, GATED, Source::EACH>(s, tables, A, channel, count);
-  }
+  with_source(source, [&]<Source SOURCE>() {
+    chunks_back<F, GATED, SOURCE>(s, tables, A, channel, count);
+  });
   finish_channel<F, Stored, GATED>(s, rows, channel, count);
 }
 

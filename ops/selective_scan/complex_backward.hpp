@@ -42,8 +42,8 @@ FUSEPORT_INLINE Complex<F> conjugate_times(Complex<F> x, typename F::Vector real
 
 template <class F>
 FUSEPORT_INLINE void add_to(Parts<double> total, int64_t at, Complex<F> x) {
-  add_to<F>(total.re + at, x.re);
-  add_to<F>(total.im + at, x.im);
+  Whole<F>{}.add(x.re, total.re + at);
+  Whole<F>{}.add(x.im, total.im + at);
 }
 
 // A share of a gradient: into the sum over lanes where B or C varies, else into the lanes' own sum.

@@ -20,6 +20,14 @@ constexpr bool BY_CHANNEL = WIDTH >= 32 && sizeof(typename F::Real) == 4;
 // How decays come: from one table, from two, or each by its own exponential.
 enum class Source { FINE, BOTH, EACH };
 
+// Calls `work` with the source as an argument of its template.
+template <class Work>
+FUSEPORT_INLINE void with_source(Source source, const Work& work) {
+  if (source == Source::BOTH) return work.template operator()<Source::BOTH>();
+  if (source == Source::FINE) return work.template operator()<Source::FINE>();
+  work.template operator()<Source::EACH>();
+}
+
 // Of all channels of a unit.
 template <class F>
 struct DecayScratch {
@@ -64,7 +72,7 @@ class Tables {
   const Real* exponent;
   uint32_t* known;
   Real limit;
-  Vector step, per;                                     // `per` is 1 / step
+  Vector step, per;                                        // `per` is 1 / step
   Vector first[VECTORS], second[VECTORS], third[VECTORS];  // Taylor's coefficients
 
  public:
@@ -135,29 +143,6 @@ class Tables {
     return rows > 1 ? Source::BOTH : Source::FINE;
   }
 };
-
-// The first `count` numbers from one on, or zeros. WHOLE: there are as many as a vector has lanes.
-template <class F, bool WHOLE, class Stored>
-FUSEPORT_INLINE typename F::Vector numbers(const Stored* from, int64_t count) {
-  if (WHOLE || count >= F::LANES) return load_reals<F>(from);
-  typename F::Real some[F::LANES] = {};
-  for (int i = 0; i < count; ++i) some[i] = to_real(from[i]);
-  return load<F>(some);
-}
-
-// And back.
-template <class F, bool WHOLE, class Stored>
-FUSEPORT_INLINE void store_numbers(typename F::Vector v, Stored* to, int64_t count) {
-  if (WHOLE || count >= F::LANES) return store_reals<F>(v, to);
-  for (int i = 0; i < count; ++i) from_real(v[i], to + i);
-}
-
-// δ̂ of `count` steps, or more, which leaves states as they are past the last one.
-template <class F, bool WHOLE>
-FUSEPORT_INLINE typename F::Vector first_steps(typename F::Vector delta, int64_t count) {
-  if (WHOLE || count >= F::LANES) return delta;
-  return first_lanes<F>(delta, (int)count);
-}
 
 // B or C over some steps, as [step][state], `stride` apart.
 template <class F, class Stored>

@@ -1,6 +1,7 @@
 // The kernels for one instruction set, FUSEPORT_ISA; build.py compiles this file for each.
 #include "selective_scan/kernel.hpp"
 
+#include "selective_scan/backward.hpp"
 #include "selective_scan/backward_by_channel.hpp"
 #include "selective_scan/complex.hpp"
 #include "selective_scan/complex_backward.hpp"
@@ -10,30 +11,26 @@ namespace fuseport::selective_scan::FUSEPORT_ISA {
 
 namespace {
 
-template <template <class> class S, template <class> class ComplexS>
+template <template <class> class S, template <class> class ComplexS,
+          template <class> class ByChannelS>
 int64_t scratch_bytes(const Problem& p) {
   if (p.dtype == Dtype::float64)
     return p.complex ? ComplexS<F64>(p, nullptr).bytes : S<F64>(p, nullptr).bytes;
-  return p.complex ? ComplexS<F32>(p, nullptr).bytes : S<F32>(p, nullptr).bytes;
-}
-
-template <template <class> class S>
-int64_t scratch_by_channel(const Problem& p) {
-  if constexpr (BY_CHANNEL<F32>)
-    if (p.states == STATES) return S<F32>(p, nullptr).bytes;
-  return 0;
+  if (p.complex) return ComplexS<F32>(p, nullptr).bytes;
+  const int64_t bytes = S<F32>(p, nullptr).bytes;
+  if constexpr (BY_CHANNEL<F32>) {
+    const int64_t by = by_channel(p) ? ByChannelS<F32>(p, nullptr).bytes : 0;
+    return bytes > by ? bytes : by;
+  }
+  return bytes;
 }
 
 int64_t forward_scratch(const Problem& p) {
-  const int64_t bytes = scratch_bytes<ForwardScratch, ComplexForwardScratch>(p);
-  const int64_t by_channel = scratch_by_channel<ChannelScratch>(p);
-  return bytes > by_channel ? bytes : by_channel;
+  return scratch_bytes<ForwardScratch, ComplexForwardScratch, ChannelScratch>(p);
 }
 
 int64_t backward_scratch(const Problem& p) {
-  const int64_t bytes = scratch_bytes<BackwardScratch, ComplexBackwardScratch>(p);
-  const int64_t by_channel = scratch_by_channel<ChannelBackwardScratch>(p);
-  return bytes > by_channel ? bytes : by_channel;
+  return scratch_bytes<BackwardScratch, ComplexBackwardScratch, ChannelBackwardScratch>(p);
 }
 
 template <class F, class Stored>

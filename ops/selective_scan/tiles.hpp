@@ -172,10 +172,7 @@ class Nearness {
     far |= ~(magnitude * (F::FAR / F::NEAR) <= limit);  // NaN is not near
   }
 
-  FUSEPORT_INLINED bool all() const {
-    typename F::Integers none = {};
-    return memcmp(&far, &none, sizeof far) == 0;
-  }
+  FUSEPORT_INLINED bool all() const { return !any(far); }
 };
 
 // exp(δ̂·A), of a bounded δ̂ and of log2(e)·A.
