@@ -45,7 +45,7 @@ from fuseport.exporter.formats._sums import one_axis_at_a_time
 from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._unbound import unbound_sizes
-from fuseport.exporter.program.forward import dynamic_sizes
+from fuseport.exporter.program.forward import dynamic_sizes, is_dynamic
 from fuseport.exporter.program.regions import refuse_writers
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
@@ -178,7 +178,7 @@ def _translate(
 def _refuse_fixed(program: Program) -> None:
     """Refuse forms of operators that take a size of the example for that of all inputs."""
     for name, i, _, size in dynamic_sizes(program.exported, program.inputs):
-        if isinstance(size, int) or size.node.expr.is_number:
+        if not is_dynamic(size):
             raise ExportFailed(
                 f"dimension {i} of input {name} comes out fixed at {size}, by its form of an "
                 "operator; give the number instead of a name for it"

@@ -13,7 +13,7 @@ from contextlib import (
     nullcontext,
     redirect_stderr,
 )
-from typing import Any
+from typing import Any, TypeGuard
 from unittest import mock
 
 import sympy  # type: ignore[import-untyped]  # it has no types
@@ -58,6 +58,7 @@ __all__ = [
     "dynamic_sizes",
     "entry",
     "failing_as",
+    "is_dynamic",
     "known_constants",
     "output_specs",
 ]
@@ -318,7 +319,7 @@ def _check_dynamic(kind: Kind, exported: ExportedProgram, specs: Sequence[Tensor
     """Raises ExportFailed where named dimensions came out as a number, or as one."""
     named: dict[Any, str] = {}
     for name, i, dim, size in dynamic_sizes(exported, specs):
-        if isinstance(size, int) or size.node.expr.is_number:
+        if not is_dynamic(size):
             raise FixedDimension(kind, name, i, int(size))
         other = named.setdefault(size.node.expr, dim)
         if other != dim:
@@ -326,6 +327,11 @@ def _check_dynamic(kind: Kind, exported: ExportedProgram, specs: Sequence[Tensor
                 f"the {kind} program cannot be captured: {other} and {dim} come out as one"
                 " size: give both one name, or the number instead"
             )
+
+
+def is_dynamic(size: int | torch.SymInt) -> TypeGuard[torch.SymInt]:
+    """Whether a size of a program is no number, neither at first nor at second sight."""
+    return not isinstance(size, int) and not size.node.expr.is_number
 
 
 def dynamic_sizes(
