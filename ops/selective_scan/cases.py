@@ -101,7 +101,7 @@ _SHAPES = {
     "channels_130": _Shape(b=2, d=130, l=11, N=16, gated=True),
     # Long enough for tables of decays; in two spans, with steps and channels that fill no vector.
     "long": _Shape(b=1, d=18, l=1100, N=16, gated=True),
-    "long_bare": _Shape(b=1, d=2, l=651, N=16, skip=False, bias=False, softplus=False),
+    "long_bare": _Shape(b=2, d=2, l=651, N=16, skip=False, bias=False, softplus=False),
     "many_units": _Shape(d=96, l=300, N=16, B_groups=2, gated=True),  # worth several threads
     "states_1": _Shape(N=1),
     "states_19": _Shape(N=19, d=2),

@@ -160,7 +160,7 @@ def test_cotangents_may_have_any_layout(spec: OpSpec, case: Case) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
 
 
-@on_each("many_units", "complex_many_units")
+@on_each("many_units", "long", "complex_many_units")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_do_not_depend_on_threads(spec: OpSpec, case: Case, dtype: torch.dtype) -> None:
     operator = spec.operator(case.operator)
