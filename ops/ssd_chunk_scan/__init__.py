@@ -17,7 +17,7 @@ from fuseport.ops.spec import Operator, OpSpec
 from fuseport.ops.ssd_chunk_scan import reference, shapes
 from fuseport.ops.ssd_chunk_scan.cases import BENCH, BUGS, CASES
 
-__all__ = ["SPEC", "ssd_chunk_scan"]
+__all__ = ["SPEC", "ssd_chunk_scan", "ssd_discrete"]
 
 _INF = float("inf")
 
@@ -116,25 +116,14 @@ def ssd_chunk_scan(
     if not low <= high:
         raise ValueError(f"fuseport::ssd_chunk_scan: dt_limit must be in order; got {dt_limit}")
     shapes.check_ranks("ssd_chunk_scan", x, B)
-    b, l, heads, width = x.shape  # noqa: E741
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-
-    def parameter(t: Tensor | None, *shape: int) -> Tensor:
-        if t is None:
-            return torch.zeros(shape, dtype=wide, device=x.device)
-        return t.to(wide) if t.is_floating_point() else t
-
-    skip = parameter(D, heads, width)
-    if skip.dim() == 1:
-        skip = skip[:, None].expand(heads, width) if skip.shape[0] == heads else skip
-    if seq_idx is None:
-        seq_idx = torch.zeros((b, l), dtype=torch.int32, device=x.device)
-    limits = [torch.full((1,), bound, dtype=wide, device=x.device) for bound in (low, high)]
-    inputs = (x, dt, parameter(A), B, C, skip)
+    given = _Given(x)
+    b, _, heads, width = x.shape
+    limits = [torch.full((1,), bound, dtype=given.wide, device=x.device) for bound in (low, high)]
+    inputs = (x, dt, given.parameter(A), B, C, given.skip(D))
     rest = (
-        parameter(dt_bias, heads),
-        parameter(initial_states, b, heads, width, B.shape[3]),
-        seq_idx,
+        given.parameter(dt_bias, heads),
+        given.parameter(initial_states, b, heads, width, B.shape[3]),
+        given.sequences(seq_idx),
         torch.cat(limits),
         dt_softplus,
     )
@@ -146,8 +135,83 @@ def ssd_chunk_scan(
     return (out, final_states) if return_final_states else out
 
 
+def ssd_discrete(
+    x: Tensor,
+    log_decay: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Scans `x` over time with decays that are given; sizes as of `ssd_chunk_scan`.
+
+    h_t = exp(log_decay_t)·h_{t-1} + x_t B_tᵀ, from `initial_states`, and out_t = h_t C_t + D·x_t;
+    where `seq_idx` changes from step t-1 to t, h_t is x_t B_tᵀ alone. It is linear attention with
+    queries C, keys B, values x and a decay for each head and step, which Mamba-3 and simple gated
+    linear attention are made of.
+
+    Source: Dao & Gu, 2024 (above), section 3.2.1 and listing 1, whose X and A these are.
+
+    Args:
+        x: (b, l, H, P), float16, bfloat16, float32 or float64, in any memory layout.
+        log_decay: (b, l, H), finite; used in float32, or in float64 where x is, as D and
+            initial_states.
+        B: (b, l, G, N), x's dtype; head i takes group i // (H/G).
+        C: like B.
+        D: (H,) or (H, P), or None.
+        initial_states: (b, H, P, N), or None for zeros.
+        seq_idx: (b, l), int32, or None for one sequence; as of `ssd_chunk_scan`.
+
+    Returns:
+        out, (b, l, H, P), x's dtype, and the states after the last step, (b, H, P, N), float32, or
+        float64 where x is; both contiguous, and differentiable, once, in all tensors but seq_idx.
+
+    Raises:
+        ValueError: a shape, dtype or device does not fit; the message names the argument.
+    """
+    registration.ensure(SPEC)
+    shapes.check_ranks("ssd_chunk_scan_discrete", x, B)
+    given = _Given(x)
+    out: tuple[Tensor, Tensor] = torch.ops.fuseport.ssd_chunk_scan_discrete(
+        x,
+        log_decay.to(given.wide) if log_decay.is_floating_point() else log_decay,
+        B,
+        C,
+        given.skip(D),
+        given.parameter(initial_states, x.shape[0], *x.shape[2:], B.shape[3]),
+        given.sequences(seq_idx),
+    )
+    return out
+
+
+class _Given:
+    """What is beside x, as operators take it: real, and zeros where it is not given."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+
+    def parameter(self, t: Tensor | None, *shape: int) -> Tensor:
+        if t is None:
+            return torch.zeros(shape, dtype=self.wide, device=self.x.device)
+        return t.to(self.wide) if t.is_floating_point() else t
+
+    def skip(self, D: Tensor | None) -> Tensor:
+        heads, width = self.x.shape[2:]
+        skip = self.parameter(D, heads, width)
+        expands = skip.dim() == 1 and skip.shape[0] == heads
+        return skip[:, None].expand(heads, width) if expands else skip
+
+    def sequences(self, seq_idx: Tensor | None) -> Tensor:
+        if seq_idx is not None:
+            return seq_idx
+        return torch.zeros(self.x.shape[:2], dtype=torch.int32, device=self.x.device)
+
+
 _INPUTS = "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor D, "
 _REST = "Tensor dt_bias, Tensor initial_states, Tensor seq_idx, Tensor dt_limit, bool dt_softplus"
+_DISCRETE = "Tensor x, Tensor log_decay, Tensor B, Tensor C, Tensor D, Tensor initial_states, "
 _GRADIENTS = "Tensor dx, Tensor ddt, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
 
 SPEC = OpSpec(
@@ -183,11 +247,26 @@ SPEC = OpSpec(
             reference=reference.ssd_chunk_scan_gated_backward,
             fake=shapes.fake_scan_gated_backward,
         ),
+        Operator(
+            name="ssd_chunk_scan_discrete",
+            schema=f"({_DISCRETE}Tensor seq_idx) -> (Tensor out, Tensor final_states)",
+            reference=reference.ssd_chunk_scan_discrete,
+            fake=shapes.fake_scan_discrete,
+            backward="ssd_chunk_scan_discrete_backward",
+        ),
+        Operator(
+            name="ssd_chunk_scan_discrete_backward",
+            schema=f"(Tensor dout, Tensor dfinal_states, {_DISCRETE}Tensor seq_idx) "
+            "-> (Tensor dx, Tensor dlog_decay, Tensor dB, Tensor dC, Tensor dD, "
+            "Tensor dinitial_states)",
+            reference=reference.ssd_chunk_scan_discrete_backward,
+            fake=shapes.fake_scan_discrete_backward,
+        ),
     ),
     cases=CASES,
     bugs=BUGS,
     no_bugs=SOFTPLUS_THRESHOLD,
-    keeps_float32=("A_log", ".D", "dt_bias"),
+    keeps_float32=("A_log", ".D", "dt_bias", "B_bias", "C_bias", ".mimo_x", ".mimo_z", ".mimo_o"),
     float32_arguments=("D", "dt_bias"),
     stands_for=(
         "mamba_chunk_scan",

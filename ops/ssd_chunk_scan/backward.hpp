@@ -132,6 +132,20 @@ static void steps_backward(const Problem& p, const Backward& to, const BackwardS
   }
 }
 
+// The same of given decays.
+template <class F>
+static void decays_backward(const Problem& p, const Backward& to, const Decays<F>& k, int64_t batch,
+                            int64_t head, const Steps& steps, const double* dc, double last) {
+  using Real = typename F::Real;
+  Real* dlog_decay = (Real*)to.dlog_decay + (batch * p.length + steps.start) * p.heads + head;
+  double later = last;
+  for (int t = steps.count - 1; t >= 0; --t) {
+    later += dc[t];
+    dlog_decay[t * p.heads] = (Real)later;
+    if (k.first[t] == t) later = 0;
+  }
+}
+
 template <class F, class Stored>
 static void head_backward(const Problem& p, const Backward& to, const BackwardScratch<F>& s,
                           const Prepared<F>& of, int64_t batch, int64_t head, int64_t in_block,
@@ -200,7 +214,8 @@ static void head_backward(const Problem& p, const Backward& to, const BackwardSc
   }
   store_steps<F, Stored>(p, s.dx, batch, head, steps, to.dx);
   last += (double)k.decay * (double)dot<F>(g, state, p.states * width);
-  steps_backward<F, Stored>(p, to, s, batch, head, in_block, steps, dc, last, dstep);
+  if (p.log_decay.data) decays_backward<F>(p, to, k, batch, head, steps, dc, last);
+  else steps_backward<F, Stored>(p, to, s, batch, head, in_block, steps, dc, last, dstep);
 
   for (int64_t i = 0; i < width; i += F::LANES) {
     typename F::Vector sum{};

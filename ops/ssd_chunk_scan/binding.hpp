@@ -67,8 +67,8 @@ void run_backward(const Host& host, const Problem& problem, Backward backward,
   for (const Sum& sum : {sum_B, sum_C})
     for_each_unit(host, problem, problem.batches * problem.length, 0,
                   [&](int64_t unit, void*) { k.sum(problem, sum, unit); });
-  sum_batches(problem, backward.dA, problem.heads, totals.dA);
-  sum_batches(problem, backward.ddt_bias, problem.heads, totals.ddt_bias);
+  if (totals.dA) sum_batches(problem, backward.dA, problem.heads, totals.dA);
+  if (totals.ddt_bias) sum_batches(problem, backward.ddt_bias, problem.heads, totals.ddt_bias);
   sum_batches(problem, backward.dD, problem.heads * problem.width, totals.dD);
 }
 

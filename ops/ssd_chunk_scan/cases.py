@@ -23,6 +23,7 @@ class _Shape:
     N: int = 6
     G: int = 1
     gated: bool = False
+    discrete: bool = False
     softplus: bool = True
     before_softplus: float = -1.0
     skip: bool = True
@@ -32,6 +33,11 @@ class _Shape:
         (0, 0),
     )  # numbers of sequences, each with its first step
     layouts: Mapping[str, Layout] = field(default_factory=dict)
+
+    @property
+    def operator(self) -> str:
+        kind = "_gated" if self.gated else "_discrete" if self.discrete else ""
+        return "ssd_chunk_scan" + kind
 
     def make(self, dtype: torch.dtype, seed: int) -> Inputs:
         """Drawn in float64 and then rounded, so that all dtypes see the same values."""
@@ -58,8 +64,13 @@ class _Shape:
             "seq_idx": self.sequences(),
             "dt_limit": torch.tensor(self.limit, dtype=wide),
         }
+        if self.discrete:
+            values["log_decay"] = -normal(b, l, H).exp().mul(0.3).to(wide)
         for name, layout in self.layouts.items():
             values[name] = layout(values[name])
+        if self.discrete:
+            order = ("x", "log_decay", "B", "C", "D", "initial_states", "seq_idx")
+            return {name: values[name] for name in order}
         if not self.gated:
             del values["z"]
         return {**values, "dt_softplus": self.softplus}
@@ -92,6 +103,7 @@ def expanded_time(t: Tensor) -> Tensor:
 
 
 _SEQUENCES = ("x", "dt", "B", "C", "z")
+_DISCRETE = ("x", "log_decay", "B", "C")
 _SHAPES = {
     "plain": _Shape(),
     "gated": _Shape(gated=True),
@@ -166,19 +178,52 @@ _SHAPES = {
     "layout_transposed_length_1": _Shape(
         l=1, H=1, gated=True, layouts=dict.fromkeys(_SEQUENCES, time_last)
     ),
+    "discrete": _Shape(discrete=True),
+    "discrete_one_of_everything": _Shape(b=1, l=1, H=1, P=1, N=1, discrete=True),
+    "discrete_no_steps": _Shape(l=0, discrete=True),
+    "discrete_empty_batch": _Shape(b=0, discrete=True),
+    "discrete_chunk_minus_1": _Shape(l=CHUNK - 1, discrete=True, initial=False),
+    "discrete_chunk_plus_1": _Shape(l=CHUNK + 1, discrete=True, skip=False),
+    "discrete_groups": _Shape(l=70, H=6, G=3, P=17, N=19, discrete=True),
+    "discrete_mamba_3": _Shape(b=1, l=130, H=4, G=4, P=64, N=128, discrete=True),
+    "discrete_many_units": _Shape(b=2, l=200, H=12, G=12, P=16, N=16, discrete=True),
+    "discrete_packed": _Shape(
+        b=3, l=3 * CHUNK + 5, P=18, N=20, discrete=True,
+        packed=((0, 0), (1, CHUNK - 1), (2, 2 * CHUNK - 1), (3, 2 * CHUNK + 9), (0, 3 * CHUNK)),
+    ),
+    "layout_discrete_transposed": _Shape(
+        l=67, P=18, N=20, discrete=True,
+        layouts=dict.fromkeys((*_DISCRETE, "D", "initial_states"), transposed),
+    ),
+    "layout_discrete_time_last": _Shape(
+        l=67, P=18, N=20, discrete=True, layouts=dict.fromkeys(_DISCRETE, time_last)
+    ),
+    "layout_discrete_sliced": _Shape(
+        l=67, P=18, N=20, discrete=True,
+        layouts=dict.fromkeys((*_DISCRETE, "D", "initial_states"), sliced),
+    ),
+    "layout_discrete_expanded": _Shape(
+        l=20, discrete=True, packed=((0, 0), (1, 7)),
+        layouts=dict.fromkeys(_DISCRETE, expanded_time) | {"seq_idx": expanded_first},
+    ),
 }  # fmt: skip
 
 CASES: tuple[Case, ...] = tuple(
-    Case(name, "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan", shape.make)
-    for name, shape in _SHAPES.items()
+    Case(name, shape.operator, shape.make) for name, shape in _SHAPES.items()
 )
 
 BENCH: tuple[Case, ...] = (
     Case("mamba_2_130m", "ssd_chunk_scan", _Shape(b=1, l=1024, H=24, P=64, N=128).make),
     Case("batch_4", "ssd_chunk_scan", _Shape(b=4, l=512, H=24, P=64, N=128).make),
+    Case(
+        "mamba_3",
+        "ssd_chunk_scan_discrete",
+        _Shape(b=1, l=1024, H=24, G=24, P=64, N=128, discrete=True).make,
+    ),
 )
 
-_FORWARDS = ("ssd_chunk_scan", "ssd_chunk_scan_gated")
+_OF_STEPS = ("ssd_chunk_scan", "ssd_chunk_scan_gated")
+_FORWARDS = (*_OF_STEPS, "ssd_chunk_scan_discrete")
 
 BUGS: tuple[PlantedBug, ...] = (
     *(
@@ -206,7 +251,7 @@ BUGS: tuple[PlantedBug, ...] = (
             f"{operator}_backward",
             softplus_underived("dt", "dt_bias", 2, "dt_softplus"),
         )
-        for operator in _FORWARDS
+        for operator in _OF_STEPS
     ),
     PlantedBug(
         "SiLU's derivative",

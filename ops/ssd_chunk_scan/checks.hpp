@@ -26,27 +26,23 @@ struct Check : fuseport::Check {
   void inputs(const Tensor& dt, const Tensor& A, const Tensor& B, const Tensor& C, const Tensor& D,
               const std::optional<Tensor>& z, const Tensor& dt_bias, const Tensor& initial_states,
               const Tensor& seq_idx, const Tensor& dt_limit) const {
-    require(x.dim() == 4, "x", "(b, l, H, P)", tuple(x.sizes()));
-    require(B.dim() == 4, "B", "(b, l, G, N)", tuple(B.sizes()));
-    const at::ScalarType dtype = x.scalar_type();
-    require(dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
-                dtype == at::kDouble,
-            "x", "float16, bfloat16, float32 or float64", name_of(dtype));
+    ranks(B);
     const int64_t b = x.size(0), l = x.size(1), h = x.size(2), p = x.size(3);
-    const int64_t groups = B.size(2), states = B.size(3);
-
-    fits("dt", dt, dtype, "(b, l, H)", {b, l, h});
+    fits("dt", dt, x.scalar_type(), "(b, l, H)", {b, l, h});
     fits("A", A, wide(), "(H,)", {h});
-    require(groups >= 1 && h % groups == 0, "B",
-            "of groups that divide " + std::to_string(h) + " heads", groups);
-    fits("B", B, dtype, "(b, l, G, N)", {b, l, groups, states});
-    fits("C", C, dtype, "B's shape", {b, l, groups, states});
-    fits("D", D, wide(), "(H, P)", {h, p});
-    if (z) fits("z", *z, dtype, "x's shape", {b, l, h, p});
+    coefficients(B, C, D);
+    if (z) fits("z", *z, x.scalar_type(), "x's shape", {b, l, h, p});
     fits("dt_bias", dt_bias, wide(), "(H,)", {h});
-    fits("initial_states", initial_states, wide(), "(b, H, P, N)", {b, h, p, states});
-    fits("seq_idx", seq_idx, at::kInt, "(b, l)", {b, l});
+    sequences(initial_states, seq_idx, B);
     fits("dt_limit", dt_limit, wide(), "(2,)", {2});
+  }
+
+  void discrete(const Tensor& log_decay, const Tensor& B, const Tensor& C, const Tensor& D,
+                const Tensor& initial_states, const Tensor& seq_idx) const {
+    ranks(B);
+    fits("log_decay", log_decay, wide(), "(b, l, H)", {x.size(0), x.size(1), x.size(2)});
+    coefficients(B, C, D);
+    sequences(initial_states, seq_idx, B);
   }
 
   void backward(const Tensor& dout, const Tensor& dfinal_states, const Tensor& B) const {
@@ -54,6 +50,32 @@ struct Check : fuseport::Check {
          {x.size(0), x.size(1), x.size(2), x.size(3)});
     fits("dfinal_states", dfinal_states, wide(), "(b, H, P, N)",
          {x.size(0), x.size(2), x.size(3), B.size(3)});
+  }
+
+ private:
+  void ranks(const Tensor& B) const {
+    require(x.dim() == 4, "x", "(b, l, H, P)", tuple(x.sizes()));
+    require(B.dim() == 4, "B", "(b, l, G, N)", tuple(B.sizes()));
+    const at::ScalarType dtype = x.scalar_type();
+    require(dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
+                dtype == at::kDouble,
+            "x", "float16, bfloat16, float32 or float64", name_of(dtype));
+  }
+
+  void coefficients(const Tensor& B, const Tensor& C, const Tensor& D) const {
+    const int64_t b = x.size(0), l = x.size(1), h = x.size(2), p = x.size(3);
+    const int64_t groups = B.size(2), states = B.size(3);
+    require(groups >= 1 && h % groups == 0, "B",
+            "of groups that divide " + std::to_string(h) + " heads", groups);
+    fits("B", B, x.scalar_type(), "(b, l, G, N)", {b, l, groups, states});
+    fits("C", C, x.scalar_type(), "B's shape", {b, l, groups, states});
+    fits("D", D, wide(), "(H, P)", {h, p});
+  }
+
+  void sequences(const Tensor& initial_states, const Tensor& seq_idx, const Tensor& B) const {
+    const int64_t b = x.size(0), l = x.size(1), h = x.size(2), p = x.size(3);
+    fits("initial_states", initial_states, wide(), "(b, H, P, N)", {b, h, p, B.size(3)});
+    fits("seq_idx", seq_idx, at::kInt, "(b, l)", {b, l});
   }
 };
 

@@ -102,24 +102,14 @@ struct Decays {
 
   template <class Stored>
   void load(const Problem& p, int64_t batch, int64_t head, const Steps& steps) {
-    const Real bias = ((const Real*)p.dt_bias)[head], A = ((const Real*)p.A)[head];
-    const Real* limit = (const Real*)p.dt_limit;
-    const Stored* from = (const Stored*)p.dt.data + batch * p.dt.batch +
-                         steps.start * p.dt.step + head * p.dt.head;
-    for (int t = 0; t < CHUNK; ++t)
-      raw[t] = t < steps.count ? (Real)(to_real(from[t * p.dt.step]) + bias) : (Real)0;
-    for (int t = 0; t < CHUNK; t += F::LANES) {
-      Vector s = fuseport::FUSEPORT_ISA::load<F>(raw + t);
-      if (p.softplus) s = softplus<F>(s);
-      store<F>(smooth + t, s);
-      s = at_most<F>(limit[1], at_least<F>(limit[0], s));
-      store<F>(step + t, first_lanes<F>(s, steps.count - t));
-    }
+    double exponents[CHUNK];  // δA, or what is given in its place
+    if (p.log_decay.data) load_decays(p, batch, head, steps, exponents);
+    else load_steps<Stored>(p, batch, head, steps, exponents);
     const int entered = sequences(p, batch, steps);
     double sum = 0;
     for (int t = 0; t < CHUNK; ++t) {
       if (first[t] == t) sum = 0;
-      sum += (double)step[t] * (double)A;
+      sum += exponents[t];
       high[t] = (Real)sum;
       const Real rest = (Real)(sum - (double)high[t]);
       low[t] = rest == rest ? rest : (Real)0;
@@ -134,6 +124,36 @@ struct Decays {
     for (int t = entered; t < CHUNK; ++t) outer[t] = 0;
     for (int t = 0; t < first[CHUNK - 1]; ++t) remaining[t] = weight[t] = 0;
     decay = outer[CHUNK - 1];
+  }
+
+  void load_decays(const Problem& p, int64_t batch, int64_t head, const Steps& steps,
+                   double* exponents) {
+    const Strided& from = p.log_decay;
+    const Real* at =
+        (const Real*)from.data + batch * from.batch + steps.start * from.step + head * from.head;
+    for (int t = 0; t < CHUNK; ++t) {
+      exponents[t] = t < steps.count ? (double)at[t * from.step] : 0;
+      step[t] = t < steps.count;
+    }
+  }
+
+  template <class Stored>
+  void load_steps(const Problem& p, int64_t batch, int64_t head, const Steps& steps,
+                  double* exponents) {
+    const Real bias = ((const Real*)p.dt_bias)[head], A = ((const Real*)p.A)[head];
+    const Real* limit = (const Real*)p.dt_limit;
+    const Stored* from = (const Stored*)p.dt.data + batch * p.dt.batch +
+                         steps.start * p.dt.step + head * p.dt.head;
+    for (int t = 0; t < CHUNK; ++t)
+      raw[t] = t < steps.count ? (Real)(to_real(from[t * p.dt.step]) + bias) : (Real)0;
+    for (int t = 0; t < CHUNK; t += F::LANES) {
+      Vector s = fuseport::FUSEPORT_ISA::load<F>(raw + t);
+      if (p.softplus) s = softplus<F>(s);
+      store<F>(smooth + t, s);
+      s = at_most<F>(limit[1], at_least<F>(limit[0], s));
+      store<F>(step + t, first_lanes<F>(s, steps.count - t));
+    }
+    for (int t = 0; t < CHUNK; ++t) exponents[t] = (double)step[t] * (double)A;
   }
 
   // Sets `first`; how many steps are of the sequence that enters the chunk. Those past the end are

@@ -10,9 +10,8 @@
 #include <optional>
 
 #include "native/cuda_torch.hpp"
-#include "ssd_chunk_scan/checks.hpp"
 #include "ssd_chunk_scan/cuda_passes.hpp"
-#include "ssd_chunk_scan/torch.hpp"
+#include "ssd_chunk_scan/discrete.hpp"
 
 namespace fuseport::ssd_chunk_scan {
 namespace {
@@ -101,6 +100,22 @@ std::array<Tensor, 9> backward_cuda(const char* op, const Tensor& dout, const Te
   return {dx, ddt, dA, dB, dC, dD, dz, dbias, dinitial};
 }
 
+Outputs discrete(FUSEPORT_DISCRETE) {
+  const OnDevice device(x);
+  const auto run = [&](const Problem& p, const Forward& to) {
+    cuda::run_forward(Host{"ssd_chunk_scan_discrete", device, D}, p, to);
+  };
+  return discrete_forward(run, x, log_decay, B, C, D, initial_states, seq_idx);
+}
+
+DiscreteGradients discrete_gradients(const Tensor& dout, const Tensor& dfinal, FUSEPORT_DISCRETE) {
+  const OnDevice device(x);
+  const auto run = [&](const Problem& p, const Backward& to, const Totals& totals) {
+    cuda::run_backward(Host{"ssd_chunk_scan_discrete_backward", device, D}, p, to, totals);
+  };
+  return discrete_backward(run, dout, dfinal, x, log_decay, B, C, D, initial_states, seq_idx);
+}
+
 Outputs scan(FUSEPORT_INPUTS, FUSEPORT_REST) {
   return forward_cuda("ssd_chunk_scan", x, dt, A, B, C, D, {}, dt_bias, initial_states, seq_idx,
                       dt_limit, softplus);
@@ -129,6 +144,8 @@ TORCH_LIBRARY_IMPL(FUSEPORT_CUDA_NAMESPACE, FUSEPORT_CUDA_KEY, m) {
   m.impl("ssd_chunk_scan_gated", scan_gated);
   m.impl("ssd_chunk_scan_backward", scan_backward);
   m.impl("ssd_chunk_scan_gated_backward", scan_gated_backward);
+  m.impl("ssd_chunk_scan_discrete", discrete);
+  m.impl("ssd_chunk_scan_discrete_backward", discrete_gradients);
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ struct Backward {
   void* gB = nullptr;      // B·dstates, by groups
   void* dx_within = nullptr;  // Mᵀ·dy, by heads
   double *dA = nullptr, *ddt_bias = nullptr, *dD = nullptr;  // of each chunk, (b·c, H), and (b·c, H·P)
-  void *dx = nullptr, *ddt = nullptr, *dz = nullptr;
+  void *dx = nullptr, *ddt = nullptr, *dlog_decay = nullptr, *dz = nullptr;
 };
 
 // In batches, to = a·b, or what is there already plus a·b: (rows, inner) and (inner, columns). All

@@ -121,7 +121,7 @@ FUSEPORT_DEVICE double sum_from_lane(double x) {
   return x;
 }
 
-// Gradients of δ, A and the bias, of one head of one chunk. Thread t < T of a block gives the excess
+// Gradients of δ, A and the bias, or of given decays, of one head of one chunk. Thread t < T of a block gives the excess
 // of K's row t, the sum of its column, exp(c_t)·dy_tᵀ h C_t, dw_t and dt with its bias; all give Σ g h,
 // and which step of which batch entry the chunk begins with.
 template <class Stored>
@@ -150,13 +150,16 @@ FUSEPORT_DEVICE void finish_steps(const Problem& p, const Backward& b,
     if (t < WARP) sum += of_warps[2];
     sum += dot * (double)d.outer(T - 1) + (of_warps[1] + of_warps[3]);  // of c_T, beside dc
     Real gradient = 0;
-    if (step < p.length) {
+    const int64_t at = (batch * p.length + step) * p.heads + h;
+    if (step < p.length && p.log_decay.data) {
+      ((Real*)b.dlog_decay)[at] = (Real)sum;
+    } else if (step < p.length) {
       gradient = column + remaining * dw + ((const Real*)p.A)[h] * (Real)sum;
       const Real delta = smooth(p, raw);
       const Real low = ((const Real*)p.dt_limit)[0], high = ((const Real*)p.dt_limit)[1];
       if (!(delta >= low && delta <= high)) gradient = 0;
       if (p.softplus && !(raw > 20)) gradient *= logistic(raw);
-      from_real(gradient, (Stored*)b.ddt + (batch * p.length + step) * p.heads + h);
+      from_real(gradient, (Stored*)b.ddt + at);
     }
     const double dA = over_warp(sum * (double)d.delta(t)), dbias = over_warp((double)gradient);
     if (t % WARP == 0) sums[t / WARP * 2] = dA;

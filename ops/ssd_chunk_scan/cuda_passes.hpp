@@ -219,6 +219,7 @@ void run_backward(const Host& host, const Problem& p, const ssd_chunk_scan::Back
   b.dout = backward.dout;
   b.dx = backward.dx;
   b.ddt = backward.ddt;
+  b.dlog_decay = backward.dlog_decay;
   b.dz = backward.dz;
   Walk back;
   back.back = true;
@@ -230,8 +231,8 @@ void run_backward(const Host& host, const Problem& p, const ssd_chunk_scan::Back
     b.ddt_bias = pass.doubles(pass.chunks * p.heads);
     b.dD = pass.doubles(pass.chunks * p.heads * p.width);
     gradients(pass, b, back, totals);
-    pass.start(sum_of_chunks, b.dA, p.heads, totals.dA);
-    pass.start(sum_of_chunks, b.ddt_bias, p.heads, totals.ddt_bias);
+    if (totals.dA) pass.start(sum_of_chunks, b.dA, p.heads, totals.dA);
+    if (totals.ddt_bias) pass.start(sum_of_chunks, b.ddt_bias, p.heads, totals.ddt_bias);
     pass.start(sum_of_chunks, b.dD, p.heads * p.width, totals.dD);
   };
   if (has_gradients(p)) run(Pass<Host>(host, p), run_gradients<Host>);

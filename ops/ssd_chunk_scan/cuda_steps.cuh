@@ -118,35 +118,53 @@ FUSEPORT_DEVICE Real smooth(const Problem& p, Real raw) {
   return p.softplus ? softplus(raw) : raw;
 }
 
-// dt with its bias.
+// dt with its bias; 0 of given decays.
 template <class Stored>
 FUSEPORT_DEVICE Real<Stored> raw_step(const Problem& p, int64_t batch, int64_t step, int64_t h) {
+  if (p.log_decay.data) return 0;
   const int64_t at = batch * p.dt.batch + step * p.dt.step + h * p.dt.head;
   return to_real(((const Stored*)p.dt.data)[at]) + ((const Real<Stored>*)p.dt_bias)[h];
+}
+
+// δ and δ·A; of given decays, 1 and what is given.
+template <class Real>
+struct Exponent {
+  Real delta;
+  double value;
+};
+
+template <class Stored>
+FUSEPORT_DEVICE Exponent<Real<Stored>> exponent(const Problem& p, int64_t batch, int64_t step,
+                                                int64_t h) {
+  using Real = cuda::Real<Stored>;
+  if (p.log_decay.data) {
+    const Strided& from = p.log_decay;
+    const int64_t at = batch * from.batch + step * from.step + h * from.head;
+    return {(Real)1, (double)((const Real*)from.data)[at]};
+  }
+  const Real low = ((const Real*)p.dt_limit)[0], high = ((const Real*)p.dt_limit)[1];
+  Real delta = smooth(p, raw_step<Stored>(p, batch, step, h));
+  delta = delta < low ? low : delta;
+  delta = delta > high ? high : delta;
+  return {delta, (double)delta * (double)((const Real*)p.A)[h]};
 }
 
 template <class Stored>
 __global__ void __launch_bounds__(THREADS, BLOCKS) steps_kernel(Problem p, Steps s) {
   using Real = cuda::Real<Stored>;
   const int64_t chunks = chunks_of(p);
-  const Real low = ((const Real*)p.dt_limit)[0], high = ((const Real*)p.dt_limit)[1];
   for_each(p.batches * chunks * p.heads, [&](int64_t i) {
     const int64_t chunk = i / p.heads, h = i % p.heads, batch = chunk / chunks;
-    const Real A = ((const Real*)p.A)[h];
     double total = 0;
     int32_t begin = -1;
 #pragma unroll 8
     for (int t = 0; t < T; ++t) {
       const int64_t step = chunk % chunks * T + t, at = (chunk * T + t) * p.heads + h;
-      Real delta = 0;
-      if (step < p.length) {
-        delta = smooth(p, raw_step<Stored>(p, batch, step, h));
-        delta = delta < low ? low : delta;
-        delta = delta > high ? high : delta;
-      }
-      total += (double)delta * (double)A;
+      Exponent<Real> of{};
+      if (step < p.length) of = exponent<Stored>(p, batch, step, h);
+      total += of.value;
       const Real rest = (Real)(total - (double)(Real)total);
-      ((Real*)s.step)[at] = delta;
+      ((Real*)s.step)[at] = of.delta;
       ((Real*)s.total)[at] = (Real)total;
       ((Real*)s.rest)[at] = rest == rest ? rest : (Real)0;
       if (h > 0) continue;

@@ -20,6 +20,9 @@ struct Problem {
   int64_t batches = 0, length = 0, heads = 0, width = 0, groups = 1, states = 0;
   bool softplus = false;
   Strided x, dt, B, C, z;                // z.data is null where there is no gate
+  // (b, l, H), real: of the discrete scan, which has no dt, A, dt_bias and dt_limit; else its data is
+  // null.
+  Strided log_decay;
   const void* A = nullptr;               // (H,), contiguous, real, like all that follow
   const void* D = nullptr;               // (H, P)
   const void* dt_bias = nullptr;         // (H,)
@@ -54,6 +57,7 @@ struct Backward {
   const void* dfinal_states = nullptr;  // (b, H, P, N), contiguous, real
   // Contiguous, in `dtype`, in the shapes of what they belong to.
   void *dx = nullptr, *ddt = nullptr, *dz = nullptr;
+  void* dlog_decay = nullptr;           // (b, l, H), contiguous, real
   void* dinitial_states = nullptr;      // (b, H, P, N), contiguous, real
   // Sums over one unit, which `sum` and the binding add up.
   void *dB = nullptr, *dC = nullptr;    // (b, l, blocks, N), real
@@ -61,7 +65,8 @@ struct Backward {
   double* dD = nullptr;                       // (b, H, P)
 };
 
-// The gradients that are summed over units, in their own shapes and dtypes, contiguous.
+// The gradients that are summed over units, in their own shapes and dtypes, contiguous; null where
+// there is no such input.
 struct Totals {
   void *dA = nullptr, *dB = nullptr, *dC = nullptr, *dD = nullptr, *ddt_bias = nullptr;
 };

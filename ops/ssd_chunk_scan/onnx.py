@@ -1,11 +1,11 @@
 """The chunked scan and its backward as ONNX: nodes of domain `fuseport.ops`, with function bodies.
 
 The bodies follow the definition, step by step, with `Scan`; they know nothing of dtypes and compute
-in A's. They use only what onnx's reference evaluator has too: `Scan` along axis 0, forward in time;
+in D's. They use only what onnx's reference evaluator has too: `Scan` along axis 0, forward in time;
 time is reversed with `Slice`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,22 +39,24 @@ def decompositions() -> dict[str, Callable[..., Any]]:
         "ssd_chunk_scan_gated": forward("ssd_chunk_scan_gated"),
         "ssd_chunk_scan_backward": backward("ssd_chunk_scan_backward"),
         "ssd_chunk_scan_gated_backward": backward("ssd_chunk_scan_gated_backward"),
+        "ssd_chunk_scan_discrete": _discrete_node,
+        "ssd_chunk_scan_discrete_backward": _discrete_backward_node,
     }
 
 
 def functions(opset: int) -> list[FunctionProto]:
     """The bodies of the nodes, in standard operators of `opset`, 18 or later."""
-    texts = [_forward_text(False), _forward_text(True), _backward_text(False), _backward_text(True)]
+    texts = [text(kind) for text in (_forward_text, _backward_text) for kind in _KINDS]
     return parsed(texts, opset)
 
 
 def _node(
-    name: str, tensors: tuple[Tensor, ...], softplus: bool, like: list[Tensor]
+    name: str, tensors: Sequence[Tensor], attributes: dict[str, int], like: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     results = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         tensors,
-        {"dt_softplus": int(softplus)},
+        attributes,
         dtypes=[t.dtype for t in like],
         shapes=[t.shape for t in like],
         version=VERSION,
@@ -65,13 +67,22 @@ def _node(
 def _forward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     *tensors, softplus = inputs
     x, initial_states = tensors[0], tensors[-3]
-    return _node(name, tuple(tensors), softplus, [x, initial_states])
+    return _node(name, tensors, {"dt_softplus": int(softplus)}, [x, initial_states])
 
 
 def _backward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     *tensors, softplus = inputs
     # Gradients come in the order of the inputs they belong to; seq_idx and dt_limit have none.
-    return _node(name, tuple(tensors), softplus, tensors[2:-2])
+    return _node(name, tensors, {"dt_softplus": int(softplus)}, tensors[2:-2])
+
+
+def _discrete_node(*tensors: Tensor) -> tuple[Tensor, ...]:
+    x, initial_states = tensors[0], tensors[-2]
+    return _node("ssd_chunk_scan_discrete", tensors, {}, [x, initial_states])
+
+
+def _discrete_backward_node(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return _node("ssd_chunk_scan_discrete_backward", tensors, {}, tensors[2:-1])
 
 
 # In the texts below: b batch, l length, H heads, P their width, G groups, c heads of a group, N
@@ -79,25 +90,36 @@ def _backward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
 # first.
 
 
-def _forward_text(gated: bool) -> str:
-    name = "ssd_chunk_scan_gated" if gated else "ssd_chunk_scan"
-    gate = "z, " if gated else ""
+_KINDS = ("", "_gated", "_discrete")
+_REST = "dt_bias, initial_states, seq_idx, dt_limit"
+_INPUTS = {
+    "": f"x, dt, A, B, C, D, {_REST}",
+    "_gated": f"x, dt, A, B, C, D, z, {_REST}",
+    "_discrete": "x, log_decay, B, C, D, initial_states, seq_idx",
+}
+_GRADIENTS = {
+    "": "dx, ddt, dA, dB, dC, dD, ddt_bias, dinitial_states",
+    "_gated": "dx, ddt, dA, dB, dC, dD, dz, ddt_bias, dinitial_states",
+    "_discrete": "dx, dlog_decay, dB, dC, dD, dinitial_states",
+}
+_ATTRIBUTES = {"": "<dt_softplus>", "_gated": "<dt_softplus>", "_discrete": ""}
+
+
+def _forward_text(kind: str) -> str:
     return (
-        f"""{name} <dt_softplus>
-        (x, dt, A, B, C, D, {gate}dt_bias, initial_states, seq_idx, dt_limit)
-        => (out, final_states) {{"""
-        + _PREPARE
+        f"""ssd_chunk_scan{kind} {_ATTRIBUTES[kind]} ({_INPUTS[kind]}) => (out, final_states) {{"""
+        + _prepare(kind)
         + """
         last, y_s = Scan <num_scan_inputs = 5,
             body = step (h, x_t, step_t, B_t, C_t, same_t) => (h_t, y_t) {"""
-        + _STEP
+        + _step(kind)
         + """
             read = Mul(h_t, C_t)
             axis_N = Constant <value_ints = [-1]> ()
             y_t = ReduceSum(read, axis_N)
         }> (initial, x_s, step_s, B_s, C_s, same_s)"""
         + _OUTPUT
-        + (_GATE if gated else "result = Identity(ungated)")
+        + (_GATE if kind == "_gated" else "result = Identity(ungated)")
         + """
         out = CastLike(result, x)
         states_shape = Shape(initial_states)
@@ -106,38 +128,43 @@ def _forward_text(gated: bool) -> str:
     )
 
 
-def _backward_text(gated: bool) -> str:
-    name = "ssd_chunk_scan_gated_backward" if gated else "ssd_chunk_scan_backward"
-    z, dz = ("z, ", "dz, ") if gated else ("", "")
+def _backward_text(kind: str) -> str:
     return (
-        f"""{name} <dt_softplus>
-        (dout, dfinal_states, x, dt, A, B, C, D, {z}dt_bias, initial_states, seq_idx, dt_limit)
-        => (dx, ddt, dA, dB, dC, dD, {dz}ddt_bias, dinitial_states) {{"""
-        + _PREPARE
+        f"""ssd_chunk_scan{kind}_backward {_ATTRIBUTES[kind]}
+        (dout, dfinal_states, {_INPUTS[kind]}) => ({_GRADIENTS[kind]}) {{"""
+        + _prepare(kind)
         + """
         last, h_s, y_s = Scan <
             num_scan_inputs = 5,
             body = step (h, x_t, step_t, B_t, C_t, same_t) => (h_t, h_before, y_t) {"""
-        + _STEP
+        + _step(kind)
         + """
             h_before = Identity(h)
             read = Mul(h_t, C_t)
             axis_N = Constant <value_ints = [-1]> ()
             y_t = ReduceSum(read, axis_N)
         }> (initial, x_s, step_s, B_s, C_s, same_s)
-        dout_wide = CastLike(dout, A)"""
+        dout_wide = CastLike(dout, D)"""
         + _OUTPUT
-        + (_GATE + _GATE_BACKWARD if gated else "dy = Identity(dout_wide)")
-        + _SCAN_BACKWARD
-        + "}"
+        + (_GATE + _GATE_BACKWARD if kind == "_gated" else "dy = Identity(dout_wide)")
+        + _scan_backward(kind)
+        + (_LOG_DECAY_BACKWARD if kind == "_discrete" else _STEPS_BACKWARD)
+        + """
+        states_shape = Shape(initial_states)
+        dinitial_states = Reshape(dfirst, states_shape)
+        }"""
     )
 
 
 # As sequences x is (l, b, G, c, P, 1), the steps are (l, b, G, c, 1, 1), B and C (l, b, G, 1, 1,
 # N); A is (G, c, 1, 1). same_s, (l, b, 1, 1, 1, 1), says whether a step is of the sequence of that
-# before.
-_PREPARE = (
-    """
+# before. Of the discrete scan step_s are the logarithms of decays.
+def _prepare(kind: str) -> str:
+    given = "step_wide = Identity(log_decay)" if kind == "_discrete" else _STEPS
+    return _SIZES + given + _SEQUENCES
+
+
+_SIZES = """
         unit = Constant <value_ints = [1]> ()
         keep_1 = Constant <value_ints = [0]> ()
         keep_2 = Constant <value_ints = [0, 0]> ()
@@ -151,9 +178,13 @@ _PREPARE = (
         group_size = Div(heads, groups)
         states = Shape <start = 3, end = 4> (B)
         one_float = Constant <value_float = 1.0> ()
-        one = CastLike(one_float, A)
+        one = CastLike(one_float, D)
+        zero = Sub(one, one)
+"""
 
-        dt_wide = CastLike(dt, A)
+_STEPS = (
+    """
+        dt_wide = CastLike(dt, D)
         raw = Add(dt_wide, dt_bias)
 """
     + softplus("dt_softplus", "smooth")
@@ -162,27 +193,29 @@ _PREPARE = (
         highest = Slice(dt_limit, one_end, two_end, axis_0)
         not_below = Max(smooth, lowest)
         step_wide = Min(not_below, highest)
+        A_split = Concat <axis = 0> (groups, group_size, units_2)
+        A_groups = Reshape(A, A_split)
+"""
+)
 
+_SEQUENCES = """
         x_split = Concat <axis = 0> (keep_2, groups, group_size, width, unit)
         step_split = Concat <axis = 0> (keep_2, groups, group_size, units_2)
         coefficient_split = Concat <axis = 0> (keep_2, groups, units_2, states)
-        A_split = Concat <axis = 0> (groups, group_size, units_2)
         state_split = Concat <axis = 0> (keep_1, groups, group_size, width, states)
-        x_wide = CastLike(x, A)
+        x_wide = CastLike(x, D)
         x_time = Transpose <perm = [1, 0, 2, 3]> (x_wide)
         x_s = Reshape(x_time, x_split)
         step_time = Transpose <perm = [1, 0, 2]> (step_wide)
         step_s = Reshape(step_time, step_split)
-        B_wide = CastLike(B, A)
+        B_wide = CastLike(B, D)
         B_time = Transpose <perm = [1, 0, 2, 3]> (B_wide)
         B_s = Reshape(B_time, coefficient_split)
-        C_wide = CastLike(C, A)
+        C_wide = CastLike(C, D)
         C_time = Transpose <perm = [1, 0, 2, 3]> (C_wide)
         C_s = Reshape(C_time, coefficient_split)
-        A_groups = Reshape(A, A_split)
         initial = Reshape(initial_states, state_split)
 
-        zero = Sub(one, one)
         axis_1 = Constant <value_ints = [1]> ()
         but_last = Constant <value_ints = [-1]> ()
         seq_first = Slice(seq_idx, axis_0, one_end, axis_1)
@@ -193,18 +226,28 @@ _PREPARE = (
         same_split = Concat <axis = 0> (keep_2, units_2, units_2)
         same_s = Reshape(same_time, same_split)
 """
-)
 
-_STEP = """
+
+def _step(kind: str) -> str:
+    """One step of the recurrence, from the state before it, `h`, (b, G, c, P, N)."""
+    return (_AS_GIVEN if kind == "_discrete" else _BY_STEP) + _STEP
+
+
+_AS_GIVEN = """
+            exponent = Identity(step_t)
+            inflow = Identity(x_t)
+"""
+_BY_STEP = """
             exponent = Mul(step_t, A_groups)
+            inflow = Mul(step_t, x_t)
+"""
+_STEP = """
             decay_same = Exp(exponent)
             decay = Where(same_t, decay_same, zero)
             kept = Mul(decay, h)
-            inflow = Mul(step_t, x_t)
             added = Mul(inflow, B_t)
             h_t = Add(kept, added)
 """
-"""One step of the recurrence, from the state before it, `h`, (b, G, c, P, N)."""
 
 _OUTPUT = """
         flat = Concat <axis = 0> (keep_2, heads, width)
@@ -215,7 +258,7 @@ _OUTPUT = """
 """
 
 _GATE = f"""
-        z_wide = CastLike(z, A)
+        z_wide = CastLike(z, D)
         {SILU}
         result = Mul(ungated, silu_z)
 """
@@ -228,8 +271,11 @@ _GATE_BACKWARD = f"""
         dy = Mul(dout_wide, silu_z)
 """
 
-_SCAN_BACKWARD = (
-    """
+
+def _scan_backward(kind: str) -> str:
+    discrete = kind == "_discrete"
+    results, each = ("", "") if discrete else ("dA_r, ", "dA_t, ")
+    return f"""
         dy_time = Transpose <perm = [1, 0, 2, 3]> (dy)
         dy_s = Reshape(dy_time, x_split)
         first = Constant <value_ints = [-1]> ()
@@ -243,16 +289,15 @@ _SCAN_BACKWARD = (
         h_r = Slice(h_s, first, past, axis_0, back)
         dlast = Reshape(dfinal_states, state_split)
         same_r = Slice(same_s, first, past, axis_0, back)
-        dfirst, dx_r, dstep_r, dA_r, dB_r, dC_r = Scan <
+        dfirst, dx_r, dstep_r, {results}dB_r, dC_r = Scan <
             num_scan_inputs = 7,
             body = step_back (dh_later, x_t, step_t, B_t, C_t, same_t, dy_t, h)
-                => (dh_earlier, dx_t, dstep_t, dA_t, dB_t, dC_t) {
+                => (dh_earlier, dx_t, dstep_t, {each}dB_t, dC_t) {{
             axis_N = Constant <value_ints = [-1]> ()
             axis_P = Constant <value_ints = [3]> ()
             axes_PN = Constant <value_ints = [3, 4]> ()
-            axes_cP = Constant <value_ints = [2, 3]> ()"""
-    + _STEP
-    + """
+            axes_cP = Constant <value_ints = [2, 3]> ()
+            {_step(kind)}
             dh_read = Mul(dy_t, C_t)
             dh = Add(dh_later, dh_read)
             dh_earlier = Mul(dh, decay)
@@ -262,15 +307,10 @@ _SCAN_BACKWARD = (
             dB_t = ReduceSum(dB_heads, axes_cP)
             dexponents = Mul(dh, kept)
             dexponent = ReduceSum(dexponents, axes_PN)
-            dA_t = Mul(dexponent, step_t)
             dinflow_N = Mul(dh, B_t)
             dinflow = ReduceSum(dinflow_N, axis_N)
-            dx_t = Mul(dinflow, step_t)
-            dstep_P = Mul(dinflow, x_t)
-            dstep_inflow = ReduceSum(dstep_P, axis_P)
-            dstep_decay = Mul(dexponent, A_groups)
-            dstep_t = Add(dstep_inflow, dstep_decay)
-        }> (dlast, x_r, step_r, B_r, C_r, same_r, dy_r, h_r)
+            {_AS_GIVEN_BACKWARD if discrete else _BY_STEP_BACKWARD}
+        }}> (dlast, x_r, step_r, B_r, C_r, same_r, dy_r, h_r)
 
         dx_s = Slice(dx_r, first, past, axis_0, back)
         dx_time = Reshape(dx_s, flat)
@@ -282,8 +322,6 @@ _SCAN_BACKWARD = (
         sum_axes = Constant <value_ints = [0, 1]> ()
         dD_all = Mul(dy, x_wide)
         dD = ReduceSum <keepdims = 0> (dD_all, sum_axes)
-        dA_groups = ReduceSum <keepdims = 0> (dA_r, sum_axes)
-        dA = Reshape(dA_groups, heads)
 
         coefficient_flat = Concat <axis = 0> (keep_2, groups, states)
         dB_s = Slice(dB_r, first, past, axis_0, back)
@@ -299,6 +337,29 @@ _SCAN_BACKWARD = (
         dstep_s = Slice(dstep_r, first, past, axis_0, back)
         dstep_time = Reshape(dstep_s, step_flat)
         dstep = Transpose <perm = [1, 0, 2]> (dstep_time)
+"""
+
+
+_AS_GIVEN_BACKWARD = """
+            dx_t = Identity(dinflow)
+            dstep_t = Identity(dexponent)
+"""
+_BY_STEP_BACKWARD = """
+            dA_t = Mul(dexponent, step_t)
+            dx_t = Mul(dinflow, step_t)
+            dstep_P = Mul(dinflow, x_t)
+            dstep_inflow = ReduceSum(dstep_P, axis_P)
+            dstep_decay = Mul(dexponent, A_groups)
+            dstep_t = Add(dstep_inflow, dstep_decay)
+"""
+
+_LOG_DECAY_BACKWARD = """
+        dlog_decay = Identity(dstep)
+"""
+_STEPS_BACKWARD = (
+    """
+        dA_groups = ReduceSum <keepdims = 0> (dA_r, sum_axes)
+        dA = Reshape(dA_groups, heads)
         not_low = GreaterOrEqual(smooth, lowest)
         not_high = LessOrEqual(smooth, highest)
         free = And(not_low, not_high)
@@ -308,7 +369,5 @@ _SCAN_BACKWARD = (
     + """
         ddt = CastLike(draw, dt)
         ddt_bias = ReduceSum <keepdims = 0> (draw, sum_axes)
-        states_shape = Shape(initial_states)
-        dinitial_states = Reshape(dfirst, states_shape)
 """
 )

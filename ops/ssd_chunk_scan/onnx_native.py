@@ -19,7 +19,11 @@ TYPES = {"LinearAttention"}
 
 def decompositions() -> dict[str, Callable[..., Any]]:
     """Forms in that operator, by name of ours; one returns None for what it has not."""
-    return {"ssd_chunk_scan": _scan, "ssd_chunk_scan_gated": _scan_gated}
+    return {
+        "ssd_chunk_scan": _scan,
+        "ssd_chunk_scan_gated": _scan_gated,
+        "ssd_chunk_scan_discrete": _discrete,
+    }
 
 
 def _scan_gated(
@@ -62,32 +66,55 @@ def _forward(
 ) -> tuple[Tensor, ...] | None:
     if x.dtype == torch.float64:  # the operator has no such type
         return None
-    wide = torch.float32
-    heads, groups = x.shape[2], B.shape[2]
-    step = dt.to(wide) + dt_bias
+    step = dt.to(torch.float32) + dt_bias
     step = _softplus(step) if dt_softplus else step
     step = torch.minimum(torch.maximum(step, dt_limit[0]), dt_limit[1])
-    u = x.to(wide)
+    u = x.to(torch.float32)
+    y, last = _node(u * step.unsqueeze(-1), step * A, B, C, initial_states, seq_idx)
+    out = y + D * u
+    if z is not None:
+        gate = z.to(torch.float32)
+        out = out * (gate / (1 + torch.exp(-gate)))
+    return out.to(x.dtype), last
+
+
+def _discrete(
+    x: Tensor,
+    log_decay: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    initial_states: Tensor,
+    seq_idx: Tensor,
+) -> tuple[Tensor, ...] | None:
+    if x.dtype == torch.float64:
+        return None
+    u = x.to(torch.float32)
+    y, last = _node(u, log_decay, B, C, initial_states, seq_idx)
+    return (y + D * u).to(x.dtype), last
+
+
+def _node(
+    values: Tensor, decay: Tensor, B: Tensor, C: Tensor, initial_states: Tensor, seq_idx: Tensor
+) -> tuple[Tensor, Tensor]:
+    """y, (b, l, H, P), and the last states, (b, H, P, N), in float32."""
+    wide, heads, groups = torch.float32, values.shape[2], B.shape[2]
     key, query = (
         t.to(wide).unsqueeze(3).expand(-1, -1, -1, heads // groups, -1).flatten(2) for t in (B, C)
     )
-    states = initial_states.mT
+    states, flat = initial_states.mT, values.flatten(2)
     before = torch.cat([seq_idx[:, :1], seq_idx[:, :-1]], 1)
     begins = torch.where(seq_idx == before, 0.0, float("-inf")).to(wide)
     y, last = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::LinearAttention",
-        (query, key, (u * step.unsqueeze(-1)).flatten(2), states, step * A + begins.unsqueeze(-1)),
+        (query, key, flat, states, decay + begins.unsqueeze(-1)),
         # A scale of 0, the default, would stand for 1/√N.
         {"update_rule": "gated", "scale": 1.0, "q_num_heads": heads, "kv_num_heads": heads},
         dtypes=(wide, wide),
-        shapes=((x.shape[0], x.shape[1], heads * x.shape[3]), states.shape),
+        shapes=(flat.shape, states.shape),
         version=1,
     )
-    out = y.unflatten(2, (heads, x.shape[3])) + D * u
-    if z is not None:
-        gate = z.to(wide)
-        out = out * (gate / (1 + torch.exp(-gate)))
-    return out.to(x.dtype), last.mT
+    return y.unflatten(2, (heads, values.shape[3])), last.mT
 
 
 def _softplus(x: Tensor) -> Tensor:

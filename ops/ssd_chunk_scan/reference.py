@@ -21,17 +21,21 @@ zeros the rest holds:
     dc_t = Σ_s K_ts δ_s - δ_t Σ_r K_rt + exp(c_t) dy_tᵀ h C_t - w_t dw_t
     dc_T has beside it Σ_s w_s dw_s + exp(c_T) Σ g h
     dδ_s = Σ_t K_ts + exp(c_T - c_s) dw_s + A Σ_{t ≥ s} dc_t       dA = Σ_s δ_s Σ_{t ≥ s} dc_t
+
+The discrete scan is given δ_s A, whose gradient is Σ_{t ≥ s} dc_t, and has 1 for δ_s elsewhere.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuseport.ops.ssd_chunk_scan.shapes import CHUNK, check, check_backward
+from fuseport.ops.ssd_chunk_scan.shapes import CHUNK, check, check_backward, check_discrete
 
 __all__ = [
     "ssd_chunk_scan",
     "ssd_chunk_scan_backward",
+    "ssd_chunk_scan_discrete",
+    "ssd_chunk_scan_discrete_backward",
     "ssd_chunk_scan_gated",
     "ssd_chunk_scan_gated_backward",
 ]
@@ -125,6 +129,54 @@ def ssd_chunk_scan_gated_backward(
     return _backward(dout, dfinal_states, x, dt, A, B, C, D, z, *rest)
 
 
+def ssd_chunk_scan_discrete(
+    x: Tensor,
+    log_decay: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    initial_states: Tensor,
+    seq_idx: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same of given decays, exp(log_decay), and of x as it is, without steps."""
+    check_discrete("ssd_chunk_scan_discrete", x, log_decay, B, C, D, initial_states, seq_idx)
+    wide, l = D.dtype, x.shape[1]  # noqa: E741
+    k = _discrete(x.to(wide), log_decay, B.to(wide), C.to(wide), seq_idx)
+    before, final_states = k.states(initial_states)
+    out = k.outputs(before)[:, :l] + D * x.to(wide)
+    return _contiguous(out.to(x.dtype)), _contiguous(final_states)
+
+
+def ssd_chunk_scan_discrete_backward(
+    dout: Tensor,
+    dfinal_states: Tensor,
+    x: Tensor,
+    log_decay: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    initial_states: Tensor,
+    seq_idx: Tensor,
+) -> tuple[Tensor, ...]:
+    """(dx, dlog_decay, dB, dC, dD, dinitial_states), each like its input."""
+    op = "ssd_chunk_scan_discrete_backward"
+    check_discrete(op, x, log_decay, B, C, D, initial_states, seq_idx)
+    check_backward(op, dout, dfinal_states, x, B)
+    wide = D.dtype
+    u, dy = x.to(wide), dout.to(wide)
+    k = _discrete(u, log_decay, B.to(wide), C.to(wide), seq_idx)
+    before, _ = k.states(initial_states)
+    dx, _, dexponent, dB, dC, dinitial = _gradients(k, before, dy, dfinal_states, B.shape[2])
+    return (
+        _contiguous((dx + D * dy).to(x.dtype)),
+        _contiguous(dexponent),
+        _contiguous(dB.to(B.dtype)),
+        _contiguous(dC.to(C.dtype)),
+        (dy * u).sum((0, 1)),
+        _contiguous(dinitial),
+    )
+
+
 def _forward(
     x: Tensor,
     dt: Tensor,
@@ -141,7 +193,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     wide, l = A.dtype, x.shape[1]  # noqa: E741
     step = _step(dt.to(wide) + dt_bias, dt_limit, dt_softplus)
-    chunked = _Chunks(x.to(wide), step, A, B.to(wide), C.to(wide), seq_idx)
+    chunked = _Chunks(x.to(wide), step, step * A, B.to(wide), C.to(wide), seq_idx)
     before, final_states = chunked.states(initial_states)
     y = chunked.outputs(before)[:, :l] + D * x.to(wide)
     out = y if z is None else y * F.silu(z.to(wide))
@@ -166,7 +218,8 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     wide, l = A.dtype, x.shape[1]  # noqa: E741
     u, raw = x.to(wide), dt.to(wide) + dt_bias
-    k = _Chunks(u, _step(raw, dt_limit, dt_softplus), A, B.to(wide), C.to(wide), seq_idx)
+    step = _step(raw, dt_limit, dt_softplus)
+    k = _Chunks(u, step, step * A, B.to(wide), C.to(wide), seq_idx)
     before, _ = k.states(initial_states)
     dout_ = dy = dout.to(wide)
     dz: tuple[Tensor, ...] = ()
@@ -176,7 +229,34 @@ def _backward(
         y = k.outputs(before)[:, :l] + D * u
         dz = (_contiguous((dout_ * y * s * (1 + gate * (1 - s))).to(z.dtype)),)
         dy = dout_ * gate * s
+    dx, dstep, dexponent, dB, dC, dinitial = _gradients(k, before, dy, dfinal_states, B.shape[2])
 
+    low, high = dt_limit
+    smooth = F.softplus(raw, threshold=SOFTPLUS_THRESHOLD) if dt_softplus else raw
+    draw = torch.where((smooth >= low) & (smooth <= high), dstep + dexponent * A, 0)
+    if dt_softplus:
+        draw = torch.where(raw > SOFTPLUS_THRESHOLD, draw, draw * raw.sigmoid())
+    return (
+        _contiguous((dx + D * dy).to(x.dtype)),
+        _contiguous(draw.to(dt.dtype)),
+        (dexponent * step).sum((0, 1)),
+        _contiguous(dB.to(B.dtype)),
+        _contiguous(dC.to(C.dtype)),
+        (dy * u).sum((0, 1)),
+        *dz,
+        draw.sum((0, 1)),
+        _contiguous(dinitial),
+    )
+
+
+def _gradients(
+    k: "_Chunks", before: Tensor, dy: Tensor, dfinal_states: Tensor, groups: int
+) -> tuple[Tensor, ...]:
+    """Of x, of δ_s beside x_s, of δ_s A, of B, C and the initial states: all real.
+
+    The scan is without D, its gate and what its steps are made of.
+    """
+    l = dy.shape[1]  # noqa: E741
     # Heads come before steps: (b, c, H, t, …).
     dy_ = _chunked(dy).transpose(2, 3)
     B_, C_, x_ = (t.transpose(2, 3) for t in (k.B, k.C, k.x))
@@ -203,34 +283,26 @@ def _backward(
     last = (w * dw).sum(-1) + k.decay * (dafter * before).sum((-1, -2))
     # Σ_{t ≥ s} dc_t, as what is left of the sum of all.
     later = dc.flip(-1).cumsum(-1).flip(-1) + last[..., None]
-    dstep = K.sum(-2) + k.remaining * dw + later * A[:, None]
-    dA = (later * k.step).sum((0, 1, 3))
-
-    step_gradient = dstep.transpose(2, 3).flatten(1, 2)[:, :l]
-    low, high = dt_limit
-    smooth = F.softplus(raw, threshold=SOFTPLUS_THRESHOLD) if dt_softplus else raw
-    draw = torch.where((smooth >= low) & (smooth <= high), step_gradient, 0)
-    if dt_softplus:
-        draw = torch.where(raw > SOFTPLUS_THRESHOLD, draw, draw * raw.sigmoid())
-    groups = B.shape[2]
+    dstep = K.sum(-2) + k.remaining * dw
     return (
-        _contiguous((_joined(dx, l) + D * dy).to(x.dtype)),
-        _contiguous(draw.to(dt.dtype)),
-        dA,
-        _contiguous(_joined(dB, l).unflatten(2, (groups, -1)).sum(3).to(B.dtype)),
-        _contiguous(_joined(dC, l).unflatten(2, (groups, -1)).sum(3).to(C.dtype)),
-        (dy * u).sum((0, 1)),
-        *dz,
-        draw.sum((0, 1)),
-        _contiguous(g),
+        _joined(dx, l),
+        _joined(dstep.transpose(2, 3), l),
+        _joined(later.transpose(2, 3), l),
+        _joined(dB, l).unflatten(2, (groups, -1)).sum(3),
+        _joined(dC, l).unflatten(2, (groups, -1)).sum(3),
+        g,
     )
+
+
+def _discrete(x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, seq_idx: Tensor) -> "_Chunks":
+    return _Chunks(x, torch.ones_like(log_decay), log_decay, B, C, seq_idx)
 
 
 class _Chunks:
     """The matrices of all chunks: c chunks of t steps, the last one filled up with steps of 0."""
 
     def __init__(
-        self, x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, seq_idx: Tensor
+        self, x: Tensor, step: Tensor, exponent: Tensor, B: Tensor, C: Tensor, seq_idx: Tensor
     ) -> None:
         heads, groups = x.shape[2], B.shape[2]
         self.x = _chunked(x)  # (b, c, t, H, P)
@@ -238,7 +310,7 @@ class _Chunks:
             _chunked(t).repeat_interleave(heads // groups, dim=3) for t in (B, C)
         )  # (b, c, t, H, N)
         self.step = _chunked(step).transpose(2, 3)  # (b, c, H, t)
-        total = (self.step * A[:, None]).cumsum(-1)
+        total = _chunked(exponent).transpose(2, 3).cumsum(-1)
         difference = total[..., :, None] - total[..., None, :]
         past = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=x.device).tril()
         sequence, entering = _sequences(seq_idx)  # (b, c, 1, t), (b, c, 1, 1)

@@ -14,9 +14,12 @@ __all__ = [
     "CHUNK",
     "check",
     "check_backward",
+    "check_discrete",
     "check_ranks",
     "fake_scan",
     "fake_scan_backward",
+    "fake_scan_discrete",
+    "fake_scan_discrete_backward",
     "fake_scan_gated",
     "fake_scan_gated_backward",
 ]
@@ -46,30 +49,62 @@ def check(
     dt_limit: Tensor,
 ) -> None:
     """Raises ValueError, naming `op` and the argument, unless the inputs fit each other."""
-    check_ranks(op, x, B)
-    meaning = "float16, bfloat16, float32 or float64"
-    require(x.dtype in FLOATING, op, "x", meaning, dtype_name(x.dtype))
+    fits = _Fits(op, x, B)
     b, l, h, p = x.shape  # noqa: E741
-    groups, states = B.shape[2:]
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-
-    def fits(name: str, t: Tensor, dtype: torch.dtype, meaning: str, *shape: int) -> None:
-        require_like(op, name, t, dtype, x, "x")
-        require_shape(op, name, t, meaning, shape)
-
     fits("dt", dt, x.dtype, "(b, l, H)", b, l, h)
-    fits("A", A, wide, "(H,)", h)
-    divides = groups >= 1 and h % groups == 0
-    require(divides, op, "B", f"of groups that divide {h} heads", groups)
-    fits("B", B, x.dtype, "(b, l, G, N)", b, l, groups, states)
-    fits("C", C, x.dtype, "B's shape", b, l, groups, states)
-    fits("D", D, wide, "(H, P)", h, p)
+    fits("A", A, fits.wide, "(H,)", h)
+    fits.coefficients(B, C, D)
     if z is not None:
         fits("z", z, x.dtype, "x's shape", b, l, h, p)
-    fits("dt_bias", dt_bias, wide, "(H,)", h)
-    fits("initial_states", initial_states, wide, "(b, H, P, N)", b, h, p, states)
-    fits("seq_idx", seq_idx, torch.int32, "(b, l)", b, l)
-    fits("dt_limit", dt_limit, wide, "(2,)", 2)
+    fits("dt_bias", dt_bias, fits.wide, "(H,)", h)
+    fits.sequences(initial_states, seq_idx)
+    fits("dt_limit", dt_limit, fits.wide, "(2,)", 2)
+
+
+def check_discrete(
+    op: str,
+    x: Tensor,
+    log_decay: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    initial_states: Tensor,
+    seq_idx: Tensor,
+) -> None:
+    """The same of inputs whose decays are given, and which are not multiplied by steps."""
+    fits = _Fits(op, x, B)
+    fits("log_decay", log_decay, fits.wide, "(b, l, H)", *x.shape[:3])
+    fits.coefficients(B, C, D)
+    fits.sequences(initial_states, seq_idx)
+
+
+class _Fits:
+    """Whether what is beside x fits it."""
+
+    def __init__(self, op: str, x: Tensor, B: Tensor) -> None:
+        check_ranks(op, x, B)
+        meaning = "float16, bfloat16, float32 or float64"
+        require(x.dtype in FLOATING, op, "x", meaning, dtype_name(x.dtype))
+        self.op, self.x, self.states = op, x, B.shape[3]
+        self.wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+
+    def __call__(self, name: str, t: Tensor, dtype: torch.dtype, meaning: str, *shape: int) -> None:
+        require_like(self.op, name, t, dtype, self.x, "x")
+        require_shape(self.op, name, t, meaning, shape)
+
+    def coefficients(self, B: Tensor, C: Tensor, D: Tensor) -> None:
+        b, l, h, p = self.x.shape  # noqa: E741
+        groups, states = B.shape[2:]
+        divides = groups >= 1 and h % groups == 0
+        require(divides, self.op, "B", f"of groups that divide {h} heads", groups)
+        self("B", B, self.x.dtype, "(b, l, G, N)", b, l, groups, states)
+        self("C", C, self.x.dtype, "B's shape", b, l, groups, states)
+        self("D", D, self.wide, "(H, P)", h, p)
+
+    def sequences(self, initial_states: Tensor, seq_idx: Tensor) -> None:
+        b, l, h, p = self.x.shape  # noqa: E741
+        self("initial_states", initial_states, self.wide, "(b, H, P, N)", b, h, p, self.states)
+        self("seq_idx", seq_idx, torch.int32, "(b, l)", b, l)
 
 
 def check_backward(op: str, dout: Tensor, dfinal_states: Tensor, x: Tensor, B: Tensor) -> None:
@@ -168,3 +203,35 @@ def fake_scan_gated_backward(
     check(op, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_limit)
     check_backward(op, dout, dfinal_states, x, B)
     return tuple(map(_flat, (x, dt, A, B, C, D, z, dt_bias, initial_states)))
+
+
+def fake_scan_discrete(
+    x: Tensor,
+    log_decay: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    initial_states: Tensor,
+    seq_idx: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Empty outputs of `fuseport::ssd_chunk_scan_discrete`."""
+    check_discrete("ssd_chunk_scan_discrete", x, log_decay, B, C, D, initial_states, seq_idx)
+    return _flat(x), _flat(initial_states)
+
+
+def fake_scan_discrete_backward(
+    dout: Tensor,
+    dfinal_states: Tensor,
+    x: Tensor,
+    log_decay: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    initial_states: Tensor,
+    seq_idx: Tensor,
+) -> tuple[Tensor, ...]:
+    """Empty outputs of `fuseport::ssd_chunk_scan_discrete_backward`."""
+    op = "ssd_chunk_scan_discrete_backward"
+    check_discrete(op, x, log_decay, B, C, D, initial_states, seq_idx)
+    check_backward(op, dout, dfinal_states, x, B)
+    return tuple(map(_flat, (x, log_decay, B, C, D, initial_states)))

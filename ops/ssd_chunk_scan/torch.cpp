@@ -9,9 +9,8 @@
 
 #include "native/autograd.hpp"
 #include "ssd_chunk_scan/binding.hpp"
-#include "ssd_chunk_scan/checks.hpp"
+#include "ssd_chunk_scan/discrete.hpp"
 #include "ssd_chunk_scan/kernel.hpp"
-#include "ssd_chunk_scan/torch.hpp"
 
 namespace fuseport::ssd_chunk_scan {
 namespace {
@@ -67,7 +66,19 @@ std::array<Tensor, 9> backward_cpu(const char* op, const Tensor& dout, const Ten
   return g;
 }
 
-// The four operators, on the CPU.
+// The operators, on the CPU.
+
+Outputs discrete(FUSEPORT_DISCRETE) {
+  const auto run = [](const Problem& p, const Forward& to) { run_forward(Host{}, p, to); };
+  return discrete_forward(run, x, log_decay, B, C, D, initial_states, seq_idx);
+}
+
+DiscreteGradients discrete_gradients(const Tensor& dout, const Tensor& dfinal, FUSEPORT_DISCRETE) {
+  const auto run = [](const Problem& p, const Backward& to, const Totals& totals) {
+    run_backward(Host{}, p, to, totals);
+  };
+  return discrete_backward(run, dout, dfinal, x, log_decay, B, C, D, initial_states, seq_idx);
+}
 
 Outputs scan(FUSEPORT_INPUTS, FUSEPORT_REST) {
   return forward_cpu("ssd_chunk_scan", x, dt, A, B, C, D, {}, dt_bias, initial_states, seq_idx,
@@ -113,6 +124,13 @@ TORCH_LIBRARY_FRAGMENT(fuseport, m) {
       "Tensor A, Tensor B, Tensor C, Tensor D, Tensor z, Tensor dt_bias, Tensor initial_states, "
       "Tensor seq_idx, Tensor dt_limit, bool dt_softplus) -> (Tensor dx, Tensor ddt, Tensor dA, "
       "Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddt_bias, Tensor dinitial_states)");
+  m.def(
+      "ssd_chunk_scan_discrete(Tensor x, Tensor log_decay, Tensor B, Tensor C, Tensor D, "
+      "Tensor initial_states, Tensor seq_idx) -> (Tensor out, Tensor final_states)");
+  m.def(
+      "ssd_chunk_scan_discrete_backward(Tensor dout, Tensor dfinal_states, Tensor x, "
+      "Tensor log_decay, Tensor B, Tensor C, Tensor D, Tensor initial_states, Tensor seq_idx) -> "
+      "(Tensor dx, Tensor dlog_decay, Tensor dB, Tensor dC, Tensor dD, Tensor dinitial_states)");
 }
 
 TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
@@ -120,11 +138,14 @@ TORCH_LIBRARY_IMPL(fuseport, CPU, m) {
   m.impl("ssd_chunk_scan_gated", scan_gated);
   m.impl("ssd_chunk_scan_backward", scan_backward);
   m.impl("ssd_chunk_scan_gated_backward", scan_gated_backward);
+  m.impl("ssd_chunk_scan_discrete", discrete);
+  m.impl("ssd_chunk_scan_discrete_backward", discrete_gradients);
 }
 
 TORCH_LIBRARY_IMPL(fuseport, Autograd, m) {
   differentiated_by(m, "ssd_chunk_scan", "ssd_chunk_scan_backward");
   differentiated_by(m, "ssd_chunk_scan_gated", "ssd_chunk_scan_gated_backward");
+  differentiated_by(m, "ssd_chunk_scan_discrete", "ssd_chunk_scan_discrete_backward");
 }
 
 }  // namespace

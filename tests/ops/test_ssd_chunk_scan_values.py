@@ -13,7 +13,7 @@ from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
 
 SPEC = OPS["ssd_chunk_scan"]
 CASE = {case.name: case for case in SPEC.cases}
-IN_ALL_DTYPES = ("gated", "mamba_2", "packed")
+IN_ALL_DTYPES = ("gated", "mamba_2", "packed", "discrete_mamba_3", "discrete_packed")
 on_each = pytest.mark.parametrize("case", SPEC.cases, ids=lambda c: c.name)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]  # noqa: F821
 
@@ -81,21 +81,35 @@ def defined(
     dt_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     """The definition, step by step."""
-    heads, groups, state = x.shape[2], B.shape[2], initial_states
     step = dt + dt_bias
     if dt_softplus:
         step = F.softplus(step)
     step = step.clamp(dt_limit[0], dt_limit[1])
+    y, state = defined_discrete(step[..., None] * x, step * A, B, C, 0 * D, initial_states, seq_idx)
+    y = y + D * x
+    return (y if z is None else y * F.silu(z)), state
+
+
+def defined_discrete(
+    x: Tensor,
+    log_decay: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    initial_states: Tensor,
+    seq_idx: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The definition of the scan of given decays, step by step."""
+    heads, groups, state = x.shape[2], B.shape[2], initial_states
     ys = [x[:, :0]]
     for t in range(x.shape[1]):
         B_t, C_t = (k[:, t].repeat_interleave(heads // groups, dim=1) for k in (B, C))
-        state = torch.exp(step[:, t] * A)[..., None, None] * state
+        state = torch.exp(log_decay[:, t])[..., None, None] * state
         if t:
             state = torch.where((seq_idx[:, t] == seq_idx[:, t - 1])[:, None, None, None], state, 0)
-        state = state + (step[:, t, :, None] * x[:, t])[..., None] * B_t[:, :, None]
+        state = state + x[:, t, :, :, None] * B_t[:, :, None]
         ys.append(((state * C_t[:, :, None]).sum(-1) + D * x[:, t])[:, None])
-    y = torch.cat(ys, 1)
-    return (y if z is None else y * F.silu(z)), state
+    return torch.cat(ys, 1), state
 
 
 @on_each
@@ -105,6 +119,8 @@ def test_reference_and_its_backward_are_the_definition(case: Case) -> None:
 
     def definition(*values: Tensor) -> tuple[Tensor, Tensor]:
         named = dict(zip(inputs, values, strict=True))
+        if case.operator == "ssd_chunk_scan_discrete":
+            return defined_discrete(**named)
         return defined(**{"z": None, **named})
 
     expected = differentiated(definition, inputs, cotangents)
@@ -141,7 +157,10 @@ def test_kernel_is_as_good_as_the_reference(case: Case, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", "gated", "without_softplus", "limited", "one_of_everything", "groups", "packed"],
+    [
+        *("plain", "gated", "without_softplus", "limited", "one_of_everything", "groups", "packed"),
+        *("discrete", "discrete_groups", "discrete_one_of_everything"),
+    ],
 )
 def test_gradcheck(name: str) -> None:
     operator, inputs = SPEC.operator(CASE[name].operator), CASE[name].make(torch.float64, 5)
@@ -153,7 +172,7 @@ def test_gradcheck(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["gated", "width_70", "groups"])
+@pytest.mark.parametrize("name", ["gated", "width_70", "groups", "discrete"])
 def test_cotangents_may_have_any_layout(name: str) -> None:
     operator, inputs = SPEC.operator(CASE[name].operator), CASE[name].make(torch.float64, 6)
     plain = cotangents_of(operator, inputs, 7)
@@ -169,7 +188,7 @@ def test_cotangents_may_have_any_layout(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["many_units", "heads_48"])
+@pytest.mark.parametrize("name", ["many_units", "heads_48", "discrete_many_units"])
 def test_bits_do_not_depend_on_threads(name: str, dtype: torch.dtype) -> None:
     operator, inputs = SPEC.operator(CASE[name].operator), CASE[name].make(dtype, 8)
     cotangents = cotangents_of(operator, inputs, 9)
