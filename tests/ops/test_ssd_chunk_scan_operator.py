@@ -24,7 +24,7 @@ from fuseport.tests.ops.faint_states import error_of_gradient, faint
 
 SPEC = OPS["ssd_chunk_scan"]
 CASE = {case.name: case for case in SPEC.cases}
-IN_ALL_DTYPES = ("gated", "mamba_2", "packed")
+IN_ALL_DTYPES = ("gated", "mamba_2", "packed", "discrete_mamba_3", "discrete_packed")
 LOWERING = SPEC.lowering()
 TYPES = {
     torch.float32: TensorProto.FLOAT,
@@ -33,12 +33,13 @@ TYPES = {
     torch.bfloat16: TensorProto.BFLOAT16,
     torch.int32: TensorProto.INT32,
 }
-RANKS = {"dt": 3, "A": 1, "D": 2, "dt_bias": 1, "seq_idx": 2, "dt_limit": 1}
+RANKS = {"dt": 3, "A": 1, "log_decay": 3, "D": 2, "dt_bias": 1, "seq_idx": 2, "dt_limit": 1}
 RANKS |= {f"d{name}": rank for name, rank in RANKS.items()}
 # What tracing and dynamic shapes can tell apart; the others differ in sizes and values alone.
 OPCHECKED = (
     *("plain", "gated", "length_1", "no_steps", "empty_batch", "groups", "packed"),
     *("layout_transposed", "layout_expanded_time", "layout_packed_transposed"),
+    *("discrete", "discrete_no_steps", "discrete_packed", "layout_discrete_expanded"),
 )
 on_each = pytest.mark.parametrize("case", SPEC.cases, ids=lambda c: c.name)
 
@@ -145,10 +146,25 @@ BAD_GRADIENTS: dict[str, Callable[[Inputs], dict[str, Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("what", [*BAD, *BAD_GRADIENTS])
-def test_bad_inputs_are_refused_alike_by_kernel_reference_and_fake(what: str) -> None:
-    operator, good = both(CASE["gated"], torch.float32)[what in BAD_GRADIENTS]
-    change = {**BAD, **BAD_GRADIENTS}[what](good)
+BAD_DISCRETE: dict[str, Callable[[Inputs], dict[str, Tensor]]] = {
+    "log_decay is half": lambda x: {"log_decay": x["log_decay"].half()},
+    "log_decay is longer": lambda x: {"log_decay": torch.cat([x["log_decay"]] * 2, 1)},
+    **{
+        what: wrong
+        for what, wrong in {**BAD, **BAD_GRADIENTS}.items()
+        if what.split()[0] not in ("dt", "A", "z", "bias", "dt_limit")
+    },
+}
+WRONG = [
+    *(("gated", what) for what in {**BAD, **BAD_GRADIENTS}),
+    *(("discrete", what) for what in BAD_DISCRETE),
+]
+
+
+@pytest.mark.parametrize(("name", "what"), WRONG)
+def test_bad_inputs_are_refused_alike_by_kernel_reference_and_fake(name: str, what: str) -> None:
+    operator, good = both(CASE[name], torch.float32)[what in BAD_GRADIENTS]
+    change = {**BAD, **BAD_DISCRETE, **BAD_GRADIENTS}[what](good)
     inputs = {**good, **change}
     messages = []
     with FakeTensorMode() as mode:
@@ -195,16 +211,20 @@ def test_export_keeps_batch_and_length_open_and_gradients_are_compiled() -> None
 
 @cache
 def model_of(
-    name: str, dtypes: tuple[torch.dtype, ...], softplus: int, body: bool, opset: int = 20
+    name: str,
+    dtypes: tuple[torch.dtype, ...],
+    attributes: tuple[tuple[str, int], ...],
+    body: bool,
+    opset: int = 20,
 ) -> bytes:
     function = next(f for f in LOWERING.functions(opset) if f.name == name)
     node = helper.make_node(
-        name, function.input, function.output, domain=LOWERING.DOMAIN, dt_softplus=softplus
+        name, function.input, function.output, domain=LOWERING.DOMAIN, **dict(attributes)
     )
     typed = dict(zip(function.input, dtypes, strict=True))
     results = {
         "out": typed["x"],
-        "final_states": typed["A"],
+        "final_states": typed["D"],
         **{f"d{n}": t for n, t in typed.items()},
     }
     values = [
@@ -238,14 +258,15 @@ def in_onnxruntime(model: bytes, feed: dict[str, Tensor], library: bool, threads
 
 def lowered(
     monkeypatch: pytest.MonkeyPatch, operator: Operator, inputs: Inputs
-) -> tuple[str, dict[str, Tensor], int]:
-    """The node that an operator becomes: its name, its inputs by name, dt_softplus."""
+) -> tuple[str, dict[str, Tensor], tuple[tuple[str, int], ...]]:
+    """The node that an operator becomes: its name, its inputs by name, its attributes."""
     seen: list[Any] = []
     monkeypatch.setattr(torch.onnx.ops, "symbolic_multi_out", lambda *a, **k: seen.append(a) or ())
     LOWERING.decompositions()[operator.name](*inputs.values())
     [(name, given, attributes)] = seen
-    feed = {n: t.contiguous() for n, t in zip(operator.inputs[:-1], given, strict=True)}
-    return name.removeprefix("fuseport.ops::"), feed, attributes["dt_softplus"]
+    names = [n for n, v in inputs.items() if isinstance(v, Tensor)]
+    feed = {n: t.contiguous() for n, t in zip(names, given, strict=True)}
+    return name.removeprefix("fuseport.ops::"), feed, tuple(attributes.items())
 
 
 def compare(got: Any, expected: tuple[Tensor, ...], dtype: torch.dtype) -> None:
@@ -257,7 +278,11 @@ def compare(got: Any, expected: tuple[Tensor, ...], dtype: torch.dtype) -> None:
         assert error <= tolerance * wanted.double().abs().max().clamp(min=1)
 
 
-BODIES = [case for case in SPEC.cases if case.name not in ("no_steps", "empty_batch")]
+BODIES = [case for case in SPEC.cases if not case.name.endswith(("no_steps", "empty_batch"))]
+ONNX_OWN = (
+    *("plain", "gated", "limited", "length_1", "groups", "packed"),
+    *("discrete", "discrete_one_of_everything", "discrete_groups"),
+)
 BODY_DTYPES = (torch.float32, torch.float64, torch.float16)
 
 
@@ -266,8 +291,8 @@ def test_function_bodies_in_onnxruntime(
     monkeypatch: pytest.MonkeyPatch, case: Case, dtype: torch.dtype
 ) -> None:
     for operator, inputs in both(case, dtype):
-        op, feed, softplus = lowered(monkeypatch, operator, inputs)
-        model = model_of(op, tuple(t.dtype for t in feed.values()), softplus, True)
+        op, feed, attributes = lowered(monkeypatch, operator, inputs)
+        model = model_of(op, tuple(t.dtype for t in feed.values()), attributes, True)
         wide = [
             v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
             for v in inputs.values()
@@ -278,13 +303,13 @@ def test_function_bodies_in_onnxruntime(
 
 
 @pytest.mark.parametrize("opset", [18, 23])
-@pytest.mark.parametrize("name", ["plain", "gated", "limited", "length_1", "groups", "packed"])
+@pytest.mark.parametrize("name", ONNX_OWN)
 def test_function_bodies_in_onnx_own_evaluator(
     monkeypatch: pytest.MonkeyPatch, name: str, opset: int
 ) -> None:
     for operator, inputs in both(CASE[name], torch.float64):
-        op, feed, softplus = lowered(monkeypatch, operator, inputs)
-        model = model_of(op, tuple(t.dtype for t in feed.values()), softplus, True, opset)
+        op, feed, attributes = lowered(monkeypatch, operator, inputs)
+        model = model_of(op, tuple(t.dtype for t in feed.values()), attributes, True, opset)
         evaluator = ReferenceEvaluator(onnx.load_from_string(model))
         results = evaluator.run(None, {n: t.numpy() for n, t in feed.items()})
         got = [torch.from_numpy(np.asarray(y)) for y in results]
@@ -296,8 +321,8 @@ def test_bits_in_onnxruntime_are_torchs(
     monkeypatch: pytest.MonkeyPatch, fused_library: Path, case: Case, dtype: torch.dtype
 ) -> None:
     for operator, inputs in both(case, dtype):
-        op, feed, softplus = lowered(monkeypatch, operator, inputs)
-        model = model_of(op, tuple(t.dtype for t in feed.values()), softplus, False)
+        op, feed, attributes = lowered(monkeypatch, operator, inputs)
+        model = model_of(op, tuple(t.dtype for t in feed.values()), attributes, False)
         expected = operator(*inputs.values())
         for threads in (1, 2):
             got = in_onnxruntime(model, feed, True, threads)
@@ -305,11 +330,13 @@ def test_bits_in_onnxruntime_are_torchs(
             assert [y.dtype for y in got] == [y.dtype for y in expected]
 
 
-def test_bad_shapes_are_refused_in_onnxruntime(fused_library: Path) -> None:
-    for operator, inputs in both(CASE["gated"], torch.float32):
+@pytest.mark.parametrize("name", ["gated", "discrete"])
+def test_bad_shapes_are_refused_in_onnxruntime(fused_library: Path, name: str) -> None:
+    for operator, inputs in both(CASE[name], torch.float32):
         feed = {n: t for n, t in inputs.items() if isinstance(t, Tensor)}
-        model = model_of(operator.name, tuple(t.dtype for t in feed.values()), 1, False)
-        for name in set(feed) - {"x", "B"}:  # whose shapes are what the others' are held against
-            wrong = feed | {name: feed[name].new_zeros([7] * feed[name].dim())}
-            with pytest.raises(Exception, match=f"{operator.name}: {name} must be"):
-                in_onnxruntime(model, wrong, library=True)
+        attributes = tuple((n, int(v)) for n, v in inputs.items() if n not in feed)
+        model = model_of(operator.name, tuple(t.dtype for t in feed.values()), attributes, False)
+        for wrong in set(feed) - {"x", "B"}:  # whose shapes are what the others' are held against
+            fed = feed | {wrong: feed[wrong].new_zeros([7] * feed[wrong].dim())}
+            with pytest.raises(Exception, match=f"{operator.name}: {wrong} must be"):
+                in_onnxruntime(model, fed, library=True)
