@@ -144,7 +144,10 @@ def _chunk(r: Source) -> tuple[str, Any]:
         limit=r.choice(((0.0, float("inf")), (0.05, 0.6))),
         packed=((0, 0), *((n + 1, start) for n, start in enumerate(starts))),
     )
-    return "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan", shape
+    # In the place of one kind in eight, so that draws keep their numbers.
+    limited = shape.limit[0] > 0 and not shape.softplus
+    shape = replace(shape, discrete=limited and not shape.gated)
+    return shape.operator, shape
 
 
 def _delta(r: Source) -> tuple[str, Any]:

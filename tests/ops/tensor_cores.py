@@ -25,12 +25,16 @@ _SHAPES = {
     "offset": _Shape(
         b=1, l=66, P=18, N=20, gated=True, layouts=dict.fromkeys(("x", "B", "C", "z"), offset)
     ),
+    "discrete_parts_of_tiles": _Shape(l=70, H=2, P=70, N=65, G=2, discrete=True),
+    "discrete_packed_segments": _Shape(
+        b=1, l=600, H=1, P=8, N=72, packed=((0, 0), (1, 3), (2, 192), (3, 590)), discrete=True
+    ),
 }
 
 CHUNKED = tuple(
     Case(
         f"tensor_cores_{name}",
-        "ssd_chunk_scan_gated" if shape.gated else "ssd_chunk_scan",
+        shape.operator,
         shape.make,
         (torch.float32, torch.bfloat16, torch.float16),
     )

@@ -33,10 +33,11 @@ CASE = {spec.name: {case.name: case for case in spec.cases} for spec in SPECS}
 
 # A GPU of one thread is slow: what the largest have, others have in less; and each of the chunked
 # scan's takes a second, most for the same paths.
-LARGE = ("many_units", "mamba_2")
+LARGE = ("many_units", "mamba_2", "mamba_3")
 OF_CHUNKED_SCAN = (
     *("plain", "without_softplus", "limited", "one_of_everything", "no_steps", "empty_batch"),
     *("chunk_plus_1", "width_17", "groups", "layout_transposed", "packed", "packed_last_step"),
+    *("discrete", "discrete_no_steps", "discrete_groups", "layout_discrete_expanded"),
 )
 QUICK = [
     case

@@ -41,7 +41,15 @@ from fuseport.tests.ops.cuda_on_cpu.nodes import (
 from fuseport.tests.ops.cuda_on_cpu.stand_in import DTYPES
 
 # A GPU of one thread is slow: what the largest have, others have in less.
-LARGE = ("many_units", "heads_48", "channels_130", "channels_700", "mamba_2", "height_131_width_40")
+LARGE = (
+    "many_units",
+    "heads_48",
+    "channels_130",
+    "channels_700",
+    "mamba_2",
+    "mamba_3",
+    "height_131_width_40",
+)
 QUICK = [case for case in CASES if not any(name in case.name for name in LARGE)]
 OF_DATA = ("within value", "targets must be in 0 to")  # refused on the CPU; a GPU's nobody reads
 PLAIN = [next(case for case in spec.cases if case.name == "plain") for spec in SPECS]
