@@ -300,6 +300,7 @@ def test_linear_attention(way: str, normalize: bool) -> None:
 
 def test_packed_sequences_do_not_know_of_each_other() -> None:
     q, k, v, x = (rand(1, L, H, n) for n in (K, K, V, 1))
+    decay = rand(1, L, H)
     parts, weight = [(0, 4), (4, 5), (5, L)], rand(H, 3)
     ends = torch.tensor([0, 4, 5, L])
 
@@ -310,6 +311,13 @@ def test_packed_sequences_do_not_know_of_each_other() -> None:
         lambda q, k, v: ops.chunk_retention(q, k, v, cu_seqlens=ends)[0],
         lambda q, k, v: each(lambda s: ops.chunk_retention(q[:, s], k[:, s], v[:, s])[0]),
         **{"q": q, "k": k, "v": v},
+    )
+    agree(
+        lambda q, k, v, g: ops.chunk_simple_gla(q, k, v, F.logsigmoid(g), cu_seqlens=ends)[0],
+        lambda q, k, v, g: each(
+            lambda s: ops.chunk_simple_gla(q[:, s], k[:, s], v[:, s], F.logsigmoid(g[:, s]))[0]
+        ),
+        **{"q": q, "k": k, "v": v, "g": decay},
     )
     agree(
         lambda x, w: convolution.causal_conv1d(x[..., 0], w, cu_seqlens=ends)[0],
@@ -353,7 +361,9 @@ def test_what_has_no_form_here_says_what_it_is() -> None:
         with pytest.raises(NotImplementedError, match=f"fla's chunk_kda was called with {name}"):
             kda.chunk_kda(x, x, x, x, x[..., 0], **given)
     with pytest.raises(NotImplementedError, match="fla's chunk_simple_gla was called with cu_seq"):
-        ops.chunk_simple_gla(x, x, x, x[..., 0], cu_seqlens=torch.tensor([0, 4]))
+        ops.chunk_simple_gla(
+            x, x, x, x[..., 0], output_final_state=True, cu_seqlens=torch.tensor([0, 4])
+        )
     with pytest.raises(TypeError, match=r"^fla's chunk_kda: missing a required argument: 'beta'"):
         kda.chunk_kda(x, x, x, x)
     with pytest.raises(

@@ -60,7 +60,7 @@ def test_hgrn(way: str, started: bool) -> None:
 
 @pytest.mark.parametrize("keys", ["even", "small", "one channel"])
 @pytest.mark.parametrize("name", ["chunk_gla", "chunk_simple_gla"])
-def test_reflections_round_as_a_loop_does(name: str, keys: str) -> None:
+def test_decays_round_as_a_loop_does(name: str, keys: str) -> None:
     """Also where most keys are small, or one channel is large: the gradient of k loses first."""
     torch.manual_seed(0)
     shape = (1, 256, 2, 8)

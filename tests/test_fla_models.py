@@ -28,7 +28,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "gla": ("GLA", {**COMMON, "num_heads": 2},
             {"gated_delta_rule", "rms_norm", "rms_norm_gated", "swiglu"}),
     "retnet": ("RetNet", {**COMMON, "num_heads": 2},
-               {"ssd_chunk_scan", "rms_norm", "rms_norm_gated", "rotary_embedding", "swiglu"}),
+               {"ssd_chunk_scan_discrete", "rms_norm", "rms_norm_gated", "rotary_embedding",
+                "swiglu"}),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ with shims.installed(shims.SHIMS):
     from mamba_ssm.models.config_mamba import MambaConfig
     from mamba_ssm.modules.mamba2_simple import Mamba2Simple
     from mamba_ssm.modules.mha import MHA
+    from mamba_ssm.modules.ssd_minimal import ssd_minimal_discrete
     from mamba_ssm.utils.generation import InferenceParams
 
 
@@ -47,6 +48,19 @@ def test_a_simple_mamba2_layer_is_one_that_begins_from_learned_states() -> None:
     close(whole(x), whole.out_proj(normal * whole.norm.weight))
     with pytest.raises(NotImplementedError, match="packed"):
         whole(torch.zeros(1, 2, 8), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_the_scan_of_the_papers_listing_by_its_definition(started: bool) -> None:
+    X, A, B, C = rand(2, 6, 3, 4), -rand(2, 6, 3).exp(), rand(2, 6, 3, 5), rand(2, 6, 3, 5)
+    initial = rand(2, 1, 3, 4, 5) if started else None
+    state, outs = rand(2, 3, 4, 5) * 0 if initial is None else initial[:, 0], []
+    for t in range(6):
+        state = A[:, t, :, None, None].exp() * state + X[:, t, ..., None] * B[:, t, :, None]
+        outs.append((state * C[:, t, :, None]).sum(-1))
+    Y, last = ssd_minimal_discrete(X, A, B, C, 3, initial)
+    close(Y, torch.stack(outs, 1))
+    close(last, state)
 
 
 def test_attention_by_its_definition() -> None:

@@ -11,7 +11,7 @@ from fuseport.exporter.shims._dtypes import wide
 from fuseport.exporter.shims._overlay import PACKED
 from fuseport.exporter.shims._packed import Packed
 from fuseport.ops.gated_delta_rule import gated_delta_rule
-from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
+from fuseport.ops.ssd_chunk_scan import ssd_discrete
 
 __all__ = ["FUNCTIONS"]
 
@@ -37,9 +37,6 @@ def simple_gla(
 ) -> _Pair:
     """Linear attention whose decay is one number of each head, S_t = exp(g_t)·S_{t-1} + k_t v_tᵀ.
 
-    With decays that are the same at all steps it is the scan of Mamba-2 with steps of 1, the op;
-    with others `_of_reflections`.
-
     Args:
         q: (b, l, H, K).
         k: (b, l, H, K).
@@ -48,55 +45,26 @@ def simple_gla(
         g_gamma: (H,), the same at all steps; None for no decay, unless there is g.
         scale: of q; K**-0.5 for None.
         initial_state: (b, H, K, V), or (b, H, V, K) with `state_v_first`.
-        cu_seqlens: (n + 1,), where packed sequences begin, and the end: without states and g.
+        cu_seqlens: (n + 1,), where packed sequences begin, and the end: without states.
         chunk_size: of fla's kernels, which changes no value: a power of 2.
     """
     if chunk_size is not None and (chunk_size < 1 or chunk_size & (chunk_size - 1)):
         raise ValueError(f"chunk_size is {chunk_size}, and fla takes powers of 2")
-    real = wide(q)
-    turned = state_v_first or transpose_state_layout
-    if cu_seqlens is not None and not (g is None and initial_state is None):
-        raise NotImplementedError(f"with cu_seqlens, and g or states: {PACKED}")
-    if cu_seqlens is not None and output_final_state:
-        raise NotImplementedError(f"with cu_seqlens for the final states: {PACKED}")
-    if initial_state is not None:
-        initial_state = (initial_state.mT if turned else initial_state).to(real)
-    scaled = _scaled(q, scale)
-    if g is not None:
-        g = g.to(real) if g_gamma is None else g.to(real) + g_gamma
-        out, state = _of_reflections(scaled, k, v, g, initial_state)
-    else:
-        out, state = _of_scan(scaled.to(q.dtype), k, v, g_gamma, initial_state, cu_seqlens)
-    if not output_final_state:
-        return out, None
-    return out, state.mT if turned else state
-
-
-def _of_scan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    real = wide(q)
-    heads, sequences = v.shape[2], None
-    if decay is None:
-        decay = torch.zeros(heads, dtype=real, device=q.device)
+    if cu_seqlens is not None and (initial_state is not None or output_final_state):
+        raise NotImplementedError(f"with cu_seqlens, and states: {PACKED}")
+    real, turned, sequences = wide(q), state_v_first or transpose_state_layout, None
+    decay = torch.zeros(v.shape[:3], dtype=real, device=v.device)
+    for logarithm in (g, g_gamma):
+        decay = decay if logarithm is None else decay + logarithm.to(real)
+    if initial_state is not None and not turned:
+        initial_state = initial_state.mT
     if cu_seqlens is not None:
         sequences = Packed.of(cu_seqlens, q.shape[1]).sequence.int().unsqueeze(0)
-    out, states = ssd_chunk_scan(
-        v,
-        torch.ones(v.shape[:3], dtype=v.dtype, device=v.device),
-        decay.reshape(heads),
-        k,
-        q,
-        initial_states=None if initial is None else initial.mT,
-        seq_idx=sequences,
-        return_final_states=True,
-    )
-    return out, states.mT
+    query, key = (t.to(v.dtype) for t in (_scaled(q, scale), k))
+    out, state = ssd_discrete(v, decay, key, query, None, initial_state, sequences)
+    if not output_final_state:
+        return out, None
+    return out, state if turned else state.mT
 
 
 def gla(
@@ -179,9 +147,9 @@ def hgrn(
         g: (b, l, d), the decay's logarithm.
         initial_state: (b, d).
     """
-    one, state = torch.ones_like(x).unsqueeze(3), initial_state
-    state = None if state is None else state[:, :, None, None]
-    out, last = _of_reflections(one, one, x.unsqueeze(3), g.unsqueeze(3), state)
+    one = torch.ones((*x.shape[:2], 1, 1), dtype=x.dtype, device=x.device)
+    state = None if initial_state is None else initial_state[:, :, None, None]
+    out, last = ssd_discrete(x.unsqueeze(3), g.to(wide(x)), one, one, None, state)
     return out.squeeze(3), last[:, :, 0, 0] if output_final_state else None
 
 
@@ -197,8 +165,6 @@ def _of_reflections(
     """
     real = wide(q)
     query, key, value, decay = (t.to(real) for t in (q, k, v, g))
-    if decay.dim() == 3:
-        decay = decay.unsqueeze(3).expand(key.shape)
     key = F.pad(key, (0, 1), value=_LARGE)
     length = key.square().sum(-1, keepdim=True).sqrt()
     key, value = key / length, value * length / 4
