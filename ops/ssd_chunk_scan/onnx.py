@@ -51,12 +51,12 @@ def functions(opset: int) -> list[FunctionProto]:
 
 
 def _node(
-    name: str, tensors: Sequence[Tensor], attributes: dict[str, int], like: Sequence[Tensor]
+    name: str, tensors: Sequence[Tensor], like: Sequence[Tensor], **attributes: bool
 ) -> tuple[Tensor, ...]:
     results = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         tensors,
-        attributes,
+        {attribute: int(value) for attribute, value in attributes.items()},
         dtypes=[t.dtype for t in like],
         shapes=[t.shape for t in like],
         version=VERSION,
@@ -67,22 +67,22 @@ def _node(
 def _forward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     *tensors, softplus = inputs
     x, initial_states = tensors[0], tensors[-3]
-    return _node(name, tensors, {"dt_softplus": int(softplus)}, [x, initial_states])
+    return _node(name, tensors, [x, initial_states], dt_softplus=softplus)
 
 
 def _backward_node(name: str, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     *tensors, softplus = inputs
     # Gradients come in the order of the inputs they belong to; seq_idx and dt_limit have none.
-    return _node(name, tensors, {"dt_softplus": int(softplus)}, tensors[2:-2])
+    return _node(name, tensors, tensors[2:-2], dt_softplus=softplus)
 
 
 def _discrete_node(*tensors: Tensor) -> tuple[Tensor, ...]:
     x, initial_states = tensors[0], tensors[-2]
-    return _node("ssd_chunk_scan_discrete", tensors, {}, [x, initial_states])
+    return _node("ssd_chunk_scan_discrete", tensors, [x, initial_states])
 
 
 def _discrete_backward_node(*tensors: Tensor) -> tuple[Tensor, ...]:
-    return _node("ssd_chunk_scan_discrete_backward", tensors, {}, tensors[2:-1])
+    return _node("ssd_chunk_scan_discrete_backward", tensors, tensors[2:-1])
 
 
 # In the texts below: b batch, l length, H heads, P their width, G groups, c heads of a group, N
