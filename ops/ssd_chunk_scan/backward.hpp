@@ -18,11 +18,12 @@ struct BackwardScratch {
   Real* D;
   double *dA, *dbias, *dD;  // of each head
   Decays<F>* decays;
+  Scratch scratch;
+  OwnPrepared<F> prepared;
   int64_t bytes;
 
-  BackwardScratch(const Problem& p, void* base) {
+  BackwardScratch(const Problem& p, void* base) : scratch{(char*)base}, prepared(p, scratch) {
     const int64_t width = padded<F>(p.width), states_ = padded<F>(p.states), heads = p.block();
-    Scratch scratch{(char*)base};
     scratch.take(heads * p.chunks() * p.states * width, &states);
     scratch.take(heads * p.states * width, &cotangents);
     scratch.take(CHUNK * width, &x, &dy, &z, &y, &dx, &gB, &weighted);
@@ -252,7 +253,8 @@ static void backward_unit(const Problem& p, const Backward& to, int64_t unit, vo
       load_steps<F, Stored>(p.x, batch, first + h, steps, p.width, width, s.x);
       memcpy(state + size, state, sizeof(Real) * size);
       state += size;
-      advance<F>(p, *s.decays, Prepared<F>(p, batch, chunk, group), steps, s.x, s.weighted, state);
+      advance<F>(p, *s.decays, s.prepared.template of_B<Stored>(p, batch, chunk, group), steps,
+                 s.x, s.weighted, state);
     }
     load_state<F>(p, to.dfinal_states, batch, first + h, s.cotangents + h * size);
   }
@@ -262,7 +264,7 @@ static void backward_unit(const Problem& p, const Backward& to, int64_t unit, vo
 
   for (int64_t chunk = p.chunks() - 1; chunk >= 0; --chunk) {
     const Steps steps(p, chunk);
-    const Prepared<F> of(p, batch, chunk, group);
+    const Prepared<F> of = s.prepared.template of<Stored>(p, batch, chunk, group);
     memset(s.Q, 0, sizeof(Real) * CHUNK * CHUNK);
     memset(s.dB, 0, sizeof(Real) * CHUNK * states);
     memset(s.dC, 0, sizeof(Real) * CHUNK * states);

@@ -17,11 +17,13 @@ void for_each_unit(const Host& host, const Problem& p, int64_t units, int64_t sc
   fuseport::for_each_unit(host, units, steps, scratch_bytes, run);
 }
 
-// Calls run(p) with what all heads of a group share in place.
+// Calls run(p) with what all heads of a group share in place, where it is of several.
 template <class Host, class Run>
 void with_prepared(const Host& host, Problem p, const Run& run) {
   const Kernels& k = kernels();
-  const auto buffer = host.scratch(k.prepared_bytes(p) + 64);
+  const int64_t bytes = k.prepared_bytes(p);
+  if (bytes == 0) return run(p);
+  const auto buffer = host.scratch(bytes + 64);
   p.prepared = aligned(buffer.data());
   for_each_unit(host, p, p.batches * p.chunks() * p.groups, k.scratch_bytes(p, false),
                 [&](int64_t unit, void* scratch) { k.prepare(p, unit, scratch); });

@@ -41,31 +41,29 @@ static void load_steps(const Strided& s, int64_t batch, int64_t head, const Step
   load_block<F>(from, s.step, s.column, steps.count, (int)columns, tile, (int)stride);
 }
 
-// What `prepare` leaves for a batch entry, chunk and group.
+// What a chunk of a batch entry and group has prepared.
 template <class F>
 struct Prepared {
   using Real = typename F::Real;
   Real *B, *C, *CB;
 
   static int64_t size(const Problem& p) { return 2 * CHUNK * padded<F>(p.states) + CHUNK * CHUNK; }
-  Prepared(const Problem& p, int64_t batch, int64_t chunk, int64_t group) {
-    const int64_t index = (batch * p.chunks() + chunk) * p.groups + group;
-    B = (Real*)p.prepared + index * size(p);
-    C = B + CHUNK * padded<F>(p.states);
-    CB = C + CHUNK * padded<F>(p.states);
-  }
+  Prepared(const Problem& p, Real* at)
+      : B(at), C(B + CHUNK * padded<F>(p.states)), CB(C + CHUNK * padded<F>(p.states)) {}
+  Prepared(const Problem& p, int64_t batch, int64_t chunk, int64_t group)
+      : Prepared(p, (Real*)p.prepared +
+                        ((batch * p.chunks() + chunk) * p.groups + group) * size(p)) {}
 };
 
+// `transposed`: B as (N, 64).
 template <class F, class Stored>
-static void prepare_unit(const Problem& p, int64_t unit, void* scratch) {
+static void prepare(const Problem& p, int64_t batch, int64_t chunk, int64_t group,
+                    const Prepared<F>& to, typename F::Real* transposed) {
   using Real = typename F::Real;
-  const int64_t group = unit % p.groups, chunk = unit / p.groups % p.chunks();
-  const int64_t batch = unit / p.groups / p.chunks(), stride = padded<F>(p.states);
+  const int64_t stride = padded<F>(p.states);
   const Steps steps(p, chunk);
-  const Prepared<F> to(p, batch, chunk, group);
   load_steps<F, Stored>(p.B, batch, group, steps, p.states, stride, to.B);
   load_steps<F, Stored>(p.C, batch, group, steps, p.states, stride, to.C);
-  Real* transposed = (Real*)scratch;  // B as (N, 64)
   memset(transposed, 0, sizeof(Real) * p.states * CHUNK);
   load_block<F>(to.B, 1, stride, (int)p.states, steps.count, transposed, (int)CHUNK);
   memset(to.CB, 0, sizeof(Real) * CHUNK * CHUNK);
@@ -73,6 +71,42 @@ static void prepare_unit(const Problem& p, int64_t unit, void* scratch) {
                (int)p.states},
               Zeros::none, true);
 }
+
+template <class F, class Stored>
+static void prepare_unit(const Problem& p, int64_t unit, void* scratch) {
+  const int64_t group = unit % p.groups, chunk = unit / p.groups % p.chunks();
+  const int64_t batch = unit / p.groups / p.chunks();
+  prepare<F, Stored>(p, batch, chunk, group, Prepared<F>(p, batch, chunk, group),
+                     (typename F::Real*)scratch);
+}
+
+// What was prepared, or is now, where groups are of one head.
+template <class F>
+struct OwnPrepared {
+  typename F::Real *at, *transposed;
+
+  OwnPrepared(const Problem& p, Scratch& scratch) {
+    const bool own = p.heads_per_group() == 1;
+    scratch.take(own ? Prepared<F>::size(p) : 0, &at);
+    scratch.take(own ? p.states * CHUNK : 0, &transposed);
+  }
+  template <class Stored>
+  Prepared<F> of(const Problem& p, int64_t batch, int64_t chunk, int64_t group) const {
+    if (p.prepared) return Prepared<F>(p, batch, chunk, group);
+    const Prepared<F> own(p, at);
+    prepare<F, Stored>(p, batch, chunk, group, own, transposed);
+    return own;
+  }
+  // With B alone.
+  template <class Stored>
+  Prepared<F> of_B(const Problem& p, int64_t batch, int64_t chunk, int64_t group) const {
+    if (p.prepared) return Prepared<F>(p, batch, chunk, group);
+    const Prepared<F> own(p, at);
+    load_steps<F, Stored>(p.B, batch, group, Steps(p, chunk), p.states, padded<F>(p.states),
+                          own.B);
+    return own;
+  }
+};
 
 // v from a lane on, zero before it, whatever is there.
 template <class F>

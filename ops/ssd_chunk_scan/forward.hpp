@@ -10,11 +10,12 @@ struct ForwardScratch {
   using Real = typename F::Real;
   Real *state, *x, *weighted, *y, *z, *M, *D;
   Decays<F>* decays;
+  Scratch scratch;
+  OwnPrepared<F> prepared;
   int64_t bytes;
 
-  ForwardScratch(const Problem& p, void* base) {
+  ForwardScratch(const Problem& p, void* base) : scratch{(char*)base}, prepared(p, scratch) {
     const int64_t width = padded<F>(p.width);
-    Scratch scratch{(char*)base};
     scratch.take(p.states * width, &state);
     scratch.take(CHUNK * width, &x, &weighted, &y, &z);
     scratch.take(CHUNK * CHUNK, &M);
@@ -34,7 +35,7 @@ static void forward_unit(const Problem& p, const Forward& to, int64_t unit, void
   load_D<F>(p, head, s.D);
   for (int64_t chunk = 0; chunk < p.chunks(); ++chunk) {
     const Steps steps(p, chunk);
-    const Prepared<F> of(p, batch, chunk, group);
+    const Prepared<F> of = s.prepared.template of<Stored>(p, batch, chunk, group);
     s.decays->template load<Stored>(p, batch, head, steps);
     load_steps<F, Stored>(p.x, batch, head, steps, p.width, width, s.x);
     if (p.z.data) load_steps<F, Stored>(p.z, batch, head, steps, p.width, width, s.z);

@@ -30,7 +30,8 @@ struct Problem {
   const void* dt_limit = nullptr;        // (2,)
   // (b, l), contiguous: the state does not go over from a step to one of another number.
   const int32_t* seq_idx = nullptr;
-  // For each batch, chunk and group: B and C, (64, padded N), and C·Bᵀ, (64, 64).
+  // For each batch, chunk and group: B and C, (64, padded N), and C·Bᵀ, (64, 64); null where groups
+  // are of one head, whose unit has its own.
   void* prepared = nullptr;
 
   // Inlined always: a copy that is compiled for one instruction set must not serve another.
@@ -79,7 +80,7 @@ struct Sum {
 
 // The functions for one instruction set. Scratch is each unit's own, 64-aligned.
 struct Kernels {
-  int64_t (*prepared_bytes)(const Problem&);  // of all of p.prepared, to be 64-aligned
+  int64_t (*prepared_bytes)(const Problem&);  // of all of p.prepared, to be 64-aligned; or 0
   int64_t (*scratch_bytes)(const Problem&, bool backward);
   void (*prepare)(const Problem&, int64_t unit, void* scratch);  // units: b · chunks · G
   void (*forward)(const Problem&, const Forward&, int64_t unit, void* scratch);  // b · H
