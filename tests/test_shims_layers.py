@@ -46,8 +46,34 @@ def test_a_simple_mamba2_layer_is_one_that_begins_from_learned_states() -> None:
     gated = y * F.silu(z)
     normal = gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     close(whole(x), whole.out_proj(normal * whole.norm.weight))
+
+
+@pytest.mark.parametrize("kind", [Mamba2, Mamba2Simple])
+@pytest.mark.parametrize("norm", [True, False])
+def test_packed_sequences_are_those_run_apart(kind: Any, norm: bool) -> None:
+    """Values and gradients of both of Mamba-2's layers."""
+    gated = {"rmsnorm": norm} if kind is Mamba2 else {"use_mem_eff_path": norm}
+    layer = kind(8, 4, headdim=4, ngroups=2, **gated).double()
+    x, weight = rand(2, 9, 8).requires_grad_(), rand(2, 9, 8)
+    numbers = torch.tensor([0, 0, 1, 1, 1, 1, 2, 0, 0], dtype=torch.int32).expand(2, -1)
+    wanted = (x, *layer.parameters())
+    together = layer(x, seq_idx=numbers)
+    apart = torch.cat([layer(part) for part in x.split([2, 4, 1, 2], 1)], 1)
+    close(together, apart)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(y, wanted, weight) for y in (together, apart)), strict=True
+    ):
+        close(ours, theirs)
+
+
+def test_decoding_packed_sequences_is_refused() -> None:
+    layer = Mamba2(8, 4, headdim=4, layer_idx=0)
     with pytest.raises(NotImplementedError, match="packed"):
-        whole(torch.zeros(1, 2, 8), torch.zeros(1, 2))
+        layer(
+            torch.zeros(1, 2, 8),
+            seq_idx=torch.zeros(1, 2),
+            inference_params=InferenceParams(max_seqlen=2, max_batch_size=1),
+        )
 
 
 @pytest.mark.parametrize("started", [True, False])

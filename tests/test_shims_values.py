@@ -452,7 +452,9 @@ def test_mamba2s_block_by_its_definition() -> None:
     close(found, torch.cat([F.silu(z0) * x0, y], -1) @ last.mT)
     close(final, state)
     with pytest.raises(NotImplementedError, match="packed"):
-        ssd_combined.mamba_chunk_scan_combined(x, dt, A, B, C, 8, cu_seqlens=torch.zeros(2))
+        ssd_combined.mamba_chunk_scan_combined(
+            x, dt, A, B, C, 8, cu_seqlens=torch.tensor([0, 5]), return_varlen_states=True
+        )
 
 
 @pytest.mark.parametrize("fused", [False, True])

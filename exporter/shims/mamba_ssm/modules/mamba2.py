@@ -150,21 +150,22 @@ class Mamba2(nn.Module):
         Args:
             u: (b, l, d_model), or (b·l, d_model) where seqlen is given.
             seqlen: l, or None.
-            seq_idx: None; packed sequences are not supported.
-            cu_seqlens: None; as above.
+            seq_idx: (b, l), int32, the number of each step's packed sequence; or None.
+            cu_seqlens: where packed sequences begin, and the end, of their states: None where
+                inference_params is given; else without effect.
             inference_params: of decoding: keeps each layer's states, and how far it is.
 
         Returns:
             u's shape.
 
         Raises:
-            NotImplementedError: sequences are packed.
+            NotImplementedError: sequences are packed while decoding.
         """
-        if seq_idx is not None or cu_seqlens is not None:
-            raise NotImplementedError("fuseport's Mamba2 takes no packed sequences")
+        if inference_params is not None and not (seq_idx is None and cu_seqlens is None):
+            raise NotImplementedError("fuseport's Mamba2 decodes no packed sequences")
         steps = u if seqlen is None else u.unflatten(0, (-1, seqlen))
         if inference_params is None:
-            out = self._without_states(self.in_proj(steps))
+            out = self._without_states(self.in_proj(steps), seq_idx)
         else:
             states = self._get_states_from_cache(inference_params, steps.shape[0])
             if inference_params.seqlen_offset > 0:
@@ -172,7 +173,7 @@ class Mamba2(nn.Module):
             out = self._with_states(self.in_proj(steps), *states)
         return out if seqlen is None else out.flatten(0, 1)
 
-    def _without_states(self, zxbcdt: Tensor) -> Tensor:
+    def _without_states(self, zxbcdt: Tensor, seq_idx: Tensor | None) -> Tensor:
         out: Tensor = mamba_split_conv1d_scan_combined(
             zxbcdt,
             self.conv1d.weight.flatten(1),
@@ -181,6 +182,7 @@ class Mamba2(nn.Module):
             -torch.exp(wide(self.A_log)),
             self._skip(),
             self.chunk_size,
+            seq_idx=seq_idx,
             dt_limit=self.dt_limit,
             activation=self.activation,
             rmsnorm_weight=self.norm.weight if self.rmsnorm else None,

@@ -100,19 +100,15 @@ class Mamba2Simple(Mamba2):
 
         Args:
             u: (b, l, d_model).
-            seq_idx: None; packed sequences are not supported.
+            seq_idx: (b, l), int32, the number of each step's packed sequence; or None. The first
+                one begins from states that are learned.
 
         Returns:
             u's shape.
-
-        Raises:
-            NotImplementedError: sequences are packed.
         """
-        if seq_idx is not None:
-            raise NotImplementedError("fuseport's Mamba2Simple takes no packed sequences")
         z0, x0, z, xbc, dt = self._split(self.in_proj(u))
         weight, bias = self.conv1d.weight.flatten(1), self.conv1d.bias
-        xbc = causal_conv1d(xbc.mT, weight, bias, activation=self.activation).mT
+        xbc = causal_conv1d(xbc.mT, weight, bias, seq_idx, activation=self.activation).mT
         x, B, C = self._coefficients(xbc)
         y: Any = mamba_chunk_scan_combined(
             x,
@@ -124,6 +120,7 @@ class Mamba2Simple(Mamba2):
             self.D,
             dt_bias=self.dt_bias,
             initial_states=self._first(len(u)),
+            seq_idx=seq_idx,
             dt_softplus=True,
             dt_limit=self.dt_limit,
         )

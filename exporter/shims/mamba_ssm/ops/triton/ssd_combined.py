@@ -38,15 +38,22 @@ def mamba_chunk_scan_combined(
     dt_limit: tuple[float, float] = _NO_LIMIT,
     return_final_states: bool = False,
     return_varlen_states: bool = False,
+    state_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The op, see `fuseport.ops.ssd_chunk_scan`.
 
+    Args:
+        cu_seqlens: of the states of packed sequences, and without effect.
+        return_varlen_states: must be False.
+        state_dtype: of states between chunks, which are float32 or float64 here.
+
     Raises:
-        NotImplementedError: sequences are packed: seq_idx or cu_seqlens is given.
+        NotImplementedError: states at the ends of packed sequences are wanted.
     """
-    if seq_idx is not None or cu_seqlens is not None or return_varlen_states:
+    if return_varlen_states:
         raise NotImplementedError(
-            "fuseport's mamba_chunk_scan_combined takes no packed sequences (seq_idx, cu_seqlens)"
+            "fuseport's mamba_chunk_scan_combined returns no states of packed sequences "
+            "(return_varlen_states)"
         )
     return ssd_chunk_scan(
         x,
@@ -59,7 +66,7 @@ def mamba_chunk_scan_combined(
         None if z is None else z.to(x.dtype),
         dt_bias,
         initial_states,
-        None,
+        None if seq_idx is None else seq_idx.int(),
         dt_softplus,
         dt_limit,
         return_final_states,
@@ -106,6 +113,7 @@ def mamba_split_conv1d_scan_combined(
     headdim: int | None = None,
     ngroups: int = 1,
     norm_before_gate: bool = True,
+    state_dtype: torch.dtype | None = None,
 ) -> Any:
     """Mamba-2's block from the result of its first projection on.
 
@@ -119,7 +127,7 @@ def mamba_split_conv1d_scan_combined(
         D: (H,), or (H, P).
         chunk_size: has no effect on results.
         initial_states: (b, H, P, N), or None.
-        seq_idx: None; packed sequences are not supported.
+        seq_idx: (b, l), int32, the number of each step's packed sequence; or None.
         dt_limit: what dt is clamped to.
         return_final_states: whether the last states are returned too.
         activation: of the convolution: silu, swish or None.
@@ -130,12 +138,12 @@ def mamba_split_conv1d_scan_combined(
         headdim: P, where D is (H,).
         ngroups: G.
         norm_before_gate: of the norm.
+        state_dtype: has no effect; see `mamba_chunk_scan_combined`.
 
     Returns:
         (b, l, o) or (b, l, m + d), and the states, (b, H, P, N), if wanted.
 
     Raises:
-        NotImplementedError: seq_idx is given.
         ValueError: D is (H,), and there is no headdim.
     """
     width = D.shape[1] if D.dim() == 2 else headdim
