@@ -298,34 +298,6 @@ def test_linear_attention(way: str, normalize: bool) -> None:
     )
 
 
-def test_packed_sequences_do_not_know_of_each_other() -> None:
-    q, k, v, x = (rand(1, L, H, n) for n in (K, K, V, 1))
-    decay = rand(1, L, H)
-    parts, weight = [(0, 4), (4, 5), (5, L)], rand(H, 3)
-    ends = torch.tensor([0, 4, 5, L])
-
-    def each(function: Callable[..., Any]) -> Tensor:
-        return torch.cat([function(slice(*part)) for part in parts], 1)
-
-    agree(
-        lambda q, k, v: ops.chunk_retention(q, k, v, cu_seqlens=ends)[0],
-        lambda q, k, v: each(lambda s: ops.chunk_retention(q[:, s], k[:, s], v[:, s])[0]),
-        **{"q": q, "k": k, "v": v},
-    )
-    agree(
-        lambda q, k, v, g: ops.chunk_simple_gla(q, k, v, F.logsigmoid(g), cu_seqlens=ends)[0],
-        lambda q, k, v, g: each(
-            lambda s: ops.chunk_simple_gla(q[:, s], k[:, s], v[:, s], F.logsigmoid(g[:, s]))[0]
-        ),
-        **{"q": q, "k": k, "v": v, "g": decay},
-    )
-    agree(
-        lambda x, w: convolution.causal_conv1d(x[..., 0], w, cu_seqlens=ends)[0],
-        lambda x, w: each(lambda s: convolution.causal_conv1d(x[:, s, :, 0], w)[0]),
-        **{"x": x, "w": weight},
-    )
-
-
 def test_gates_by_themselves() -> None:
     agree(fused_gdn_gate, naive_gdn_gate, g=rand(B, L, H), A_log=rand(H), dt_bias=rand(H))
     given = {"g": rand(B, L, H, K), "A_log": rand(H), "dt_bias": rand(H * K)}
@@ -356,10 +328,10 @@ def test_what_has_no_form_here_says_what_it_is() -> None:
     x = torch.randn(1, 4, 2, 8)
     with pytest.raises(NotImplementedError, match=r"^fla\.ops\.gsa\.chunk\.chunk_gsa launched"):
         chunk_gsa(x, x, x, x, x)
-    for given in ({"cu_seqlens": torch.tensor([0, 4])}, {"head_first": True}):
-        (name,) = given
-        with pytest.raises(NotImplementedError, match=f"fla's chunk_kda was called with {name}"):
-            kda.chunk_kda(x, x, x, x, x[..., 0], **given)
+    with pytest.raises(NotImplementedError, match="fla's chunk_kda was called with head_first"):
+        kda.chunk_kda(x, x, x, x, x[..., 0], head_first=True)
+    with pytest.raises(NotImplementedError, match="fla's chunk_rwkv6 was called with cu_seqlens"):
+        ops.chunk_rwkv6(x, x, x, x, x[0, 0], cu_seqlens=torch.tensor([0, 4]))
     with pytest.raises(NotImplementedError, match="fla's chunk_simple_gla was called with cu_seq"):
         ops.chunk_simple_gla(
             x, x, x, x[..., 0], output_final_state=True, cu_seqlens=torch.tensor([0, 4])

@@ -24,6 +24,10 @@ class Packed:
     to_go: Tensor
     is_inside: Tensor
 
+    def begins(self) -> Tensor:
+        """(n,), whether a step is the first of its sequence."""
+        return self.from_start == 0
+
     @classmethod
     def of(cls, starts: Tensor, steps: int) -> "Packed":
         """By where sequences begin, and the end of the last: `starts`, (b + 1,), integers."""

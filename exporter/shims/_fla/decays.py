@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter.shims._dtypes import wide
-from fuseport.exporter.shims._overlay import PACKED
-from fuseport.exporter.shims._packed import Packed
+from fuseport.exporter.shims._fla.packed import apart, numbers, refuse_states
 from fuseport.ops.gated_delta_rule import gated_delta_rule
 from fuseport.ops.ssd_chunk_scan import ssd_discrete
 
@@ -50,8 +49,8 @@ def simple_gla(
     """
     if chunk_size is not None and (chunk_size < 1 or chunk_size & (chunk_size - 1)):
         raise ValueError(f"chunk_size is {chunk_size}, and fla takes powers of 2")
-    if cu_seqlens is not None and (initial_state is not None or output_final_state):
-        raise NotImplementedError(f"with cu_seqlens, and states: {PACKED}")
+    if cu_seqlens is not None:
+        refuse_states(initial_state, output_final_state)
     real, turned, sequences = wide(q), state_v_first or transpose_state_layout, None
     decay = torch.zeros(v.shape[:3], dtype=real, device=v.device)
     for logarithm in (g, g_gamma):
@@ -59,7 +58,7 @@ def simple_gla(
     if initial_state is not None and not turned:
         initial_state = initial_state.mT
     if cu_seqlens is not None:
-        sequences = Packed.of(cu_seqlens, q.shape[1]).sequence.int().unsqueeze(0)
+        sequences = numbers(cu_seqlens, q.shape[1])
     query, key = (t.to(v.dtype) for t in (_scaled(q, scale), k))
     out, state = ssd_discrete(v, decay, key, query, None, initial_state, sequences)
     if not output_final_state:
@@ -78,6 +77,7 @@ def gla(
     output_final_state: bool = False,
     state_v_first: bool = False,
     transpose_state_layout: bool = False,
+    cu_seqlens: Tensor | None = None,
 ) -> _Pair:
     """Linear attention whose decay is one number of each key channel and step.
 
@@ -88,11 +88,15 @@ def gla(
         g: (b, l, H, K), the decay's logarithm; it may be called `gk`. None for no decay.
         scale: of q; K**-0.5 for None.
         initial_state: (b, H, K, V), or (b, H, V, K) with `state_v_first`.
+        cu_seqlens: (n + 1,), where packed sequences begin, and the end: without states.
     """
     turned = state_v_first or transpose_state_layout
     decay = gk if g is None else g
     if decay is None:
         decay = torch.zeros_like(k)
+    if cu_seqlens is not None:
+        refuse_states(initial_state, output_final_state)
+        decay = apart(decay, cu_seqlens)
     if turned and initial_state is not None:
         initial_state = initial_state.mT
     out, state = _of_reflections(_scaled(q, scale), k, v, decay, initial_state)
@@ -139,6 +143,7 @@ def hgrn(
     g: Tensor,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
 ) -> _Pair:
     """HGRN's mixer, h_t = exp(g_t)·h_{t-1} + x_t, each channel by itself: a head of one number.
 
@@ -146,10 +151,15 @@ def hgrn(
         x: (b, l, d).
         g: (b, l, d), the decay's logarithm.
         initial_state: (b, d).
+        cu_seqlens: (n + 1,), where packed sequences begin, and the end: without states.
     """
+    sequences = None
+    if cu_seqlens is not None:
+        refuse_states(initial_state, output_final_state)
+        sequences = numbers(cu_seqlens, x.shape[1])
     one = torch.ones((*x.shape[:2], 1, 1), dtype=x.dtype, device=x.device)
     state = None if initial_state is None else initial_state[:, :, None, None]
-    out, last = ssd_discrete(x.unsqueeze(3), g.to(wide(x)), one, one, None, state)
+    out, last = ssd_discrete(x.unsqueeze(3), g.to(wide(x)), one, one, None, state, sequences)
     return out.squeeze(3), last[:, :, 0, 0] if output_final_state else None
 
 

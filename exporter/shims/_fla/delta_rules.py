@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter.shims._dtypes import wide
+from fuseport.exporter.shims._fla.packed import apart, refuse_states
 from fuseport.ops.gated_delta_rule import gated_delta_rule
 
 __all__ = ["FUNCTIONS"]
@@ -36,6 +37,7 @@ def delta_rule(
     allow_neg_eigval: bool = False,
     state_v_first: bool = False,
     transpose_state_layout: bool = False,
+    cu_seqlens: Tensor | None = None,
     chunk_size: int | None = None,
     *,
     chunk_sizes: Collection[int] = (16, 32, 64),
@@ -53,6 +55,7 @@ def delta_rule(
         use_beta_sigmoid_in_kernel: beta passes through a sigmoid.
         allow_neg_eigval: and is doubled then.
         state_v_first: states are (b, H, V, K), not (b, H, K, V); once `transpose_state_layout`.
+        cu_seqlens: (n + 1,), where packed sequences begin, and the end: without states.
         chunk_size: of fla's kernels, which changes no value.
         chunk_sizes: those that fla takes.
     """
@@ -72,6 +75,9 @@ def delta_rule(
         raise NotImplementedError("with a beta of each channel of v: it has to be one of each head")
     if use_beta_sigmoid_in_kernel:
         beta = beta.to(real).sigmoid() * (2 if allow_neg_eigval else 1)
+    if cu_seqlens is not None:
+        refuse_states(initial_state, output_final_state)
+        g = apart(g, cu_seqlens)
     turned = state_v_first or transpose_state_layout
     out, state = gated_delta_rule(
         q,
@@ -156,6 +162,7 @@ def delta_product(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
 ) -> _Pair:
     """`delta_rule` with several keys at each step, n = `num_householder`: as many steps, of which
     the first decays and the last is read.
@@ -166,9 +173,14 @@ def delta_product(
         v: (b, l·n, H, V).
         g: (b, l, H), or None for no decay.
         beta: (b, l·n, H).
+        cu_seqlens: as of `delta_rule`, of the l steps.
     """
     n = num_householder
     every = q.unsqueeze(2).expand(-1, -1, n, -1, -1).flatten(1, 2)
+    if cu_seqlens is not None:
+        refuse_states(initial_state, output_final_state)
+        g = torch.zeros(q.shape[:3], dtype=wide(q), device=q.device) if g is None else g
+        g = apart(g, cu_seqlens)
     if g is not None:
         g = F.pad(g.unsqueeze(2), (0, 0, 0, n - 1)).flatten(1, 2)
     state = (initial_state, output_final_state, use_qk_l2norm_in_kernel)

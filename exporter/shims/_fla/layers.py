@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter.shims._dtypes import beside, wide
+from fuseport.exporter.shims._fla.packed import numbers, refuse_states
 from fuseport.exporter.shims._norms import layernorm_fn, rmsnorm_fn
-from fuseport.exporter.shims._overlay import PACKED
-from fuseport.exporter.shims._packed import Packed
 from fuseport.exporter.shims._rotary import apply_rotary
 from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.rms_norm import rms_norm
@@ -219,9 +218,8 @@ def convolution(
         raise NotImplementedError("without a weight")
     sequences = None
     if cu_seqlens is not None:
-        if initial_state is not None or output_final_state:
-            raise NotImplementedError(f"with cu_seqlens and states: {PACKED}")
-        sequences = Packed.of(cu_seqlens, x.shape[1]).sequence.int().unsqueeze(0)
+        refuse_states(initial_state, output_final_state)
+        sequences = numbers(cu_seqlens, x.shape[1])
     inputs, width = x.transpose(1, 2), weight.shape[1]
     before = None if initial_state is None else initial_state[..., 1:].to(x.dtype)
     taps = beside(weight, x)
