@@ -18,7 +18,7 @@ def numbers(cu_seqlens: Tensor, steps: int) -> Tensor:
     return Packed.of(cu_seqlens, steps).sequence.int().unsqueeze(0)
 
 
-def refuse_states(initial_state: Tensor | None, output_final_state: bool) -> None:
+def refuse_states(initial_state: Tensor | None, output_final_state: bool | None) -> None:
     """Raises NotImplementedError if there are states, of which sequences would have one each."""
     if initial_state is not None or output_final_state:
         raise NotImplementedError(
