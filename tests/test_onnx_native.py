@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.rms_norm import rms_norm
 from fuseport.ops.rms_norm_gated import rms_norm_gated
-from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan
+from fuseport.ops.ssd_chunk_scan import ssd_chunk_scan, ssd_discrete
 
 
 class Block(nn.Module):
@@ -47,10 +47,11 @@ class Block(nn.Module):
         z, xBC, dt = self.in_proj(x).split(self.split, -1)
         xBC = causal_conv1d(xBC.mT, self.conv_weight, self.conv_bias, activation="silu").mT
         u, B, C = xBC.split([heads * width, states, states], -1)
+        u, B, C = u.unflatten(-1, (heads, width)), B.unsqueeze(2), C.unsqueeze(2)
         y = ssd_chunk_scan(
-            u.unflatten(-1, (heads, width)), dt, -torch.exp(self.A_log), B.unsqueeze(2),
-            C.unsqueeze(2), D=self.D, dt_bias=self.dt_bias, dt_softplus=True,
-        ).flatten(2)
+            u, dt, -torch.exp(self.A_log), B, C, D=self.D, dt_bias=self.dt_bias, dt_softplus=True
+        )
+        y = (y + ssd_discrete(u, -torch.exp(dt), B, C, D=self.D)[0]).flatten(2)
         y = rms_norm_gated(y, z, self.gated_norm, eps=1e-5, norm_before_gate=False)
         q, k, v = self.attention(rms_norm(y, self.norm)).unsqueeze(1).chunk(3, -1)
         return F.scaled_dot_product_attention(q, k, v).squeeze(1)
@@ -116,7 +117,7 @@ def test_the_manifest_says_which_operators_are_native(bundle: Bundle) -> None:
 def test_a_wrong_native_operator_is_seen(model: Path, bundle: Bundle, tmp_path: Path) -> None:
     """A scale that is left out: ONNX Runtime then divides by √N."""
     wrong = onnx.load(bundle.folder / "forward.native.onnx")
-    (node,) = (node for node in wrong.graph.node if node.op_type == "LinearAttention")
+    node = next(node for node in wrong.graph.node if node.op_type == "LinearAttention")
     kept = [attribute for attribute in node.attribute if attribute.name != "scale"]
     del node.attribute[:]
     node.attribute.extend(kept)
