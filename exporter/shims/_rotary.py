@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.shims._dtypes import beside
-from fuseport.exporter.shims._packed import Packed
+from fuseport.ops.packed import Packed
 from fuseport.ops.rotary_embedding import rotary_embedding
 
 __all__ = ["apply_rotary"]

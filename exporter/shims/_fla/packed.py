@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fuseport.exporter.shims._packed import Packed
+from fuseport.ops.packed import Packed
 
 __all__ = ["apart", "numbers", "refuse_states"]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fuseport.exporter.shims._packed import Packed
+from fuseport.ops.packed import Packed
 
 __all__ = ["Options", "attend", "attend_packed"]
 
