@@ -66,11 +66,15 @@ SHIMS: tuple[str, ...] = (
 
 _FOLDER = Path(__file__).parent
 
-_KERNELS = "mamba_ssm.ops.triton"
-_COPIED = re.compile(r"(\.mamba_ssm)?(?:\.|^)ops\.triton\.(\w+)$")
-# Of the files that have stand-ins, one kernel each.
+_KERNELS = "mamba_ssm.ops"
+_COPIED = re.compile(
+    r"(\.mamba_ssm)?(?:\.|^)ops\.(triton\.\w+|(?:triton|tilelang|cute)\.mamba3\.\w+)$"
+)
+# Of the files that have stand-ins, one kernel each, or the function that calls those of others.
 _THEIRS = re.compile(
-    rb"^def (_layer_norm_fwd_1pass|_selective_scan_update|_chunk_scan_chunk_state_bwd_dx)_kernel\(",
+    rb"^def (?:(?:_layer_norm_fwd_1pass|_selective_scan_update|_chunk_scan_chunk_state_bwd_dx"
+    rb"|mamba3_siso_step|rotary_qk_inference|angle_dt_fwd)_kernel"
+    rb"|mamba3_siso_combined|mamba3_mimo|mamba3_step_fn)\(",
     re.MULTILINE,
 )
 

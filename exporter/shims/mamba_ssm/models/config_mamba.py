@@ -15,7 +15,7 @@ class MambaConfig:
         d_intermediate: of an MLP after each layer; 0 for none.
         n_layer: blocks.
         vocab_size: before it is padded.
-        ssm_cfg: arguments of layers; `layer` in it is Mamba1 or Mamba2.
+        ssm_cfg: arguments of layers; `layer` in it is Mamba1, Mamba2 or Mamba3.
         attn_layer_idx: blocks whose layer is `MHA`.
         attn_cfg: arguments of these.
         rms_norm: RMS norms, not layer norms.

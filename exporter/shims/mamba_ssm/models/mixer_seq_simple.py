@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..modules.block import Block
 from ..modules.mamba2 import Mamba2
+from ..modules.mamba3 import Mamba3
 from ..modules.mamba_simple import Mamba
 from ..modules.mha import MHA
 from ..modules.mlp import GatedMLP
@@ -22,7 +23,7 @@ __all__ = ["MambaLMHeadModel", "MixerModel", "create_block"]
 
 CausalLMOutput = namedtuple("CausalLMOutput", ["logits"])
 
-_LAYERS: dict[str, Any] = {"Mamba1": Mamba, "Mamba2": Mamba2}
+_LAYERS: dict[str, Any] = {"Mamba1": Mamba, "Mamba2": Mamba2, "Mamba3": Mamba3}
 
 
 def create_block(
@@ -42,12 +43,12 @@ def create_block(
     """One block; arguments as of `MambaConfig`.
 
     Raises:
-        ValueError: `ssm_cfg` names another layer than Mamba1 or Mamba2.
+        ValueError: `ssm_cfg` names another layer than Mamba1, Mamba2 or Mamba3.
     """
     options = dict(ssm_cfg or {})
     name = options.pop("layer", "Mamba1")
     if name not in _LAYERS:
-        raise ValueError(f"ssm_cfg: layer is {name!r}; it must be Mamba1 or Mamba2")
+        raise ValueError(f"ssm_cfg: layer is {name!r}; it must be Mamba1, Mamba2 or Mamba3")
     layer = _LAYERS[name]
     if layer_idx in (attn_layer_idx or ()):
         layer, options = MHA, dict(attn_cfg or {})

@@ -4,12 +4,20 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["states_of"]
+__all__ = ["kept_of", "states_of"]
 
 
 def states_of(
     layer: Any, inference_params: Any, batch_size: int, initialize_states: bool
 ) -> tuple[Tensor, Tensor]:
+    """The two states of `layer` in `inference_params`; see `kept_of`."""
+    conv_state, ssm_state = kept_of(layer, inference_params, batch_size, initialize_states)
+    return conv_state, ssm_state
+
+
+def kept_of(
+    layer: Any, inference_params: Any, batch_size: int, initialize_states: bool
+) -> tuple[Tensor, ...]:
     """The states of `layer` in `inference_params`, zeros at first.
 
     Raises:
@@ -20,8 +28,8 @@ def states_of(
     kept = inference_params.key_value_memory_dict
     if layer.layer_idx not in kept:
         kept[layer.layer_idx] = layer.allocate_inference_cache(batch_size, 0)
-    conv_state, ssm_state = kept[layer.layer_idx]
+    states: tuple[Tensor, ...] = kept[layer.layer_idx]
     if initialize_states:
-        conv_state.zero_()
-        ssm_state.zero_()
-    return conv_state, ssm_state
+        for state in states:
+            state.zero_()
+    return states

@@ -1,0 +1,1 @@
+"""Served whole by its modules."""
