@@ -39,10 +39,13 @@ PROGRAMS: tuple[Kind, ...] = ("forward", "gradient")
 """What is exported unasked."""
 
 # What may stand for one of `Model.scans`.
-_SCANS = tuple(
-    f"{op}{gate}"
-    for op in ("selective_scan", "ssd_chunk_scan", "selective_state_update")
-    for gate in ("", "_gated")
+_SCANS = (
+    *(
+        f"{op}{gate}"
+        for op in ("selective_scan", "ssd_chunk_scan", "selective_state_update")
+        for gate in ("", "_gated")
+    ),
+    "ssd_chunk_scan_discrete",
 )
 
 _TRIED = 5  # inputs of larger sizes, and as many of the smallest

@@ -8,7 +8,7 @@ code is our own. b batch, l length. Activations stay (b, l, channels) in memory 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from fuseport.exporter.program import TensorSpec
 
 __all__ = [
     "Decoder",
+    "FilteredDecoder",
     "LanguageModel",
     "LanguageModelConfig",
     "Mixer",
@@ -79,18 +80,18 @@ class LanguageModelConfig:
 
 
 class Mixer(Protocol):
-    """What a block does to its normed input: a module with a causal filter and a scan."""
+    """What a block does to its normed input: a module with a scan."""
 
     in_proj: nn.Linear
 
     def __call__(self, x: Tensor) -> Tensor:
         """(b, l, d_model) → (b, l, d_model)."""
 
-    def step(self, x: Tensor, conv_state: Tensor, ssm_state: Tensor) -> tuple[Tensor, ...]:
-        """One token, (b, 1, d_model) → the same, and both states after it."""
+    def step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """One token, (b, 1, d_model), and the states before it → the same after it."""
 
-    def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What decoding carries on for each sequence: the filter's last inputs, and the state."""
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """What decoding carries on for each sequence: the scan's state, and what is beside it."""
 
 
 class LanguageModel(nn.Module):
@@ -118,12 +119,39 @@ class LanguageModel(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One decoding step of a language model: its own parameters, under their own names."""
+    """One decoding step of a language model: its own parameters, under their own names.
+
+    Its forward takes a token, and states by the names of `STATES`.
+    """
+
+    STATES: ClassVar[tuple[tuple[str, bool], ...]]
+    """Names, and whether such a state is float32 at least, and not of the activations' dtype."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.backbone = model.backbone
         self.lm_head = model.lm_head
+
+    def stepped(self, input_ids: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """Logits, (b, 1, vocab_size), and the states after the token, (n_layer, b, …) each."""
+        hidden, *new = self.backbone.step(input_ids, *states)
+        return self.lm_head(cast(hidden, self.lm_head.weight.dtype)), *new
+
+    def state_specs(self) -> tuple[TensorSpec, ...]:
+        """Of the states, with the dtypes that the weights have by now."""
+        mixer: Mixer = self.backbone.mixers()[0]
+        dtype = mixer.in_proj.weight.dtype
+        count = len(self.backbone.mixers())
+        return tuple(
+            TensorSpec(name, _name(_wider(dtype) if is_wide else dtype), (count, "batch", *shape))
+            for (name, is_wide), shape in zip(self.STATES, mixer.state_shapes(), strict=True)
+        )
+
+
+class FilteredDecoder(Decoder):
+    """Of layers with a causal filter before the scan."""
+
+    STATES = (("conv_states", False), ("ssm_states", True))
 
     def forward(
         self, input_ids: Tensor, conv_states: Tensor, ssm_states: Tensor
@@ -139,19 +167,7 @@ class Decoder(nn.Module):
         Returns:
             logits (b, 1, vocab_size), conv_states, ssm_states.
         """
-        hidden, new_conv, new_ssm = self.backbone.step(input_ids, conv_states, ssm_states)
-        return self.lm_head(cast(hidden, self.lm_head.weight.dtype)), new_conv, new_ssm
-
-    def state_specs(self) -> tuple[TensorSpec, TensorSpec]:
-        """Of the states, with the dtypes that the weights have by now."""
-        mixer: Mixer = self.backbone.mixers()[0]
-        conv, ssm = mixer.state_shapes()
-        dtype = mixer.in_proj.weight.dtype
-        count = len(self.backbone.mixers())
-        return (
-            TensorSpec("conv_states", _name(dtype), (count, "batch", *conv)),
-            TensorSpec("ssm_states", _name(_wider(dtype)), (count, "batch", *ssm)),
-        )
+        return self.stepped(input_ids, conv_states, ssm_states)
 
 
 class _Backbone(nn.Module):
@@ -170,17 +186,14 @@ class _Backbone(nn.Module):
         normed: Tensor = self.norm_f(residual)
         return normed
 
-    def step(
-        self, input_ids: Tensor, conv_states: Tensor, ssm_states: Tensor
-    ) -> tuple[Tensor, ...]:
+    def step(self, input_ids: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         residual = self._embedded(input_ids)
-        new_conv, new_ssm = [], []
+        layers = []
         for i, layer in enumerate(self._blocks()):
-            added, conv, ssm = layer.step(residual, conv_states[i], ssm_states[i])
+            added, *new = layer.step(residual, *(state[i] for state in states))
             residual = residual + added
-            new_conv.append(conv)
-            new_ssm.append(ssm)
-        return self.norm_f(residual), torch.stack(new_conv), torch.stack(new_ssm)
+            layers.append(new)
+        return self.norm_f(residual), *map(torch.stack, zip(*layers, strict=True))
 
     def mixers(self) -> "list[Mixer]":
         return [block.mixer for block in self._blocks()]
@@ -205,8 +218,8 @@ class _Block(nn.Module):
         added: Tensor = self.mixer(self._normed(residual))
         return added
 
-    def step(self, residual: Tensor, conv_state: Tensor, ssm_state: Tensor) -> tuple[Tensor, ...]:
-        return self.mixer.step(self._normed(residual), conv_state, ssm_state)
+    def step(self, residual: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        return self.mixer.step(self._normed(residual), *states)
 
     def _normed(self, residual: Tensor) -> Tensor:
         return cast(self.norm(residual), self.mixer.in_proj.weight.dtype)
@@ -271,17 +284,18 @@ def built(
     config: Mapping[str, Any],
     keeps_float32: tuple[str, ...],
     renamed: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
+    decoder: type[Decoder] = FilteredDecoder,
 ) -> Model:
     """The model around a module; `assumed` in its config names what the checkpoint left unsaid."""
     settings = module.config
     ids = TensorSpec("input_ids", "int64", ("batch", "length"), settings.vocab_size)
 
     def step() -> Model:
-        decoder = Decoder(module)
+        stepping = decoder(module)
         token = TensorSpec("input_ids", "int64", ("batch", 1), settings.vocab_size)
-        states = decoder.state_specs()
+        states = stepping.state_specs()
         return Model(
-            module=decoder.eval(),
+            module=stepping.eval(),
             architecture=architecture,
             config=config,
             inputs=(token, *states),

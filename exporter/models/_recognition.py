@@ -17,7 +17,6 @@ from fuseport.exporter.models.weights import unwrap
 
 __all__ = ["Found", "Settings", "find", "renamed"]
 
-_A_LOG = re.compile(r"(?:.*\.)?backbone\.layers\.(\d+)\.mixer\.A_log")
 _HUGGING_FACE = re.compile(r"(?<![^.])backbone\.embeddings\.weight$")
 _OTHER_LAYERS = re.compile(r"backbone\.layers\.\d+\.(mixer\.Wqkv|mlp)\..*")
 _EPSILON = ("norm_epsilon", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "rms_norm_eps")
@@ -114,14 +113,20 @@ class Found:
         return tied
 
 
-def find(checkpoint: Checkpoint) -> Found | None:
-    """The layers of a checkpoint, under any prefix; None if it has none, or no embedding."""
+def find(checkpoint: Checkpoint, of_mixers: str = "A_log") -> Found | None:
+    """The layers of a checkpoint, under any prefix; None if it has none, or no embedding.
+
+    Args:
+        checkpoint: to look at.
+        of_mixers: a parameter that each of the mixers has.
+    """
     tensors = renamed(checkpoint.tensors)
-    found = {int(m[1]): name for name in tensors if (m := _A_LOG.fullmatch(name))}
+    sign = re.compile(rf"(?:.*\.)?backbone\.layers\.(\d+)\.mixer\.{of_mixers}")
+    found = {int(m[1]): name for name in tensors if (m := sign.fullmatch(name))}
     if not found:
         return None
     layers = tuple(sorted(found))
-    prefix = found[layers[0]].removesuffix(f"backbone.layers.{layers[0]}.mixer.A_log")
+    prefix = found[layers[0]].removesuffix(f"backbone.layers.{layers[0]}.mixer.{of_mixers}")
     shapes = {
         name.removeprefix(prefix): tuple(tensor.shape)
         for name, tensor in tensors.items()

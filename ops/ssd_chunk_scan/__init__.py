@@ -281,5 +281,14 @@ SPEC = OpSpec(
             "a Mamba-2 mixer",
             {"A_log": (None,), "dt_bias": (None,), "in_proj.weight": (None, None)},
         ),
+        Evidence(
+            "a Mamba-3 mixer",
+            {
+                "B_bias": (None, None, None),
+                "C_bias": (None, None, None),
+                "dt_bias": (None,),
+                "in_proj.weight": (None, None),
+            },
+        ),
     ),
 )
