@@ -35,6 +35,7 @@ class Given:
     D: Tensor | None
     MIMO_V: Tensor | None  # (H, R, P)
     interleaved: bool
+    is_step: bool = False
 
     def scanned(
         self, states: States | None, cu_seqlens: Tensor | None, with_states: bool
@@ -76,7 +77,8 @@ class Given:
             after = after.masked_fill(sequences.is_last[:, None], 0.0)
 
         turns = self._turns(states)
-        angles = (2 * math.pi) * turns.to(wide).permute(0, 3, 1, 2).contiguous()
+        turned = (turns - turns.floor()).to(wide).permute(0, 3, 1, 2)
+        angles = (2 * math.pi) * turned.contiguous()
         by_step = angles.flatten(0, 1)
         tables = (by_step.cos(), by_step.sin())
         q = self._turned(self.Q, self.Q_bias, tables)
@@ -99,7 +101,8 @@ class Given:
         y = torch.addcmul(y, V.unsqueeze(2), self._weights(gamma, after, mix))
 
         k = k.reshape(b, length, ranks, heads, width)
-        last = (angles[:, -1], h, k[:, -1], V[:, -1])
+        angle = self._unwound(turns[..., -1]) if self.is_step else angles[:, -1]
+        last = (angle, h, k[:, -1], V[:, -1])
         if rows is not None:
             last = (
                 *last[:2],
@@ -113,14 +116,19 @@ class Given:
         return torch.float64 if self.V.dtype == torch.float64 else torch.float32
 
     def _turns(self, states: States | None) -> Tensor:
-        """The angles in turns, (b, H, A, l), in [0, 1): float64, since a sum over many steps in
-        float32 would lose their digits. Where a sequence begins in a packed row they go on: results
-        depend on differences alone."""
+        """The angles in turns, (b, H, A, l), float64, since a sum over many steps in float32 would
+        lose their digits. Where a sequence begins in a packed row they go on: results depend on
+        differences alone."""
         rates = torch.tanh(self.Angles.to(self._wide)).permute(0, 2, 3, 1)
         total = (rates.double() * (0.5 * self.DT.double()).unsqueeze(2)).cumsum(-1)
         if states is not None:
             total = total + (states[0].double() / (2 * math.pi))[..., None]
-        return total - total.floor()
+        return total
+
+    def _unwound(self, turns: Tensor) -> Tensor:
+        """Angles of so many turns in [-64π, 64π): where roundings differ they hardly jump there, as
+        they would at 0, where sequences begin."""
+        return (2 * math.pi) * (turns - 64.0 * (turns / 64.0 + 0.5).floor()).to(self._wide)
 
     def _turned(self, x: Tensor, bias: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         """Queries or keys with their bias, turned: (b·l, R, H, N), V's dtype."""

@@ -81,33 +81,12 @@ def mamba3_siso(
         ValueError: a shape does not fit; the message names the argument.
     """
     del chunk_size
-    op = "mamba3_siso"
-    require(Q.dim() == 4, op, "Q", "of 4 dimensions", tuple(Q.shape))
-    states = None
-    if Input_States is not None:
-        angle, h, k, v = Input_States
-        states = (angle, h, k.unsqueeze(1), v)
-    given = Given(
-        op,
-        Q.unsqueeze(2),
-        K.unsqueeze(2),
-        V,
-        ADT,
-        DT,
-        Trap,
-        Q_bias.unsqueeze(1),
-        K_bias.unsqueeze(1),
-        Angles,
-        D,
-        None,
-        True,
-    )
-    y, (angle, h, k, v) = given.scanned(states, cu_seqlens, return_final_states)
-    out = y.squeeze(2)
-    if Z is not None:
-        out = out * F.silu(Z)
-    out = out.to(V.dtype)
-    return (out, angle, h, k.squeeze(1), v) if return_final_states else out
+    require(Q.dim() == 4, "mamba3_siso", "Q", "of 4 dimensions", tuple(Q.shape))
+    biases = (Q_bias.unsqueeze(1), K_bias.unsqueeze(1))
+    inputs = (Q.unsqueeze(2), K.unsqueeze(2), V, ADT, DT, Trap, *biases, Angles, D)
+    given = Given("mamba3_siso", *inputs, None, True)
+    out, states = _gated(given, Z, Input_States, cu_seqlens, return_final_states)
+    return (out, *states) if return_final_states else out
 
 
 def mamba3_mimo(
@@ -177,9 +156,7 @@ def mamba3_mimo(
     del chunk_size, dtype
     op = "mamba3_mimo"
     require(Q.dim() == 5, op, "Q", "of 5 dimensions", tuple(Q.shape))
-    require(rotary_dim_divisor in (2, 4), op, "rotary_dim_divisor", "2 or 4", rotary_dim_divisor)
-    angles = Q.shape[-1] // rotary_dim_divisor
-    require(Angles.shape[-1] == angles, op, "Angles", f"of {angles} angles", Angles.shape[-1])
+    _check_angles(op, Angles, Q.shape[-1], rotary_dim_divisor)
     given = Given(op, Q, K, V, ADT, DT, Trap, Q_bias, K_bias, Angles, D, MIMO_V, False)
     y, states = given.scanned(Input_States, cu_seqlens, return_state)
     out = _ended(
@@ -213,28 +190,18 @@ def mamba3_siso_step(
     """`mamba3_siso` at one step: arguments without l, and states with S = b.
 
     Returns:
-        (b, H, P), and the states after the step, anew.
+        (b, H, P), and the states after the step, anew; angles in [-64π, 64π), so that those of
+        states that differ by roundings are near each other, too.
 
     Raises:
         ValueError: a shape does not fit; the message names the argument.
     """
-    out, *states = mamba3_siso(
-        Q.unsqueeze(1),
-        K.unsqueeze(1),
-        V.unsqueeze(1),
-        ADT.unsqueeze(-1),
-        DT.unsqueeze(-1),
-        Trap.unsqueeze(-1),
-        Q_bias,
-        K_bias,
-        Angles.unsqueeze(1),
-        D,
-        None if Z is None else Z.unsqueeze(1),
-        Input_States,
-        return_final_states=True,
-    )
-    angle, h, k, v = states
-    return out.squeeze(1), (angle, h, k, v)
+    biases = (Q_bias.unsqueeze(1), K_bias.unsqueeze(1))
+    inputs = (Q[:, None, None], K[:, None, None], V[:, None], ADT[..., None], DT[..., None])
+    rest = (Trap[..., None], *biases, Angles[:, None], D)
+    given = Given("mamba3_siso", *inputs, *rest, None, True, is_step=True)
+    out, states = _gated(given, None if Z is None else Z[:, None], Input_States, None, True)
+    return out.squeeze(1), states
 
 
 def mamba3_mimo_step(
@@ -261,35 +228,53 @@ def mamba3_mimo_step(
     """`mamba3_mimo` at one step: arguments without l, and states with S = b.
 
     Returns:
-        (b, H, P), or (b, R, H, P) without MIMO_Out, and the states after the step, anew.
+        (b, H, P), or (b, R, H, P) without MIMO_Out, and the states after the step, as those of
+        `mamba3_siso_step`.
 
     Raises:
         ValueError: as `mamba3_mimo`.
     """
-    out, *states = mamba3_mimo(
-        Q.unsqueeze(1),
-        K.unsqueeze(1),
-        V.unsqueeze(1),
-        ADT.unsqueeze(-1),
-        DT.unsqueeze(-1),
-        Trap.unsqueeze(-1),
-        Q_bias,
-        K_bias,
-        MIMO_V,
+    op = "mamba3_mimo"
+    _check_angles(op, Angles, Q.shape[-1], rotary_dim_divisor)
+    inputs = (Q[:, None], K[:, None], V[:, None], ADT[..., None], DT[..., None], Trap[..., None])
+    rest = (Q_bias, K_bias, Angles[:, None], D, MIMO_V)
+    y, states = Given(op, *inputs, *rest, False, is_step=True).scanned(Input_States, None, True)
+    out = _ended(
+        op,
+        y,
+        None if Z is None else Z[:, None],
         MIMO_Z,
         MIMO_Out,
-        Angles.unsqueeze(1),
-        D,
-        None if Z is None else Z.unsqueeze(1),
-        rotary_dim_divisor=rotary_dim_divisor,
-        return_state=True,
-        fuse_pregate_headwise_rms_norm=fuse_pregate_headwise_rms_norm,
-        outproj_norm_weight=outproj_norm_weight,
-        outproj_norm_eps=outproj_norm_eps,
-        Input_States=Input_States,
+        fuse_pregate_headwise_rms_norm,
+        outproj_norm_weight,
+        outproj_norm_eps,
     )
-    angle, h, k, v = states
-    return out.squeeze(1), (angle, h, k, v)
+    return out.to(V.dtype).squeeze(1), states
+
+
+def _check_angles(op: str, Angles: Tensor, width: int, divisor: int) -> None:
+    """Raises ValueError unless MIMO has as many angles as it must have."""
+    require(divisor in (2, 4), op, "rotary_dim_divisor", "2 or 4", divisor)
+    found, angles = Angles.shape[-1], width // divisor
+    require(found == angles, op, "Angles", f"of {angles} angles", found)
+
+
+def _gated(
+    given: Given,
+    Z: Tensor | None,
+    states: States | None,
+    cu_seqlens: Tensor | None,
+    with_states: bool,
+) -> tuple[Tensor, States]:
+    """A scan of rank 1 and its gate, in V's dtype; the k of states has no ranks."""
+    if states is not None:
+        angle, h, k, v = states
+        states = (angle, h, k.unsqueeze(1), v)
+    y, (angle, h, k, v) = given.scanned(states, cu_seqlens, with_states)
+    out = y.squeeze(2)
+    if Z is not None:
+        out = out * F.silu(Z)
+    return out.to(given.V.dtype), (angle, h, k.squeeze(1), v)
 
 
 def _ended(

@@ -202,6 +202,13 @@ def cut(given: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     return {**given, **by_step, **late}
 
 
+def token(given: dict[str, Any], t: int) -> dict[str, Any]:
+    """The arguments of a step of decoding."""
+    by_step = {name: given[name][:, t] for name in ("Q", "K", "V", "Angles", "Z")}
+    late = {name: given[name][:, :, t] for name in ("ADT", "DT", "Trap")}
+    return {**given, **by_step, **late}
+
+
 @pytest.mark.parametrize("ranks", [None, 3])
 def test_it_goes_on_from_its_last_states_and_by_steps(ranks: int | None) -> None:
     given = arguments(ranks, "plain", 8)
@@ -209,11 +216,7 @@ def test_it_goes_on_from_its_last_states_and_by_steps(ranks: int | None) -> None
     first, states = computed(**cut(given, 0, 5))
     parts = [first]
     for t in range(5, 8):
-        one = cut(given, t, t + 1)
-        for name in ("Q", "K", "V", "Angles", "Z"):
-            one[name] = one[name].squeeze(1)
-        for name in ("ADT", "DT", "Trap"):
-            one[name] = one[name].squeeze(2)
+        one = token(given, t)
         kept = [s.clone() for s in states]
         step = mamba3_siso_step if ranks is None else mamba3_mimo_step
         out, new = step(**one, Input_States=states)
@@ -222,8 +225,22 @@ def test_it_goes_on_from_its_last_states_and_by_steps(ranks: int | None) -> None
         states = new
         parts.append(out.unsqueeze(1))
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
-    for mine, right in zip(states, last, strict=True):
+    assert (states[0] < 0).any()  # they do not jump at 0
+    wound = (states[0].remainder(2 * math.pi), *states[1:])
+    for mine, right in zip(wound, last, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-12)
+
+
+def test_angles_of_steps_stay_within_32_turns() -> None:
+    one = token(drawn(None, 1), 0)
+    states = states_of(None, 3)
+    turns = torch.tensor([-1000.0, 500.0, 33.0], dtype=torch.float64)
+    far = (states[0] + 2 * math.pi * turns, *states[1:])
+    out, new = mamba3_siso_step(**one, Input_States=far)
+    right, near = mamba3_siso_step(**one, Input_States=states)
+    torch.testing.assert_close(out, right)
+    assert new[0].abs().max() <= 64 * math.pi
+    torch.testing.assert_close(new[0].cos(), near[0].cos())
 
 
 STARTS = [0, 1, 5, 5, 9]
