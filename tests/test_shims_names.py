@@ -107,6 +107,16 @@ IMPORTED = {
     "flash_attn.ops.triton.layer_norm": "layer_norm_fn rms_norm_fn RMSNorm",
     "flash_attn.ops.triton.rotary": "apply_rotary",
     "flash_attn.utils.generation": "GenerationMixin InferenceParams",
+    "xformers": "ops __version__",
+    "xformers.ops": "fmha memory_efficient_attention unbind SwiGLU LowerTriangularMask RMSNorm "
+    "index_select_cat scaled_index_add swiglu MemoryEfficientAttentionFlashAttentionOp "
+    "MemoryEfficientAttentionCutlassOp AttentionBias AttentionOp",
+    "xformers.ops.fmha": "BlockDiagonalMask attn_bias memory_efficient_attention_forward",
+    "xformers.ops.fmha.attn_bias": "BlockDiagonalMask BlockDiagonalCausalMask AttentionBias "
+    "LowerTriangularMask LowerTriangularMaskWithTensorBias "
+    "BlockDiagonalCausalWithOffsetPaddedKeysMask LowerTriangularFromBottomRightMask",
+    "xformers.ops.rmsnorm": "RMSNorm rms_norm rms_norm_add",
+    "xformers.ops.swiglu_op": "SwiGLU swiglu",
 }
 
 
