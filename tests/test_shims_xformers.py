@@ -298,3 +298,47 @@ def test_a_model_that_imports_xformers_is_exported(
     ways = {(row.runtime, row.program) for row in report.results if row.verdict == "pass"}
     for runtime in ("eager", "torchscript", "onnxruntime"):
         assert {(runtime, "forward"), (runtime, "gradient")} <= ways
+
+
+MASKED = """
+import xformers.ops
+from torch import nn
+from xformers.ops.fmha import BlockDiagonalMask
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kv = nn.Linear(4, 8)
+
+    def forward(self, x, y, mask):
+        kept = y.masked_select(mask[..., None] != 0).view(1, -1, 4)
+        k, v = self.kv(kept).view(1, -1, 2, 2, 2).unbind(2)
+        bias = BlockDiagonalMask.from_seqlens([x.shape[1]] * x.shape[0], mask.sum(1).tolist())
+        q = x.reshape(1, -1, 2, 2)
+        return xformers.ops.memory_efficient_attention(q, k, v, attn_bias=bias).view_as(x)
+"""
+
+
+@pytest.mark.parametrize("kept", ["some", "none"])
+def test_lengths_of_blocks_may_be_values(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]], kept: str
+) -> None:
+    """As PixArt attends to those tokens of a caption that its mask has."""
+    formats, bound = (["torchscript", "onnx"], 2) if kept == "some" else (["onnx"], 1)
+    runtimes = ["eager", "torchscript", "onnxruntime"] if kept == "some" else ["onnxruntime"]
+    torch.manual_seed(0)
+    checkpoint, model = saved_with(MASKED, kv=nn.Linear(4, 8))
+    bundle = api.export(
+        checkpoint,
+        tmp_path / "b",
+        model=model,
+        shim="auto",
+        inputs=parse_inputs(["x:[2,3,4]", "y:[2,length,4]", f"mask:int64[2,length]<{bound}"]),
+        format=formats,
+    )
+    report = api.verify(bundle.folder, model=model, runtime=runtimes)
+    assert report.exit_code() == 0, report.failures()
+    ways = {(row.runtime, row.program) for row in report.results if row.verdict == "pass"}
+    for runtime in runtimes:
+        assert {(runtime, "forward"), (runtime, "gradient")} <= ways

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from fuseport.exporter.shims.flash_attn._attention import Options
+from fuseport.exporter.shims.flash_attn._attention import Options, attend_packed
 from fuseport.exporter.shims.flash_attn._attention import attend as attend_flash
 
 from .attn_bias import (
@@ -65,6 +66,9 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, bias: BlockDiagonalMask, scale: Any
         raise ValueError(
             f"xformers: blocks are in a batch of 1; query is {tuple(q.shape)}, key {tuple(k.shape)}"
         )
+    lengths = [*bias.q_seqinfo.lengths, *bias.k_seqinfo.lengths]
+    if any(isinstance(n, torch.SymInt) and free_unbacked_symbols(n) for n in lengths):
+        return _packed(q, k, v, bias, scale)
     counts, of_q, of_k = bias.groups()
     qs, ks, vs = (
         t.split([count * length for count, length in zip(counts, lengths, strict=True)], 1)
@@ -79,14 +83,26 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, bias: BlockDiagonalMask, scale: Any
     return torch.cat(parts, 1)
 
 
+def _packed(q: Tensor, k: Tensor, v: Tensor, bias: BlockDiagonalMask, scale: Any) -> Tensor:
+    """All pairs of steps at once, of blocks whose lengths are known when the program runs."""
+    reach, are_alike = bias.reach, bias.q_seqinfo is bias.k_seqinfo
+    if not (reach.from_end or are_alike or reach == (None, None, False)):
+        raise NotImplementedError(
+            f"fuseport's stand-in for xformers has a {type(bias).__name__} of lengths that are "
+            "computed only where those of keys are those of queries"
+        )
+    of_q, of_k = bias.q_seqinfo.seqstart, bias.k_seqinfo.seqstart
+    # One key more, which no block has: of a product over none at all, ONNX Runtime 1.31 gives what
+    # is in its memory where it fuses the transposes with it.
+    keys, values = (F.pad(t[0], (0, 0, 0, 0, 0, 1)) for t in (k, v))
+    out: Tensor = attend_packed(q[0], keys, values, of_q, of_k, _options(reach, scale))
+    return out[None]
+
+
 def _within(q: Tensor, k: Tensor, v: Tensor, reach: Reach, scale: Any) -> Tensor:
     """(b, l, h, d) to (b, m, h, d), where places count from the first or the last of both."""
     if reach.from_end or reach == (None, None, False) or always(q.shape[1] == k.shape[1]):
-        back = -1 if reach.back is None else reach.back
-        causal = reach.ahead == 0
-        ahead = -1 if causal or reach.ahead is None else reach.ahead
-        options = Options(0.0, scale, causal, (back, ahead), 0.0, None, False)
-        found: Tensor = attend_flash(q, k, v, options)
+        found: Tensor = attend_flash(q, k, v, _options(reach, scale))
         return found
     behind = _behind(q.shape[1], k.shape[1], q.device)
     hidden = behind < -(reach.ahead or 0)
@@ -94,6 +110,13 @@ def _within(q: Tensor, k: Tensor, v: Tensor, reach: Reach, scale: Any) -> Tensor
         hidden = hidden | (behind > reach.back)
     added = q.new_zeros(()).masked_fill(hidden, torch.finfo(q.dtype).min)
     return _biased(q, k, v, added, scale)
+
+
+def _options(reach: Reach, scale: Any) -> Options:
+    back = -1 if reach.back is None else reach.back
+    causal = reach.ahead == 0
+    ahead = -1 if causal or reach.ahead is None else reach.ahead
+    return Options(0.0, scale, causal, (back, ahead), 0.0, None, False)
 
 
 def _behind(length: int, seen: int, device: torch.device) -> Tensor:

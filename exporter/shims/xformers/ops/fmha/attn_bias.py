@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -151,7 +152,8 @@ class _SeqLenInfo:
     @property
     def seqstart(self) -> Tensor:
         """`seqstart_py`, int32."""
-        return torch.tensor(self.seqstart_py, dtype=torch.int32)
+        lengths = [torch.scalar_tensor(length, dtype=torch.int32) for length in self.lengths]
+        return F.pad(torch.stack(lengths).cumsum(0, dtype=torch.int32), (1, 0))
 
     @property
     def max_seqlen(self) -> Any:
