@@ -107,6 +107,17 @@ IMPORTED = {
     "flash_attn.ops.triton.layer_norm": "layer_norm_fn rms_norm_fn RMSNorm",
     "flash_attn.ops.triton.rotary": "apply_rotary",
     "flash_attn.utils.generation": "GenerationMixin InferenceParams",
+    "apex": "amp normalization optimizers parallel",
+    "apex.amp": "float_function half_function initialize scale_loss",
+    "apex.contrib.layer_norm": "FastLayerNorm",
+    "apex.contrib.layer_norm.layer_norm": "FastLayerNorm FastLayerNormFN _fast_layer_norm",
+    "apex.normalization": "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm",
+    "apex.normalization.fused_layer_norm": "FusedLayerNorm FusedLayerNormAffineFunction "
+    "fused_layer_norm_affine fused_layer_norm fused_rms_norm_affine fused_rms_norm",
+    "apex.optimizers": "FusedAdam FusedLAMB FusedSGD",
+    "apex.parallel": "DistributedDataParallel SyncBatchNorm convert_syncbn_model",
+    "fused_layer_norm_cuda": "forward_affine backward_affine rms_forward_affine "
+    "rms_backward_affine",
     "xformers": "ops __version__",
     "xformers.ops": "fmha memory_efficient_attention unbind SwiGLU LowerTriangularMask RMSNorm "
     "index_select_cat scaled_index_add swiglu MemoryEfficientAttentionFlashAttentionOp "

@@ -1,0 +1,1 @@
+"""Parts that are built apart; of them the fast layer norm."""
