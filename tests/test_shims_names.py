@@ -118,6 +118,11 @@ IMPORTED = {
     "apex.parallel": "DistributedDataParallel SyncBatchNorm convert_syncbn_model",
     "fused_layer_norm_cuda": "forward_affine backward_affine rms_forward_affine "
     "rms_backward_affine",
+    "torch_scatter": "scatter scatter_sum scatter_add scatter_mul scatter_mean scatter_min "
+    "scatter_max segment_coo segment_csr gather_coo gather_csr scatter_softmax "
+    "scatter_log_softmax scatter_logsumexp scatter_std segment_mean_csr segment_max_coo",
+    "torch_scatter.composite": "scatter_softmax scatter_log_softmax scatter_std",
+    "torch_scatter.utils": "broadcast",
     "xformers": "ops __version__",
     "xformers.ops": "fmha memory_efficient_attention unbind SwiGLU LowerTriangularMask RMSNorm "
     "index_select_cat scaled_index_add swiglu MemoryEfficientAttentionFlashAttentionOp "
