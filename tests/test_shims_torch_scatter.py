@@ -103,8 +103,9 @@ def test_places_of_the_first_of_values_that_are_alike() -> None:
     whole, places = ts.scatter_max(torch.tensor([-3, -2, -2]), torch.tensor([1, 1, 1]))
     assert (whole.tolist(), places.tolist()) == ([0, -2], [3, 1])
     assert ts.scatter_mean(torch.tensor([-3, -2, 7]), torch.tensor([1, 1, 0])).tolist() == [7, -3]
-    nothing = ts.scatter_max(torch.tensor([-torch.inf]), torch.tensor([0]))
-    assert [t.tolist() for t in nothing] == [[0.0], [1]]
+    for least in (-torch.inf, torch.finfo(torch.float32).min):  # as the package, which begins there
+        nothing = ts.scatter_max(torch.tensor([least]), torch.tensor([0]))
+        assert [t.tolist() for t in nothing] == [[0.0], [1]]
     assert ts.scatter_sum(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 0).shape == (0, 2)
 
 
