@@ -125,7 +125,7 @@ def test_other_circumstances_are_no_server_s(
     with quick_starts():
         outer = fork_server.current()
         assert outer is not None
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "") + "1")
         assert fork_server.current() is None
         with child(telling) as (_, about):
             assert about["parent"] == os.getpid()
