@@ -51,13 +51,17 @@ template <class Host>
 void run_backward(const Host& host, const Problem& problem, Backward backward,
                   const Totals& totals) {
   const Kernels& k = kernels();
-  const int64_t parts =
-      problem.batches * problem.length * problem.blocks() * problem.states * real_bytes(problem.dtype);
+  // One part that is stored as it is computed is the sum.
+  const bool whole = problem.blocks_per_group() == 1 &&
+                     (problem.dtype == Dtype::float32 || problem.dtype == Dtype::float64);
+  const int64_t parts = whole ? 0
+                              : problem.batches * problem.length * problem.blocks() *
+                                    problem.states * real_bytes(problem.dtype);
   const int64_t all_heads = problem.batches * problem.heads;
   const auto dB = host.scratch(parts), dC = host.scratch(parts);
   const auto sums = host.scratch(all_heads * (problem.width + 2) * 8 + 64);
-  backward.dB = dB.data();
-  backward.dC = dC.data();
+  backward.dB = whole ? totals.dB : dB.data();
+  backward.dC = whole ? totals.dC : dC.data();
   backward.dA = reinterpret_cast<double*>(aligned(sums.data()));
   backward.ddt_bias = backward.dA + all_heads;
   backward.dD = backward.ddt_bias + all_heads;
@@ -66,9 +70,10 @@ void run_backward(const Host& host, const Problem& problem, Backward backward,
                   [&](int64_t unit, void* scratch) { k.backward(p, backward, unit, scratch); });
   });
   const Sum sum_B{backward.dB, totals.dB}, sum_C{backward.dC, totals.dC};
-  for (const Sum& sum : {sum_B, sum_C})
-    for_each_unit(host, problem, problem.batches * problem.length, 0,
-                  [&](int64_t unit, void*) { k.sum(problem, sum, unit); });
+  if (!whole)
+    for (const Sum& sum : {sum_B, sum_C})
+      for_each_unit(host, problem, problem.batches * problem.length, 0,
+                    [&](int64_t unit, void*) { k.sum(problem, sum, unit); });
   if (totals.dA) sum_batches(problem, backward.dA, problem.heads, totals.dA);
   if (totals.ddt_bias) sum_batches(problem, backward.ddt_bias, problem.heads, totals.ddt_bias);
   sum_batches(problem, backward.dD, problem.heads * problem.width, totals.dD);
