@@ -155,8 +155,8 @@ def ssd_discrete(
 
     Args:
         x: (b, l, H, P), float16, bfloat16, float32 or float64, in any memory layout.
-        log_decay: (b, l, H), finite; used in float32, or in float64 where x is, as D and
-            initial_states.
+        log_decay: (b, l, H), -∞ where all is forgotten; used in float32, or in float64 where x is,
+            as D and initial_states.
         B: (b, l, G, N), x's dtype; head i takes group i // (H/G).
         C: like B.
         D: (H,) or (H, P), or None.

@@ -102,6 +102,14 @@ def expanded_time(t: Tensor) -> Tensor:
     return t[:, :1].expand(t.shape)
 
 
+def cut_off(t: Tensor) -> Tensor:
+    """Some steps forget everything, to the bit or beyond, and others nothing."""
+    t = t.clone()
+    t[:, 3::17], t[:, 5:7], t[:, 20], t[:, 64:66] = -1e4, -torch.inf, -88.0, -3e38
+    t[:, 8:12] = 0
+    return t
+
+
 _SEQUENCES = ("x", "dt", "B", "C", "z")
 _DISCRETE = ("x", "log_decay", "B", "C")
 _SHAPES = {
@@ -185,6 +193,7 @@ _SHAPES = {
     "discrete_chunk_minus_1": _Shape(l=CHUNK - 1, discrete=True, initial=False),
     "discrete_chunk_plus_1": _Shape(l=CHUNK + 1, discrete=True, skip=False),
     "discrete_groups": _Shape(l=70, H=6, G=3, P=17, N=19, discrete=True),
+    "discrete_cut_off": _Shape(b=1, l=140, P=17, discrete=True, layouts={"log_decay": cut_off}),
     "discrete_mamba_3": _Shape(b=1, l=130, H=4, G=4, P=64, N=128, discrete=True),
     "discrete_many_units": _Shape(b=2, l=200, H=12, G=12, P=16, N=16, discrete=True),
     "discrete_packed": _Shape(

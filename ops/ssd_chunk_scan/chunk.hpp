@@ -167,6 +167,7 @@ struct Decays {
         (const Real*)from.data + batch * from.batch + steps.start * from.step + head * from.head;
     for (int t = 0; t < CHUNK; ++t) {
       exponents[t] = t < steps.count ? (double)at[t * from.step] : 0;
+      if (exponents[t] < LEAST_LOG_DECAY) exponents[t] = LEAST_LOG_DECAY;
       step[t] = t < steps.count;
     }
   }

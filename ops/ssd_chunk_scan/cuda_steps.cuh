@@ -140,7 +140,8 @@ FUSEPORT_DEVICE Exponent<Real<Stored>> exponent(const Problem& p, int64_t batch,
   if (p.log_decay.data) {
     const Strided& from = p.log_decay;
     const int64_t at = batch * from.batch + step * from.step + h * from.head;
-    return {(Real)1, (double)((const Real*)from.data)[at]};
+    const double value = (double)((const Real*)from.data)[at];
+    return {(Real)1, value < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : value};
   }
   const Real low = ((const Real*)p.dt_limit)[0], high = ((const Real*)p.dt_limit)[1];
   Real delta = smooth(p, raw_step<Stored>(p, batch, step, h));

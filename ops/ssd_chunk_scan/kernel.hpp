@@ -13,6 +13,8 @@
 namespace fuseport::ssd_chunk_scan {
 
 constexpr int64_t CHUNK = 64;  // steps whose outputs are products of matrices: as in shapes.py
+// Of given decays: what is less, -∞ too, decays to nothing as well, and a sum of it has digits left.
+constexpr double LEAST_LOG_DECAY = -1e3;  // as in reference.py
 
 // The type that is computed in, float or double, is called real. What is contiguous has no strides.
 struct Problem {

@@ -295,7 +295,9 @@ def _gradients(
 
 
 def _discrete(x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, seq_idx: Tensor) -> "_Chunks":
-    return _Chunks(x, torch.ones_like(log_decay), log_decay, B, C, seq_idx)
+    # What is less, -∞ too, decays to nothing as well, and a sum of it has digits left.
+    least = log_decay.clamp(min=-1e3)
+    return _Chunks(x, torch.ones_like(log_decay), least, B, C, seq_idx)
 
 
 class _Chunks:

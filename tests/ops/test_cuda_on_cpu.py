@@ -37,7 +37,13 @@ LARGE = ("many_units", "mamba_2", "mamba_3")
 OF_CHUNKED_SCAN = (
     *("plain", "without_softplus", "limited", "one_of_everything", "no_steps", "empty_batch"),
     *("chunk_plus_1", "width_17", "groups", "layout_transposed", "packed", "packed_last_step"),
-    *("discrete", "discrete_no_steps", "discrete_groups", "layout_discrete_expanded"),
+    *(
+        "discrete",
+        "discrete_no_steps",
+        "discrete_groups",
+        "layout_discrete_expanded",
+        "discrete_cut_off",
+    ),
 )
 QUICK = [
     case

@@ -281,7 +281,7 @@ def compare(got: Any, expected: tuple[Tensor, ...], dtype: torch.dtype) -> None:
 BODIES = [case for case in SPEC.cases if not case.name.endswith(("no_steps", "empty_batch"))]
 ONNX_OWN = (
     *("plain", "gated", "limited", "length_1", "groups", "packed"),
-    *("discrete", "discrete_one_of_everything", "discrete_groups"),
+    *("discrete", "discrete_one_of_everything", "discrete_groups", "discrete_cut_off"),
 )
 BODY_DTYPES = (torch.float32, torch.float64, torch.float16)
 
