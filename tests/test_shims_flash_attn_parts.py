@@ -1,12 +1,17 @@
 """Rotary embeddings, norms, MLPs and losses of the stand-in for flash_attn, by definitions."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from fuseport.exporter import shims
+from fuseport.exporter import api, shims
+from fuseport.exporter.models.user import parse_inputs
 from fuseport.tests.test_shims_flash_attn import packed, same_gradients, turned
 from fuseport.tests.test_shims_values import close, rand
 
@@ -224,3 +229,54 @@ def test_cross_entropy() -> None:
     assert half.dtype == torch.float32
     with pytest.raises(NotImplementedError, match="reduction"):
         CrossEntropyLoss(reduction="median")
+
+
+CROSS = """
+import torch
+from flash_attn import flash_attn_varlen_func
+from flash_attn.bert_padding import unpad_input
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Linear(8, 8), nn.Linear(8, 16)
+
+    def forward(self, x, y, mask):
+        batch, length, _ = x.shape
+        q = self.q(x).unflatten(-1, (2, 4)).flatten(0, 1)
+        kv, _, of_k, longest, *_ = unpad_input(self.kv(y).unflatten(-1, (2, 2, 4)), mask)
+        of_q = torch.arange(batch + 1, dtype=torch.int32) * length
+        out = flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], of_q, of_k, length, longest)
+        return out.unflatten(0, (batch, length)).flatten(-2)
+"""
+
+
+def test_attention_to_no_keys_at_all_has_no_gradient_in_onnxruntime(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    """A product over none of them gave what was in its memory."""
+    torch.manual_seed(0)
+    checkpoint, model = saved_with(CROSS, q=nn.Linear(8, 8), kv=nn.Linear(8, 16))
+    shapes = "x:[batch,l,8],y:[batch,m,8],mask:int64[batch,m]<2"
+    bundle = api.export(
+        checkpoint,
+        tmp_path / "b",
+        model=model,
+        shim="auto",
+        inputs=parse_inputs([shapes]),
+        format="onnx",
+        programs="gradient",
+    )
+    session = onnxruntime.InferenceSession(bundle.folder / "gradient.onnx")
+    names = [output.name for output in session.get_outputs()]
+    for kept in (1, 0, 1, 0):
+        feed = {
+            "x": torch.randn(2, 3, 8).numpy(),
+            "y": torch.randn(2, 5, 8).numpy(),
+            "mask": torch.full((2, 5), kept).numpy(),
+            "cotangent_output": torch.randn(2, 3, 8).numpy(),
+        }
+        results = dict(zip(names, session.run(None, feed), strict=True))
+        assert {bool(value.any()) for value in results.values()} == {bool(kept)}
