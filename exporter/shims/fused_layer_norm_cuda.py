@@ -1,6 +1,6 @@
 """apex's extension for norms over the last dimensions, n rows of them, with its backward passes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -104,12 +104,7 @@ def backward(
 ) -> Tensor:
     """The gradient of input; raises as `backward_affine`."""
     _refuse(memory_efficient)
-
-    def function(x: Tensor) -> Tensor:
-        return norms.fused_layer_norm(x, normalized_shape, epsilon)
-
-    found: Tensor = differentiated(function, [input_or_output], dout)[0]
-    return found
+    return _by_input(norms.fused_layer_norm, dout, input_or_output, normalized_shape, epsilon)
 
 
 def rms_backward_affine(
@@ -141,11 +136,13 @@ def rms_backward(
 ) -> Tensor:
     """The gradient of input; raises as `backward_affine`."""
     _refuse(memory_efficient)
+    return _by_input(norms.fused_rms_norm, dout, input_or_output, normalized_shape, epsilon)
 
-    def function(x: Tensor) -> Tensor:
-        return norms.fused_rms_norm(x, normalized_shape, epsilon)
 
-    found: Tensor = differentiated(function, [input_or_output], dout)[0]
+def _by_input(
+    norm: Callable[..., Tensor], dout: Tensor, x: Tensor, shape: Sequence[int], eps: float
+) -> Tensor:
+    found: Tensor = differentiated(lambda x: norm(x, shape, eps), [x], dout)[0]
     return found
 
 

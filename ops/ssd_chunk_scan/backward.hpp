@@ -104,12 +104,22 @@ static void matrices_backward(const BackwardScratch<F>& s, const typename F::Rea
   }
 }
 
-// The gradient of each step, from that of c_t and its own; it leaves ddt, and adds to dA and dbias.
-// Sums over later steps are of one sequence.
+// dc of each step becomes the sum of its own, of those of later steps of its sequence, and, in the last
+// one, of `last`: the gradient of δA.
+template <class F>
+static void add_later(const Decays<F>& k, const Steps& steps, double last, double* dc) {
+  double later = last;
+  for (int t = steps.count - 1; t >= 0; --t) {
+    dc[t] = later += dc[t];
+    if (k.first[t] == t) later = 0;
+  }
+}
+
+// The gradient of each step, from that of δA and its own; it leaves ddt, and adds to dA and dbias.
 template <class F, class Stored>
 static void steps_backward(const Problem& p, const Backward& to, const BackwardScratch<F>& s,
                            int64_t batch, int64_t head, int64_t in_block, const Steps& steps,
-                           const double* dc, double last, const typename F::Real* dstep) {
+                           const double* dexponent, const typename F::Real* dstep) {
   using Real = typename F::Real;
   const Decays<F>& k = *s.decays;
   const double A = ((const Real*)p.A)[head];
@@ -120,31 +130,23 @@ static void steps_backward(const Problem& p, const Backward& to, const BackwardS
     store<F>(slope + t, raw > (Real)20 ? splat<F>(1) : logistic<F>(raw));
   }
   Stored* ddt = (Stored*)to.ddt + (batch * p.length + steps.start) * p.heads + head;
-  double later = last;
   for (int t = steps.count - 1; t >= 0; --t) {
-    later += dc[t];
-    s.dA[in_block] += later * (double)k.step[t];
-    double d = (double)dstep[t] + A * later;
+    s.dA[in_block] += dexponent[t] * (double)k.step[t];
+    double d = (double)dstep[t] + A * dexponent[t];
     if (!(k.smooth[t] >= limit[0] && k.smooth[t] <= limit[1])) d = 0;
     if (p.softplus) d *= (double)slope[t];
     s.dbias[in_block] += d;
     from_real((Real)d, ddt + t * p.heads);
-    if (k.first[t] == t) later = 0;
   }
 }
 
 // The same of given decays.
 template <class F>
-static void decays_backward(const Problem& p, const Backward& to, const Decays<F>& k, int64_t batch,
-                            int64_t head, const Steps& steps, const double* dc, double last) {
+static void decays_backward(const Problem& p, const Backward& to, int64_t batch, int64_t head,
+                            const Steps& steps, const double* dexponent) {
   using Real = typename F::Real;
   Real* dlog_decay = (Real*)to.dlog_decay + (batch * p.length + steps.start) * p.heads + head;
-  double later = last;
-  for (int t = steps.count - 1; t >= 0; --t) {
-    later += dc[t];
-    dlog_decay[t * p.heads] = (Real)later;
-    if (k.first[t] == t) later = 0;
-  }
+  for (int t = 0; t < steps.count; ++t) dlog_decay[t * p.heads] = (Real)dexponent[t];
 }
 
 template <class F, class Stored>
@@ -215,8 +217,9 @@ static void head_backward(const Problem& p, const Backward& to, const BackwardSc
   }
   store_steps<F, Stored>(p, s.dx, batch, head, steps, to.dx);
   last += (double)k.decay * (double)dot<F>(g, state, p.states * width);
-  if (p.log_decay.data) decays_backward<F>(p, to, k, batch, head, steps, dc, last);
-  else steps_backward<F, Stored>(p, to, s, batch, head, in_block, steps, dc, last, dstep);
+  add_later<F>(k, steps, last, dc);
+  if (p.log_decay.data) decays_backward<F>(p, to, batch, head, steps, dc);
+  else steps_backward<F, Stored>(p, to, s, batch, head, in_block, steps, dc, dstep);
 
   for (int64_t i = 0; i < width; i += F::LANES) {
     typename F::Vector sum{};

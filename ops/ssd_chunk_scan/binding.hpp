@@ -17,7 +17,7 @@ void for_each_unit(const Host& host, const Problem& p, int64_t units, int64_t sc
   fuseport::for_each_unit(host, units, steps, scratch_bytes, run);
 }
 
-// Calls run(p) with what all heads of a group share in place, where it is of several.
+// Calls run(p) with what all heads of a group share in place, where groups are shared.
 template <class Host, class Run>
 void with_prepared(const Host& host, Problem p, const Run& run) {
   const Kernels& k = kernels();

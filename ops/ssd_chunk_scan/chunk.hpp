@@ -80,13 +80,13 @@ static void prepare_unit(const Problem& p, int64_t unit, void* scratch) {
                      (typename F::Real*)scratch);
 }
 
-// What was prepared, or is now, where groups are of one head.
+// What was prepared, or is now, where groups are not shared.
 template <class F>
 struct OwnPrepared {
   typename F::Real *at, *transposed;
 
   OwnPrepared(const Problem& p, Scratch& scratch) {
-    const bool own = p.heads_per_group() == 1;
+    const bool own = !p.shares_groups();
     scratch.take(own ? Prepared<F>::size(p) : 0, &at);
     scratch.take(own ? p.states * CHUNK : 0, &transposed);
   }

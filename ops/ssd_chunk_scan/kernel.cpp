@@ -10,7 +10,7 @@ namespace {
 
 template <class F>
 static int64_t prepared_bytes_of(const Problem& p) {
-  if (p.heads_per_group() == 1) return 0;
+  if (!p.shares_groups()) return 0;
   return p.batches * p.chunks() * p.groups * Prepared<F>::size(p) * sizeof(typename F::Real);
 }
 

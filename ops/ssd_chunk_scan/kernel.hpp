@@ -12,9 +12,9 @@
 
 namespace fuseport::ssd_chunk_scan {
 
-constexpr int64_t CHUNK = 64;  // steps whose outputs are products of matrices: as in shapes.py
-// Of given decays: what is less, -∞ too, decays to nothing as well, and a sum of it has digits left.
-constexpr double LEAST_LOG_DECAY = -1e3;  // as in reference.py
+// As in shapes.py: steps whose outputs are products of matrices, and the least of given decays.
+constexpr int64_t CHUNK = 64;
+constexpr double LEAST_LOG_DECAY = -1e3;
 
 // The type that is computed in, float or double, is called real. What is contiguous has no strides.
 struct Problem {
@@ -32,13 +32,15 @@ struct Problem {
   const void* dt_limit = nullptr;        // (2,)
   // (b, l), contiguous: the state does not go over from a step to one of another number.
   const int32_t* seq_idx = nullptr;
-  // For each batch, chunk and group: B and C, (64, padded N), and C·Bᵀ, (64, 64); null where groups
-  // are of one head, whose unit has its own.
+  // For each batch, chunk and group: B and C, (64, padded N), and C·Bᵀ, (64, 64); null unless groups
+  // are shared.
   void* prepared = nullptr;
 
   // Inlined always: a copy that is compiled for one instruction set must not serve another.
   FUSEPORT_INLINED int64_t chunks() const { return (length + CHUNK - 1) / CHUNK; }
   FUSEPORT_INLINED int64_t heads_per_group() const { return heads / groups; }
+  // Whether B and C are prepared for several units, and not by the one that takes them.
+  FUSEPORT_INLINED bool shares_groups() const { return heads_per_group() > 1; }
   // Heads whose parts of dB and dC are summed at once: fewer where units would be too few.
   FUSEPORT_INLINED int64_t block() const {
     const int64_t wanted = batches * heads >= 96 ? 4 : batches * heads >= 24 ? 3 : 1;

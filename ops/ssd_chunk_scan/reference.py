@@ -29,7 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuseport.ops.ssd_chunk_scan.shapes import CHUNK, check, check_backward, check_discrete
+from fuseport.ops.ssd_chunk_scan.shapes import (
+    CHUNK,
+    LEAST_LOG_DECAY,
+    check,
+    check_backward,
+    check_discrete,
+)
 
 __all__ = [
     "ssd_chunk_scan",
@@ -295,9 +301,8 @@ def _gradients(
 
 
 def _discrete(x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, seq_idx: Tensor) -> "_Chunks":
-    # What is less, -∞ too, decays to nothing as well, and a sum of it has digits left.
-    least = log_decay.clamp(min=-1e3)
-    return _Chunks(x, torch.ones_like(log_decay), least, B, C, seq_idx)
+    exponent = log_decay.clamp(min=LEAST_LOG_DECAY)
+    return _Chunks(x, torch.ones_like(log_decay), exponent, B, C, seq_idx)
 
 
 class _Chunks:

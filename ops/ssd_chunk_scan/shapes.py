@@ -12,6 +12,7 @@ from fuseport.ops.spec import FLOATING
 
 __all__ = [
     "CHUNK",
+    "LEAST_LOG_DECAY",
     "check",
     "check_backward",
     "check_discrete",
@@ -26,6 +27,10 @@ __all__ = [
 
 CHUNK = 64
 """Steps whose outputs are products of matrices; between chunks the state is carried."""
+
+LEAST_LOG_DECAY = -1e3
+"""Of given decays: what is less, -∞ too, decays to nothing as well, and a sum of it has digits
+left."""
 
 
 def check_ranks(op: str, x: Tensor, B: Tensor) -> None:

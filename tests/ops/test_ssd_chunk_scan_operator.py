@@ -100,9 +100,12 @@ def test_the_gradient_of_a_is_exact_where_states_hardly_matter(seed: int) -> Non
     assert error_of_gradient(found, inputs, cotangents) < 2e-6
 
 
-def test_python_and_native_agree_on_the_chunk() -> None:
-    (chunk,) = re.findall(r"CHUNK = (\d+);", (SPEC.folder / "kernel.hpp").read_text())
+def test_python_and_native_agree_on_the_chunk_and_the_least_decay() -> None:
+    text = (SPEC.folder / "kernel.hpp").read_text()
+    (chunk,) = re.findall(r"CHUNK = (\d+);", text)
     assert int(chunk) == shapes.CHUNK
+    (least,) = re.findall(r"LEAST_LOG_DECAY = (\S+);", text)
+    assert float(least) == shapes.LEAST_LOG_DECAY
 
 
 def test_gradients_of_gradients_are_refused() -> None:

@@ -199,12 +199,8 @@ class FusedLayerNorm(FusedRMSNorm):
         return out.to(input.dtype)
 
 
-class MixedFusedLayerNorm(FusedLayerNorm):
-    """`FusedLayerNorm` in the dtype of its weight.
-
-    Raises:
-        RuntimeError: elementwise_affine is False.
-    """
+class _Mixed(FusedRMSNorm):
+    """What norms in the dtype of their weight are made with: they have one."""
 
     def __init__(
         self,
@@ -216,6 +212,14 @@ class MixedFusedLayerNorm(FusedLayerNorm):
     ) -> None:
         _refuse_without_weight(type(self), kwargs)
         super().__init__(normalized_shape, eps, True, memory_efficient)
+
+
+class MixedFusedLayerNorm(_Mixed, FusedLayerNorm):
+    """`FusedLayerNorm` in the dtype of its weight.
+
+    Raises:
+        RuntimeError: elementwise_affine is False.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """(…, *normalized_shape) → the same."""
@@ -223,23 +227,12 @@ class MixedFusedLayerNorm(FusedLayerNorm):
         return out.to(self.weight.dtype)
 
 
-class MixedFusedRMSNorm(FusedRMSNorm):
+class MixedFusedRMSNorm(_Mixed):
     """`FusedRMSNorm` in the dtype of its weight.
 
     Raises:
         RuntimeError: elementwise_affine is False.
     """
-
-    def __init__(
-        self,
-        normalized_shape: Shape,
-        eps: float = 1e-5,
-        *,
-        memory_efficient: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        _refuse_without_weight(type(self), kwargs)
-        super().__init__(normalized_shape, eps, True, memory_efficient)
 
     def forward(self, input: Tensor) -> Tensor:
         """(…, *normalized_shape) → the same."""
