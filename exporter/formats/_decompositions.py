@@ -11,6 +11,7 @@ from numbers import Number
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
@@ -23,12 +24,14 @@ from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._integers import OF_FEW_BITS
 from fuseport.exporter.formats._losses import of_loss
 from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.formats._products import WITH_VECTOR, einsum, of_none
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
 from fuseport.exporter.formats._special import SPECIAL, sigmoid
 from fuseport.exporter.formats._sums import of_volume
 from fuseport.exporter.program.portable import masked_select
+from fuseport.exporter.program.symbolic import may_be_none
 
 __all__ = ["decompositions"]
 
@@ -66,15 +69,15 @@ def decompositions(exported: ExportedProgram) -> Table:
             table[target] = _PADS[target]
         elif target is aten.conv3d.default and node.args[2:3] in ((), (None,)):
             table[target] = _conv3d
-        elif target in _PRODUCTS and node.args[1].meta["val"].dim() == 1:
-            table[target] = _product_with_vector
+        elif target in WITH_VECTOR and node.args[1].meta["val"].dim() == 1:
+            table[target] = WITH_VECTOR[target]
         elif target in _NORMS and (_mixed(node) or target is aten.native_layer_norm.default):
             table[target] = functools.partial(_in_one_dtype, target)
         elif (norm := of_volume(node)) is not None:
             table[target] = norm
         elif target in (aten.squeeze.dim, aten.squeeze.dims):
             table[target] = _squeeze
-    return {**table, **_OWN}
+    return {**of_none(exported), **table, **_OWN}
 
 
 def _of_integers(node: torch.fx.Node, target: OpOverload) -> bool:
@@ -157,21 +160,6 @@ def _in_one_dtype(norm: OpOverload, x: Tensor, *others: Any) -> Any:
     return norm(x.to(wide), *(o.to(wide) if isinstance(o, Tensor) else o for o in others))
 
 
-def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Any:
-    # torch lets a size of 1 stand for any other; ONNX does not.
-    if "." in equation:
-        return NotImplemented
-    terms = equation.replace(" ", "").split("->")[0].split(",")
-    sizes = [
-        pair
-        for term, x in zip(terms, operands, strict=True)
-        for pair in zip(term, x.shape, strict=True)
-    ]
-    ones = {label for label, size in sizes if isinstance(size, int) and size == 1}
-    others = {label for label, size in sizes if not isinstance(size, int) or size != 1}
-    return aten.einsum.default.decompose(equation, operands) if ones & others else NotImplemented
-
-
 def _sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -180,20 +168,6 @@ def _sort(
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, indices = torch.topk(x, x.shape[dim], dim, largest=descending, sorted=True)
     return values, indices
-
-
-_PRODUCTS = (aten.mv.default, aten.matmul.default)
-
-
-def _product_with_vector(x: Tensor, other: Tensor) -> Any:
-    # ONNX Runtime, up to 1.31 at least, forgets a Transpose before a MatMul with a vector on the
-    # right, and says nothing. A matrix of one column it multiplies as it should.
-    if other.dim() != 1:
-        return aten.matmul.default.decompose(x, other)
-    if x.dim() == 1:
-        return (x * other).sum()
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    return aten.mm.default(rows, other.unsqueeze(1)).reshape(x.shape[:-1])
 
 
 def _cuts(widths: Any) -> bool:
@@ -386,6 +360,8 @@ def _convolution_dweight(
     batch = x.shape[0]
     if isinstance(batch, int) and batch == 0:
         return torch.zeros_like(weight)  # ONNX knows of no convolution of no channels
+    if may_be_none(batch):  # nor ONNX Runtime of when it ends: one more, of zeros
+        x, cotangent = (F.pad(t, [0, 0] * (t.dim() - 1) + [0, 1]) for t in (x, cotangent))
     if max(weight.shape[2:]) == 1:
         return _pointwise_dweight(cotangent, x, weight, stride, padding, groups)
     if max(stride) > 2 and max(dilation) == 1:
@@ -444,7 +420,7 @@ def _strided_dweight(
     sizes, outs = weight.shape[2:], cotangent.shape[2:]
     blocks = [-(-size // step) for size, step in zip(sizes, stride, strict=True)]
     widths = [(p, p + blocks[i] * stride[i] - sizes[i]) for i, p in enumerate(padding)]
-    padded = torch.nn.functional.pad(x, [n for pair in reversed(widths) for n in pair])
+    padded = F.pad(x, [n for pair in reversed(widths) for n in pair])
     # (b, g, o, positions)
     left = cotangent.flatten(2).unflatten(1, (groups, -1))
     products = []
@@ -480,7 +456,7 @@ _OWN: Table = {
     aten.unbind.int: _unbind,
     aten._neg_view.default: aten.neg.default,
     aten._is_all_true.default: aten.all.default,
-    aten.einsum.default: _einsum,
+    aten.einsum.default: einsum,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
     aten.masked_select.default: masked_select,

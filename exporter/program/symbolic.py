@@ -27,6 +27,7 @@ from fuseport.exporter.program._recurrent import recurrent
 
 __all__ = [
     "Symbolic",
+    "may_be_none",
     "not_negative",
     "of_inputs",
     "orders_of_products",
@@ -64,6 +65,8 @@ class Symbolic(TorchFunctionMode):
             return _split(func, *args, **(kwargs or {}))
         if func in (torch.chunk, Tensor.chunk):
             return _chunk(func, *args, **(kwargs or {}))
+        if func is F.scaled_dot_product_attention and _by_values(args, kwargs or {}):
+            return _attention(*args, **(kwargs or {}))
         if func is torch.meshgrid:  # whose meta computation has to be told what is the default
             kwargs = {"indexing": (kwargs or {}).get("indexing") or "ij"}
         layers = recurrent(func, args, kwargs or {})
@@ -75,6 +78,28 @@ class Symbolic(TorchFunctionMode):
         ):
             return _Sizes(result)
         return result
+
+
+def _by_values(args: Any, kwargs: Any) -> bool:
+    """Whether a size of one of the tensors hangs on values."""
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    sizes = [size for x in tensors for size in x.shape if isinstance(size, torch.SymInt)]
+    return any(free_unbacked_symbols(size) for size in sizes)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **by: Any,
+) -> Tensor:
+    # Its choice of a kernel asks whether there are keys at all.
+    attend = torch.ops.aten._scaled_dot_product_attention_math.default
+    out: Tensor = attend(query, key, value, attn_mask, dropout_p, is_causal, **by)[0]
+    return out
 
 
 class _Sizes(tuple[Any, ...]):
@@ -334,9 +359,28 @@ def not_negative(size: int | torch.SymInt, least: int = 0) -> bool:
     env = size.node.shape_env
     if env is None:
         return False
-    known = {s: env.bound_sympy(s) for s in size.node.expr.free_symbols}
-    given = {s: ValueRanges(max(r.lower, least), max(r.upper, least)) for s, r in known.items()}
-    return bool(bound_sympy(size.node.expr, given).lower >= 0)
+    return bool(_bounds(size, dict.fromkeys(size.node.expr.free_symbols, least)).lower >= 0)
+
+
+def may_be_none(size: int | torch.SymInt) -> bool:
+    """Whether a size may be 0 where no input has one of 0: it hangs on values, or is `s0 - 1`."""
+    if isinstance(size, int):
+        return size == 0
+    if size.node.shape_env is None:
+        return True
+    by_values = free_unbacked_symbols(size)
+    least = {s: 0 if s in by_values else 1 for s in size.node.expr.free_symbols}
+    return bool(_bounds(size, least).lower < 1)
+
+
+def _bounds(size: torch.SymInt, least: Mapping[sympy.Symbol, int]) -> ValueRanges[Any]:
+    """Between what a number made of sizes lies, where each of these is `least` or more."""
+    env = size.node.shape_env
+    known = {symbol: env.bound_sympy(symbol) for symbol in least}
+    given = {
+        s: ValueRanges(max(r.lower, least[s]), max(r.upper, least[s])) for s, r in known.items()
+    }
+    return bound_sympy(size.node.expr, given)
 
 
 def _moved(result: Any, quotient: Any, number: Any) -> Any:

@@ -118,13 +118,6 @@ def attend_packed(
         ValueError: shapes do not fit.
     """
     _check(q, k, v, 3)
-    # One more of each, which no sequence has, where there may be none: of a product over none at
-    # all, ONNX Runtime 1.31 gives what is in its memory, if it fuses a transpose with it.
-    steps, spare = q.shape[0], (0, 0, 0, 0, 0, 1)
-    if not _always(steps > 0):
-        q = F.pad(q, spare)
-    if not _always(k.shape[0] > 0):
-        k, v = F.pad(k, spare), F.pad(v, spare)
     rows, columns = Packed.of(of_q, q.shape[0]), Packed.of(of_k, k.shape[0])
     behind = columns.to_go - rows.to_go[:, None]
     together = rows.sequence[:, None] == columns.sequence
@@ -137,8 +130,7 @@ def attend_packed(
     # with it and n is 0, as it is where a mask keeps nothing.
     q, k, v = (t[None].transpose(1, 2) for t in (q, k, v))
     out, sums = _rows(q, k, v, behind, together, slopes, options)
-    out, sums = out[0].transpose(0, 1)[:steps], sums[0][:, :steps]
-    return _returned(out.contiguous(), sums, options)
+    return _returned(out[0].transpose(0, 1).contiguous(), sums[0], options)
 
 
 def _rows(

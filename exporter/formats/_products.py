@@ -1,0 +1,112 @@
+"""Products of matrices, and means, that ONNX or ONNX Runtime take for something else.
+
+Of a size that may be 0, such as how many a mask selects: where it fuses transposes with a batch of
+products, ONNX Runtime, up to 1.31 at least, writes only the first that is over none, and leaves
+what was in its memory for the others; of matrices without rows or columns it divides by zero, which
+ends the process. And its mean of none is 0, where torch has NaN.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.program.symbolic import may_be_none
+
+__all__ = ["WITH_VECTOR", "einsum", "of_none"]
+
+aten = torch.ops.aten
+
+
+def _with_vector(x: Tensor, other: Tensor) -> Any:
+    # ONNX Runtime, up to 1.31 at least, forgets a Transpose before a MatMul with a vector on the
+    # right, and says nothing. A matrix of one column it multiplies as it should.
+    if other.dim() != 1:
+        return aten.matmul.default.decompose(x, other)
+    if x.dim() == 1:
+        return (x * other).sum()
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return aten.mm.default(rows, other.unsqueeze(1)).reshape(x.shape[:-1])
+
+
+WITH_VECTOR: Table = {aten.mv.default: _with_vector, aten.matmul.default: _with_vector}
+
+
+def einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Any:
+    """In terms of `bmm`, where a size is 1 and stands for another, or may be 0."""
+    equation = equation.replace(" ", "")
+    if "." in equation:
+        return NotImplemented
+    terms = zip(equation.split("->")[0].split(","), operands, strict=True)
+    sizes = [pair for term, x in terms for pair in zip(term, x.shape, strict=True)]
+    ones = {label for label, size in sizes if isinstance(size, int) and size == 1}
+    others = {label for label, size in sizes if not isinstance(size, int) or size != 1}
+    if not ones & others and not any(may_be_none(size) for _, size in sizes):
+        return NotImplemented
+    return aten.einsum.default.decompose(equation, operands)
+
+
+def of_none(exported: ExportedProgram) -> Table:
+    """Products and means for a program in which a size may be 0; nothing for others."""
+    return _OF_NONE if any(map(_may_be_none, exported.graph.nodes)) else {}
+
+
+def _may_be_none(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and any(map(may_be_none, value.shape))
+
+
+def _bmm(left: Tensor, right: Tensor) -> Any:
+    # Of matrices alone, `mm`, all is right.
+    rows, terms, columns = (int(may_be_none(n)) for n in (*left.shape[1:], right.shape[2]))
+    if not rows and not terms and not columns:
+        return NotImplemented
+    padded = F.pad(left, (0, terms, 0, rows)), F.pad(right, (0, columns, 0, terms))
+    return aten.bmm.default(*padded)[:, : left.shape[1], : right.shape[2]]
+
+
+def _baddbmm(x: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    if not any(map(may_be_none, (*left.shape[1:], right.shape[2]))):
+        return NotImplemented
+    return x * beta + aten.bmm.default(left, right) * alpha
+
+
+def _matmul(left: Tensor, right: Tensor) -> Any:
+    if max(left.dim(), right.dim()) < 3 or not any(map(may_be_none, (*left.shape, *right.shape))):
+        return NotImplemented
+    return aten.matmul.default.decompose(left, right)
+
+
+def _attention(query: Tensor, key: Tensor, *more: Any, **by: Any) -> Any:
+    if not may_be_none(query.shape[-2]) and not may_be_none(key.shape[-2]):
+        return NotImplemented
+    return aten._scaled_dot_product_attention_math.default(query, key, *more, **by)[0]
+
+
+def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
+    return _mean_dim(x, None, dtype=dtype)
+
+
+def _mean_dim(
+    x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    dims = list(dim or range(x.dim()))
+    count = math.prod(x.shape[i] for i in dims)
+    if not may_be_none(count):
+        return NotImplemented
+    return x.sum(dims, keepdim, dtype=dtype) / count
+
+
+_OF_NONE: Table = {
+    aten.bmm.default: _bmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.matmul.default: _matmul,
+    aten.scaled_dot_product_attention.default: _attention,
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean_dim,
+}
