@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,8 +87,11 @@ def specs_of(given: Inputs | None) -> tuple[TensorSpec, ...] | None:
                 f"inputs: a {_type(one)}, where a text such as x:[batch,3,length] is "
                 "wanted; tensors are for `given`, by name"
             )
-    parsed = (parse_inputs([one]) if isinstance(one, str) else (one,) for one in each)
-    specs = tuple(spec for some in parsed for spec in some)
+    # Texts beside each other are one: a bound may be a dimension of another input.
+    specs: tuple[TensorSpec, ...] = ()
+    for kind, some in groupby(each, type):
+        group: list[Any] = list(some)
+        specs += parse_inputs(group) if kind is str else tuple(group)
     for spec in specs:
         if [other.name for other in specs].count(spec.name) > 1:
             raise UsageError(f"inputs: {spec.name} is there twice")

@@ -16,6 +16,7 @@ from torch import SymFloat, SymInt, Tensor
 from torch.fx.experimental import symbolic_shapes
 
 from fuseport.exporter.capture.blockers import is_users
+from fuseport.exporter.program.listed import Listed
 from fuseport.exporter.program.symbolic import not_negative, quotient_of
 
 __all__ = ["Place", "noticed", "symbolic", "unseen"]
@@ -42,7 +43,11 @@ def noticed() -> Iterator[list[Place]]:
 
         return mock.patch.object(kind, f"__{called}__", to_number)
 
-    with noting(SymInt, "int"), noting(SymFloat, "int"), noting(Tensor, "len"), unseen(__file__):
+    numbers = noting(SymInt, "int"), noting(SymFloat, "int")
+    lengths = noting(Tensor, "len"), noting(Listed, "len")
+    with ExitStack() as stack:
+        for noted in (*numbers, *lengths, unseen(__file__)):
+            stack.enter_context(noted)
         yield found
 
 
@@ -70,6 +75,8 @@ def symbolic(code: Sequence[Place]) -> Iterator[None]:
 
 
 def _len(of: Any) -> Any:
+    if isinstance(of, Listed):
+        of = of.tensor
     return of.shape[0] if isinstance(of, Tensor) and of.dim() else builtins.len(of)
 
 

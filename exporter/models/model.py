@@ -100,6 +100,9 @@ def at(model: Model, entry: Entry) -> Model:
 def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
     """A random tensor of a spec: normal, or uniform over the valid integers.
 
+    Of a vector of integers up to a dynamic dimension, such as lengths, the first is that size: a
+    batch is as long as the longest in it.
+
     Args:
         spec: what to make.
         sizes: of each dynamic dimension.
@@ -110,8 +113,12 @@ def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generat
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
     high = 2 if spec.dtype == "bool" else spec.high
     assert high is not None, f"{spec.name} has no upper bound"
+    lengths = isinstance(high, str) and high.endswith("+1") and len(shape) == 1
     if isinstance(high, str):
         dim, more, _ = high.partition("+")
         high = sizes[dim] + bool(more)
     high = max(high, spec.low + 1)  # where no value is valid, the model may refuse one
-    return torch.randint(spec.low, high, shape, generator=generator).to(spec.torch_dtype)
+    drawn = torch.randint(spec.low, high, shape, generator=generator).to(spec.torch_dtype)
+    if lengths:
+        drawn[:1] = high - 1
+    return drawn

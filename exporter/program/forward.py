@@ -42,6 +42,7 @@ from fuseport.exporter.program import (
 )
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._detached import detach_regions
+from fuseport.exporter.program.listed import listing
 from fuseport.exporter.program.portable import DIFFERENTIABLE
 from fuseport.exporter.program.symbolic import (
     Symbolic,
@@ -97,7 +98,7 @@ def capture_forward(
     beside: list[str] = []
 
     def call(*tensors: Tensor) -> Any:
-        with Symbolic(), within or nullcontext():
+        with Symbolic(), listing(), within or nullcontext():
             result = module.forward(*tensors)
         outputs = named_outputs(result, output_names, list(inputs))
         names[:] = outputs

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from fuseport.exporter.program._recurrent import recurrent
+from fuseport.exporter.program.listed import of_list
 
 __all__ = [
     "Symbolic",
@@ -55,6 +56,8 @@ class Symbolic(TorchFunctionMode):
             found = _frequencies(func is torch.fft.rfftfreq, *args, **(kwargs or {}))
             if found is not None:
                 return found
+        if (vector := of_list(func, args, kwargs or {})) is not None:
+            return vector
         if func in (torch.tensor, torch.as_tensor):
             made = _of_numbers(*args, **(kwargs or {}))
             if made is not None:

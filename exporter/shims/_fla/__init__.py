@@ -7,13 +7,12 @@ asked for. Layers and models stay fla's own. What has no replacement refuses at 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fuseport.exporter.shims._fla import decays, delta_rules, layers, losses
+from fuseport.exporter.shims._fla import decays, delta_rules, layers, losses, packed
 
 __all__ = ["FUNCTIONS", "IMMATERIAL"]
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **delta_rules.FUNCTIONS,
-    **decays.FUNCTIONS,
+    **packed.spared({**delta_rules.FUNCTIONS, **decays.FUNCTIONS}),
     **layers.FUNCTIONS,
     **losses.FUNCTIONS,
 }

@@ -1,10 +1,17 @@
 """Packed sequences in the mixers of fla: what is before one has decayed to nothing."""
 
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.ops.packed import Packed
 
-__all__ = ["apart", "numbers", "refuse_states"]
+__all__ = ["apart", "numbers", "refuse_states", "spared"]
 
 
 def apart(g: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -24,3 +31,37 @@ def refuse_states(initial_state: Tensor | None, output_final_state: bool | None)
         raise NotImplementedError(
             "with cu_seqlens, and states, which packed sequences have none of"
         )
+
+
+def spared(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Mixers that get one step more, which is in no sequence, where there may be no steps at all.
+
+    A mask that keeps nothing leaves none, and ONNX Runtime's `Scan`, up to 1.31 at least, refuses
+    to go over none. The first argument is (b, l, …), as is the first result.
+    """
+    return {name: _spared(function) for name, function in functions.items()}
+
+
+def _spared(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    if "cu_seqlens" not in signature.parameters:
+        return function
+
+    @wraps(function)
+    def mixer(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        steps = next(iter(bound.arguments.values())).shape[1]
+        if bound.arguments.get("cu_seqlens") is None or _always(steps > 0):
+            return function(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            if isinstance(value, Tensor) and value.dim() > 2 and _always(value.shape[1] == steps):
+                bound.arguments[name] = F.pad(value, [0, 0] * (value.dim() - 2) + [0, 1])
+        out, state = function(*bound.args, **bound.kwargs)
+        return out[:, :steps], state
+
+    return mixer
+
+
+def _always(condition: Any) -> bool:
+    """Whether sizes are so for all inputs; those of `torch.jit.trace`, tensors, cannot say."""
+    return not isinstance(condition, Tensor) and statically_known_true(condition)
