@@ -13,9 +13,12 @@ __all__ = [
     "Layout",
     "expanded_first",
     "expanded_last",
+    "expanded_time",
+    "heads_first",
     "offset_channels",
     "offset_last",
     "sliced",
+    "time_last",
     "transposed",
     "transposed_split",
 ]
@@ -52,6 +55,22 @@ def transposed_split(t: Tensor) -> Tensor:
     """Channels last inside a wider (b, l, 2d) projection, as `x, z = in_proj(h).chunk(2)` gives."""
     b, d, l = t.shape  # noqa: E741
     return _buffer(t, b, l, 2 * d).transpose(1, 2)[:, d:].copy_(t)
+
+
+def time_last(t: Tensor) -> Tensor:
+    """Time comes last in memory, as after a convolution over (b, channels, l)."""
+    moved: Tensor = t.movedim(1, -1).contiguous().movedim(-1, 1)
+    return moved
+
+
+def heads_first(t: Tensor) -> Tensor:
+    """Heads come before time, or positions, in memory, as attention has them."""
+    return t.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def expanded_time(t: Tensor) -> Tensor:
+    """The first step for all: stride 0."""
+    return t[:, :1].expand(t.shape)
 
 
 def expanded_first(t: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ Names in the texts are values in the body that a text is put into; each text say
 which it gives. `one` is 1 in the dtype that the body computes in.
 """
 
+import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnx import FunctionProto
@@ -17,7 +18,9 @@ __all__ = [
     "SILU",
     "SILU_SLOPE",
     "VERSION",
+    "exact_scale",
     "parsed",
+    "scale_attributes",
     "softplus",
     "softplus_backward",
 ]
@@ -36,6 +39,33 @@ def parsed(texts: Iterable[str], opset: int, domain: str = DOMAIN) -> list["Func
 
     imports = f'<domain: "{domain}", opset_import: ["" : {opset}]>'
     return [onnx.parser.parse_function(f"{imports} {text}") for text in texts]
+
+
+def scale_attributes(value: float) -> dict[str, Any]:
+    """The attributes scale_mantissa and scale_exponent, of scale_mantissa·2^scale_exponent.
+
+    An attribute that is a float would round it to float32. 2^1024 stands for Inf.
+    """
+    mantissa, exponent = math.frexp(value)
+    if not math.isfinite(value):  # 2^1024 is Inf in float64, and 0 times that NaN
+        mantissa = 0.0 if math.isnan(value) else math.copysign(2.0**-53, value)
+        exponent = 1024 + 53
+    return {"scale_mantissa": int(mantissa * 2**53), "scale_exponent": exponent - 53}
+
+
+def exact_scale(like: str) -> str:
+    """`scale` of those attributes, in the dtype of the value `like`."""
+    return f"""
+        mantissa_int = Constant <value_int: int = @scale_mantissa> ()
+        mantissa = Cast <to = 11> (mantissa_int)
+        exponent_int = Constant <value_int: int = @scale_exponent> ()
+        exponent = Cast <to = 11> (exponent_int)
+        two_float = Constant <value_float = 2.0> ()
+        two = Cast <to = 11> (two_float)
+        power = Pow(two, exponent)
+        scale_double = Mul(mantissa, power)
+        scale = CastLike(scale_double, {like})
+"""
 
 
 def softplus(flag: str, result: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fuseport.ops import registration
+from fuseport.ops.delta_rules import wide_of
 from fuseport.ops.evidence import Evidence
 from fuseport.ops.gated_delta_rule import reference, shapes
 from fuseport.ops.gated_delta_rule.cases import BENCH, BUGS, CASES
@@ -93,7 +94,7 @@ def gated_delta_rule(
     shapes.check_ranks("gated_delta_rule", q, v)
     shapes.check_decay("gated_delta_rule", g, v)
     keys, values = q.shape[3], v.shape[3]
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    wide = wide_of(q)
 
     def widened(t: Tensor) -> Tensor:
         return t.to(wide) if t.is_floating_point() else t

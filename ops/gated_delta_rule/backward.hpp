@@ -47,32 +47,6 @@ struct BackwardScratch {
   }
 };
 
-// (K, V), contiguous, as blocks, and back.
-template <class F>
-static void load_blocks(const Problem& p, const typename F::Real* from, typename F::Real* blocks) {
-  const int64_t row = padded<F>(p.keys), wide = padded<F>(p.values);
-  memset(blocks, 0, sizeof *blocks * row * wide);
-  for (int64_t v = 0; v < p.values; v += F::LANES)
-    for (int64_t i = 0; i < p.keys; i += F::LANES) {
-      const int rows = (int)(p.values - v < F::LANES ? p.values - v : F::LANES);
-      const int columns = (int)(p.keys - i < F::LANES ? p.keys - i : F::LANES);
-      load_block<F>(from + i * p.values + v, 1, p.values, rows, columns,
-                    blocks + v * row + i * F::LANES, F::LANES);
-    }
-}
-
-template <class F>
-static void store_blocks(const Problem& p, const typename F::Real* blocks, typename F::Real* to) {
-  const int64_t row = padded<F>(p.keys);
-  for (int64_t v = 0; v < p.values; v += F::LANES)
-    for (int64_t i = 0; i < p.keys; i += F::LANES) {
-      const int rows = (int)(p.values - v < F::LANES ? p.values - v : F::LANES);
-      const int columns = (int)(p.keys - i < F::LANES ? p.keys - i : F::LANES);
-      store_block<F>(blocks + v * row + i * F::LANES, F::LANES, rows, columns,
-                     to + i * p.values + v, 1, p.values);
-    }
-}
-
 // Writes updates under key k, decays the state, and reads it for the next key: what that stood for.
 template <class F>
 FUSEPORT_INLINE typename F::Vector walk(typename F::Real* state, int64_t row,
@@ -195,7 +169,7 @@ static void walk_head(const Problem& p, int64_t batch, int64_t head, const Backw
   const int64_t row = padded<F>(p.keys), wide = padded<F>(p.values), size = row * wide;
   const int64_t group = head / p.heads_per_group();
   const int64_t of_state = (batch * p.heads + head) * p.keys * p.values;
-  load_blocks<F>(p, (const Real*)p.initial_state + of_state, s.states);
+  load_blocks<F>(p.keys, p.values, (const Real*)p.initial_state + of_state, s.states);
   for (int64_t chunk = 0; chunk < p.chunks(); ++chunk) {
     const int64_t start = chunk * CHUNK;
     const int count = (int)(p.length - start < CHUNK ? p.length - start : CHUNK);
@@ -313,10 +287,10 @@ static void backward_unit(const Problem& p, const Backward& to, int64_t unit, vo
     const int64_t head = group * p.heads_per_group() + i;
     const int64_t of_state = (batch * p.heads + head) * p.keys * p.values;
     walk_head<F, Stored>(p, batch, head, s);
-    load_blocks<F>(p, (const Real*)to.dfinal_state + of_state, s.cotangent);
+    load_blocks<F>(p.keys, p.values, (const Real*)to.dfinal_state + of_state, s.cotangent);
     for (int64_t chunk = p.chunks() - 1; chunk >= 0; --chunk)
       back_chunk<F, Stored>(p, to, batch, head, chunk, s);
-    store_blocks<F>(p, s.cotangent, (Real*)to.dinitial_state + of_state);
+    store_blocks<F>(p.keys, p.values, s.cotangent, (Real*)to.dinitial_state + of_state);
   }
   scale_tile<F>(s.dq, p.length * row, (Real)p.scale);
   const int64_t first = (batch * p.length * p.groups + group) * p.keys, step = p.groups * p.keys;

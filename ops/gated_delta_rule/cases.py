@@ -11,8 +11,11 @@ from fuseport.ops.case_layouts import (
     Layout,
     expanded_first,
     expanded_last,
+    expanded_time,
+    heads_first,
     offset_last,
     sliced,
+    time_last,
     transposed,
 )
 from fuseport.ops.spec import Case, Inputs, Outputs, PlantedBug
@@ -60,22 +63,6 @@ class _Shape:
         for name, layout in self.layouts.items():
             values[name] = layout(values[name])
         return {**values, "scale": self.scale}
-
-
-def time_last(t: Tensor) -> Tensor:
-    """Time comes last in memory, as after a convolution over (b, channels, l)."""
-    moved: Tensor = t.movedim(1, -1).contiguous().movedim(-1, 1)
-    return moved
-
-
-def heads_first(t: Tensor) -> Tensor:
-    """Heads come before time in memory, as attention has them."""
-    return t.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
-
-
-def expanded_time(t: Tensor) -> Tensor:
-    """The first step for all: stride 0."""
-    return t[:, :1].expand(t.shape)
 
 
 _SEQUENCES = ("q", "k", "v", "g", "beta")

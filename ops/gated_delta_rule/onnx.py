@@ -2,11 +2,9 @@
 
 The bodies follow the definition, step by step, with `Scan`; they know nothing of dtypes and compute
 in g's. They use only what onnx's reference evaluator has too: `Scan` along axis 0, forward in time;
-time is reversed with `Slice`. The scale is scale_mantissa·2^scale_exponent, since an attribute that
-is a float would round it to float32; 2^1024 stands for Inf.
+time is reversed with `Slice`.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from onnx import FunctionProto
 from torch import Tensor
 
-from fuseport.ops.onnx_bodies import DOMAIN, VERSION, parsed
+from fuseport.ops.onnx_bodies import DOMAIN, VERSION, exact_scale, parsed, scale_attributes
 
 __all__ = ["DOMAIN", "VERSION", "decompositions", "functions"]
 
@@ -44,7 +42,7 @@ def _node(name: str, tensors: list[Tensor], scale: float, like: list[Tensor]) ->
     results = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         tensors,
-        _attributes(scale),
+        scale_attributes(scale),
         dtypes=[t.dtype for t in like],
         shapes=[t.shape for t in like],
         version=VERSION,
@@ -52,29 +50,12 @@ def _node(name: str, tensors: list[Tensor], scale: float, like: list[Tensor]) ->
     return tuple(results)
 
 
-def _attributes(scale: float) -> dict[str, Any]:
-    mantissa, exponent = math.frexp(scale)
-    if not math.isfinite(scale):  # 2^1024 is Inf in float64, and 0 times that NaN
-        mantissa = 0.0 if math.isnan(scale) else math.copysign(2.0**-53, scale)
-        exponent = 1024 + 53
-    return {"scale_mantissa": int(mantissa * 2**53), "scale_exponent": exponent - 53}
-
-
 # In the texts below: b batch, l length, G groups, c heads of a group, K and V widths. Names in _t
 # belong to one time step, names in _s are sequences with time first. As sequences q and k are
 # (l, b, G, 1, K, 1), v is (l, b, G, c, 1, V), beta is (l, b, G, c, 1, 1), and g is
 # (l, b, G, c, 1 or K, 1).
-_PREPARE = """
-        mantissa_int = Constant <value_int: int = @scale_mantissa> ()
-        mantissa = Cast <to = 11> (mantissa_int)
-        exponent_int = Constant <value_int: int = @scale_exponent> ()
-        exponent = Cast <to = 11> (exponent_int)
-        two_float = Constant <value_float = 2.0> ()
-        two = Cast <to = 11> (two_float)
-        power = Pow(two, exponent)
-        scale_double = Mul(mantissa, power)
-        scale = CastLike(scale_double, g)
-
+_PREPARE = f"""
+        {exact_scale("g")}
         unit = Constant <value_ints = [1]> ()
         keep_1 = Constant <value_ints = [0]> ()
         keep_2 = Constant <value_ints = [0, 0]> ()

@@ -2,15 +2,16 @@
 // the CPU and on CUDA have them. All tensors are contiguous.
 #pragma once
 
-#include <cmath>
 #include <string>
 #include <vector>
 
 #include "gated_delta_rule/kernel.hpp"
-#include "native/ort.hpp"
+#include "native/rule_ort.hpp"
 
 namespace fuseport::gated_delta_rule {
 
+using ort::sequence;
+using ort::stored_bytes;
 using ort::Tensor;
 using ort::text;
 
@@ -24,10 +25,7 @@ struct NodeInputs {
   NodeInputs(const ort::Call& call, size_t first, Dtype dtype) {
     for (Tensor* t : {&q, &k, &v, &g, &beta, &initial_state}) *t = call.input(first++);
     check(call);
-    const int64_t mantissa = call.attributes[0], exponent = call.attributes[1];
-    const bool finite = exponent >= -1200 && exponent <= 971;
-    call.require(finite || exponent == 1024, "scale_exponent", "in -1200 to 971, or 1024",
-                 exponent);
+    problem.scale = ort::scale_of(call);
     empty = ort::elements(v.shape) == 0 || ort::elements(initial_state.shape) == 0;
     if (empty) return;
 
@@ -40,19 +38,12 @@ struct NodeInputs {
     p.heads = v.shape[2];
     p.values = v.shape[3];
     p.channels = g.shape[3] > 1;
-    p.scale = finite ? std::ldexp(static_cast<double>(mantissa), static_cast<int>(exponent))
-                     : static_cast<double>(mantissa) * INFINITY;
     p.q = sequence(q);
     p.k = sequence(k);
     p.v = sequence(v);
     p.g = sequence(g);
     p.beta = {beta.data, p.length * p.heads, p.heads, 1, 0};
     p.initial_state = initial_state.data;
-  }
-
-  static Strided sequence(const Tensor& t) {
-    const int64_t l = t.shape[1], heads = t.shape[2], columns = t.shape[3];
-    return {t.data, l * heads * columns, heads * columns, columns, 1};
   }
 
  private:
@@ -73,10 +64,6 @@ struct NodeInputs {
   }
 };
 
-constexpr size_t stored_bytes(Dtype dtype) {
-  return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
-}
-
 // What a binding gives: Passes::forward(context, problem, forward) and Passes::backward(context, problem,
 // backward), of a problem that is not empty, on a Passes::Context.
 template <class Passes, Dtype DTYPE>
@@ -96,7 +83,7 @@ void backward_node(const typename Passes::Context& context) {
   const Tensor dout = context.input(0), dfinal_state = context.input(1);
   const NodeInputs inputs(context, 2, DTYPE);
   context.require_shape("dout", dout, "v's shape", inputs.v.shape);
-  context.require_shape("dfinal_state", dfinal_state, "(b, H, K, V)", inputs.initial_state.shape);
+  context.require_shape("dfinal_state", dfinal_state, "the state's shape", inputs.initial_state.shape);
 
   // Gradients come in the order of the inputs that they belong to.
   size_t index = 0;
@@ -114,7 +101,7 @@ void backward_node(const typename Passes::Context& context) {
   to.dbeta = gradient(inputs.beta, real);
   to.dinitial_state = gradient(inputs.initial_state, real);
   if (inputs.empty) return context.copy(dfinal_state, to.dinitial_state, real);
-  to.dout = NodeInputs::sequence(dout);
+  to.dout = sequence(dout);
   to.dfinal_state = dfinal_state.data;
   Passes::backward(context, inputs.problem, to);
 }

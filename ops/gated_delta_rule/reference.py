@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fuseport.ops.gated_delta_rule.shapes import check, check_backward
+from fuseport.ops.delta_rules import check_backward
+from fuseport.ops.gated_delta_rule.shapes import check
 
 __all__ = ["gated_delta_rule", "gated_delta_rule_backward"]
 

@@ -7,12 +7,11 @@ against each other. All outputs are contiguous, whatever the inputs are.
 import torch
 from torch import Tensor
 
-from fuseport.ops.checks import dtype_name, require, require_like, require_shape
-from fuseport.ops.spec import FLOATING
+from fuseport.ops.checks import require, require_like, require_shape
+from fuseport.ops.delta_rules import check_backward, check_floating, wide_of
 
 __all__ = [
     "check",
-    "check_backward",
     "check_decay",
     "check_ranks",
     "fake_rule",
@@ -38,11 +37,10 @@ def check(
 ) -> None:
     """Raises ValueError, naming `op` and the argument, unless the inputs fit each other."""
     check_ranks(op, q, v)
-    meaning = "float16, bfloat16, float32 or float64"
-    require(q.dtype in FLOATING, op, "q", meaning, dtype_name(q.dtype))
+    check_floating(op, q)
     b, l, groups, keys = q.shape  # noqa: E741
     heads, values = v.shape[2:]
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    wide = wide_of(q)
 
     def fits(name: str, t: Tensor, dtype: torch.dtype, meaning: str, *shape: int) -> None:
         require_like(op, name, t, dtype, q, "q")
@@ -57,16 +55,6 @@ def check(
     fits("g", g, wide, "(b, l, H, 1 or K)", b, l, heads, channels)
     fits("beta", beta, wide, "(b, l, H)", b, l, heads)
     fits("initial_state", initial_state, wide, "(b, H, K, V)", b, heads, keys, values)
-
-
-def check_backward(op: str, dout: Tensor, dfinal_state: Tensor, q: Tensor, v: Tensor) -> None:
-    """Raises ValueError unless cotangents fit inputs that passed `check`."""
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    require_like(op, "dout", dout, q.dtype, q, "q")
-    require_shape(op, "dout", dout, "v's shape", tuple(v.shape))
-    require_like(op, "dfinal_state", dfinal_state, wide, q, "q")
-    shape = (q.shape[0], v.shape[2], q.shape[3], v.shape[3])
-    require_shape(op, "dfinal_state", dfinal_state, "(b, H, K, V)", shape)
 
 
 def _flat(t: Tensor) -> Tensor:

@@ -7,10 +7,7 @@
 #include <tuple>
 
 #include "gated_delta_rule/kernel.hpp"
-#include "native/checks.hpp"
-#include "native/empty.hpp"
-#include "native/strided_torch.hpp"
-#include "native/torch.hpp"
+#include "native/rule_torch.hpp"
 
 namespace fuseport::gated_delta_rule {
 
@@ -24,27 +21,15 @@ using Outputs = std::tuple<Tensor, Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The checks of shapes.py, in their order, with their messages.
-struct Check : fuseport::Check {
-  const Tensor& q;
-
-  Check(const char* op, const Tensor& q) : fuseport::Check{op, "q", q}, q(q) {}
-
-  void fits(const char* name, const Tensor& t, at::ScalarType dtype, const char* meaning,
-            std::initializer_list<int64_t> expected) const {
-    like(name, t, dtype);
-    shape(name, t, meaning, expected);
-  }
-
-  at::ScalarType wide() const { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+struct Check : RuleCheck {
+  using RuleCheck::RuleCheck;
 
   void inputs(const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
               const Tensor& initial_state) const {
     require(q.dim() == 4, "q", "(b, l, G, K)", tuple(q.sizes()));
     require(v.dim() == 4, "v", "(b, l, H, V)", tuple(v.sizes()));
+    floating();
     const at::ScalarType dtype = q.scalar_type();
-    require(dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
-                dtype == at::kDouble,
-            "q", "float16, bfloat16, float32 or float64", name_of(dtype));
     const int64_t b = q.size(0), l = q.size(1), groups = q.size(2), keys = q.size(3);
     const int64_t heads = v.size(2), values = v.size(3);
 
@@ -56,13 +41,6 @@ struct Check : fuseport::Check {
     fits("g", g, wide(), "(b, l, H, 1 or K)", {b, l, heads, g.size(3) == 1 ? 1 : keys});
     fits("beta", beta, wide(), "(b, l, H)", {b, l, heads});
     fits("initial_state", initial_state, wide(), "(b, H, K, V)", {b, heads, keys, values});
-  }
-
-  void backward(const Tensor& dout, const Tensor& dfinal_state, const Tensor& v) const {
-    like("dout", dout, q.scalar_type());
-    shape("dout", dout, "v's shape", v.sizes());
-    fits("dfinal_state", dfinal_state, wide(), "(b, H, K, V)",
-         {q.size(0), v.size(2), q.size(3), v.size(3)});
   }
 };
 
@@ -92,8 +70,6 @@ struct Inputs {
     p.initial_state = initial_state.const_data_ptr();
   }
 };
-
-inline Tensor flat(const Tensor& t) { return empty_tensor(t.sizes(), t.options()); }
 
 // Checks inputs, and calls start(op, problem, forward) unless there is nothing to compute.
 template <class Start>

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from fuseport.ops.bugs import reads
-from fuseport.ops.case_layouts import Layout, expanded_first, sliced
+from fuseport.ops.case_layouts import Layout, expanded_first, heads_first, sliced
 from fuseport.ops.spec import Case, Inputs, PlantedBug
 
 __all__ = ["BENCH", "BUGS", "CASES"]
@@ -54,11 +53,6 @@ class _Shape:
         for name, layout in self.layouts.items():
             values[name] = layout(values[name])
         return dict(values)
-
-
-def heads_first(t: Tensor) -> Tensor:
-    """Heads come before positions or queries in memory."""
-    return t.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 # `fuseport ops check` makes levels square at times: value has room for that.

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from fuseport.ops.bugs import groups_in_turn, reads, silu_underived, softplus_underived
-from fuseport.ops.case_layouts import Layout, expanded_first, expanded_last, sliced, transposed
+from fuseport.ops.case_layouts import (
+    Layout,
+    expanded_first,
+    expanded_last,
+    expanded_time,
+    sliced,
+    time_last,
+    transposed,
+)
 from fuseport.ops.spec import Case, Inputs, PlantedBug
 from fuseport.ops.ssd_chunk_scan.shapes import CHUNK
 
@@ -84,22 +92,11 @@ class _Shape:
         return numbers
 
 
-def time_last(t: Tensor) -> Tensor:
-    """Time comes last in memory, as after a convolution over (b, channels, l)."""
-    moved: Tensor = t.movedim(1, -1).contiguous().movedim(-1, 1)
-    return moved
-
-
 def offset(t: Tensor) -> Tensor:
     """A part of wider steps: one of the outputs of a split projection."""
     buffer = t.new_full((*t.shape[:2], 2 * t[0, 0].numel() + 1), float("nan"))
     view: Tensor = buffer[..., t[0, 0].numel() : 2 * t[0, 0].numel()].unflatten(2, t.shape[2:])
     return view.copy_(t)
-
-
-def expanded_time(t: Tensor) -> Tensor:
-    """The first step for all: stride 0."""
-    return t[:, :1].expand(t.shape)
 
 
 def cut_off(t: Tensor) -> Tensor:

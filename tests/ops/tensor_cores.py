@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from fuseport.ops.gated_delta_rule.cases import _ALL, expanded_time, transposed
+from fuseport.ops.case_layouts import expanded_time, transposed
+from fuseport.ops.gated_delta_rule.cases import _ALL
 from fuseport.ops.gated_delta_rule.cases import _Shape as _Rule
 from fuseport.ops.spec import Case
 from fuseport.ops.ssd_chunk_scan.cases import _Shape, offset
