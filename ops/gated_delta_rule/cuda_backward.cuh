@@ -10,19 +10,8 @@ namespace fuseport::gated_delta_rule::cuda {
 
 constexpr int BACK_COLUMNS = 32;  // of a block's columns in the walk back
 constexpr int SUM_THREADS = 128;
-constexpr int64_t SEGMENT = 8;  // chunks
 
-// Chunks from `first` on, and their steps.
-struct Segment {
-  int64_t first, chunks, start, steps;
-
-  Segment(const Problem& p, int64_t index) {
-    first = index * SEGMENT;
-    chunks = p.chunks() - first < SEGMENT ? p.chunks() - first : SEGMENT;
-    start = first * CHUNK;
-    steps = p.length - start < SEGMENT * CHUNK ? p.length - start : SEGMENT * CHUNK;
-  }
-};
+using Segment = fuseport::cuda::Segment<CHUNK>;
 
 // Memory of the passes' own, all of it real.
 template <class Value>
@@ -31,23 +20,19 @@ struct BackwardScratch {
   Value* decayed;                    // of each unit (32, columns, K): states before a step's update
   Value *dq, *dk, *dg;               // parts: (b, steps of a segment, H, blocks of columns, K)
   Value* dbeta;                      // parts: (b, steps of a segment, H, blocks of columns)
-  int64_t bytes = 0;
+  int64_t bytes;
 
   BackwardScratch(const Problem& p, void* base) {
     const int64_t heads = p.batches * p.heads, blocks = blocks_of(p, BACK_COLUMNS);
     const int64_t state = p.keys * p.values, steps = heads * Segment(p, 0).steps;
-    take(base, heads * p.chunks() * state, &states);
-    take(base, heads * state, &running);
-    take(base, heads * p.length * p.values, &errors);
-    take(base, heads * blocks * CHUNK * BACK_COLUMNS * p.keys, &decayed);
-    for (Value** part : {&dq, &dk, &dg}) take(base, steps * blocks * p.keys, part);
-    take(base, steps * blocks, &dbeta);
-  }
-
- private:
-  void take(void* base, int64_t count, Value** part) {
-    *part = (Value*)((char*)base + bytes);
-    bytes += (count * (int64_t)sizeof(Value) + 255) / 256 * 256;
+    DeviceParts parts{base};
+    parts.take(heads * p.chunks() * state, &states);
+    parts.take(heads * state, &running);
+    parts.take(heads * p.length * p.values, &errors);
+    parts.take(heads * blocks * CHUNK * BACK_COLUMNS * p.keys, &decayed);
+    parts.take(steps * blocks * p.keys, &dq, &dk, &dg);
+    parts.take(steps * blocks, &dbeta);
+    bytes = parts.bytes;
   }
 };
 
@@ -89,7 +74,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
 #pragma unroll
         for (int c = 0; c < C; ++c)
           if (c < place.count)
-            state[c] = s.states[chunk_state(p, place, chunk) + k * p.values + c];
+            state[c] = s.states[place.chunk_state(p, chunk) + k * p.values + c];
         for (int i = 0; i < steps; ++i) {
           const int64_t t = start + i;
           const Value decay = decay_of<Value>(p, place, t, k);
@@ -174,14 +159,6 @@ __global__ void __launch_bounds__(MOST_THREADS)
   }
 }
 
-// The sum over `count` parts in a row, `stride` apart.
-template <class Value>
-FUSEPORT_DEVICE Value sum_of(const Value* parts, int64_t count, int64_t stride) {
-  Value sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += parts[i * stride];
-  return sum;
-}
-
 // A block has steps of a segment in turn; a warp, of a decay that is a head's, heads in turn.
 template <class Stored>
 __global__ void __launch_bounds__(SUM_THREADS)
@@ -227,7 +204,7 @@ const char* run_back(const Problem& p, const Backward& to, const BackwardScratch
   const int threads = threads_of(p);
   const int64_t units = p.batches * p.heads * blocks_of(p, BACK_COLUMNS);
   const int64_t shared = 2 * threads / 32 * BACK_COLUMNS * (int64_t)sizeof(Real<Stored>);
-  for (int64_t index = (p.chunks() - 1) / SEGMENT; index >= 0; --index) {
+  for (int64_t index = (p.chunks() - 1) / Segment::CHUNKS; index >= 0; --index) {
     const Segment segment(p, index);
     const auto back =
         p.keys <= threads ? back_kernel<Stored, true> : back_kernel<Stored, false>;

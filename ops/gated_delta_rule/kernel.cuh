@@ -3,61 +3,18 @@
 #pragma once
 
 #include "gated_delta_rule/cuda.hpp"
-#include "native/cuda_vectors.cuh"
+#include "native/rule_steps.cuh"
 
 namespace fuseport::gated_delta_rule::cuda {
 
 using namespace fuseport::cuda;
 
-constexpr int MOST_THREADS = 256;
-constexpr int WALK_COLUMNS = 8;  // of a block's columns in a walk
+struct Place : fuseport::cuda::Place {
+  int64_t group;
 
-// Whole warps.
-inline int threads_of(const Problem& p) {
-  const int64_t whole = (p.keys + 31) / 32 * 32;
-  return (int)(whole < MOST_THREADS ? whole : MOST_THREADS);
-}
-
-FUSEPORT_INLINED int64_t blocks_of(const Problem& p, int columns) {
-  return (p.values + columns - 1) / columns;
-}
-
-// The columns that a unit has.
-struct Place {
-  int64_t batch, head, group, block, first;
-  int count;
-  int64_t state;  // where they begin in (b, H, K, V)
-
-  FUSEPORT_DEVICE Place(const Problem& p, int columns, int64_t unit) {
-    const int64_t blocks = blocks_of(p, columns), both = quotient_of(unit, blocks);
-    block = unit - both * blocks;
-    batch = quotient_of(both, p.heads);
-    head = both - batch * p.heads;
-    group = quotient_of(head, p.heads_per_group());
-    first = block * columns;
-    count = (int)(p.values - first < columns ? p.values - first : columns);
-    state = both * p.keys * p.values + first;
-  }
-
-  // Where this head's numbers of a step begin in (b, l, H, …), contiguous, of one for each head.
-  FUSEPORT_DEVICE int64_t row(const Problem& p, int64_t t) const {
-    return (batch * p.length + t) * p.heads + head;
-  }
+  FUSEPORT_DEVICE Place(const Problem& p, int columns, int64_t unit)
+      : fuseport::cuda::Place(p, columns, unit), group(quotient_of(head, p.heads_per_group())) {}
 };
-
-template <class Number>
-FUSEPORT_DEVICE const Number* at(const Strided& s, int64_t batch, int64_t t, int64_t head) {
-  return (const Number*)s.data + batch * s.batch + t * s.step + head * s.head;
-}
-
-// exp(g). Far from 0 it is the square of exp(g/2): where the exponential is below the normal numbers,
-// the unit for it gives 0.
-template <class Value>
-FUSEPORT_DEVICE Value exp_of_any(Value g) {
-  const bool far = g < -80 || g > 80;
-  const Value e = exp_of_minus_abs(far ? g / 2 : g), root = g > 0 ? (Value)1 / e : e;
-  return far ? root * root : root;
-}
 
 // exp(g) of a step, for a key channel.
 template <class Value>
@@ -81,35 +38,6 @@ FUSEPORT_DEVICE Value rate_of(const Problem& p, const Place& place, int64_t t) {
   return *at<Value>(p.beta, place.batch, t, place.head);
 }
 
-// Sums v over the warps of a block, each into its row of `shared`: `total` adds those up. The memory of
-// one call may be written again in the next but one.
-template <int COUNT, class Value>
-FUSEPORT_DEVICE void add_up(Value* v, Value* shared) {
-  constexpr int ALIKE = 32 / COUNT;
-  sum_over_lanes<32, 1, COUNT>(v);
-  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-  if (lane % ALIKE == 0) shared[warp * COUNT + lane / ALIKE] = v[0];
-  __syncthreads();
-}
-
-template <int COUNT, class Value>
-FUSEPORT_DEVICE Value total(const Value* shared, int i) {
-  const int warps = (int)blockDim.x / 32;
-  Value sum = shared[i];
-  for (int warp = 1; warp < warps; ++warp) sum += shared[warp * COUNT + i];
-  return sum;
-}
-
-// The first `count` of C numbers, `stride` apart: all are asked for before any is waited for.
-template <int C, class Number, class Value>
-FUSEPORT_DEVICE void load_columns(const Number* from, int64_t stride, int count, Value* to) {
-  Number found[C];
-#pragma unroll
-  for (int c = 0; c < C; ++c) found[c] = c < count ? from[c * stride] : Number{};
-#pragma unroll
-  for (int c = 0; c < C; ++c) to[c] = to_real(found[c]);
-}
-
 // What a walk writes: outputs, or for a backward the states before all chunks and the errors, v less
 // what its key stood for.
 struct Walk {
@@ -118,12 +46,6 @@ struct Walk {
   void* states = nullptr;   // (b, H, chunks, K, V), real
   void* errors = nullptr;   // (b, l, H, V), real
 };
-
-// Where states of a chunk begin, for a unit's columns.
-FUSEPORT_DEVICE int64_t chunk_state(const Problem& p, const Place& place, int64_t chunk) {
-  return ((place.batch * p.heads + place.head) * p.chunks() + chunk) * p.keys * p.values +
-         place.first;
-}
 
 // REGISTERS: there is a thread for each row. BACKWARD: what is written is what a backward needs. A step
 // writes its update, reads the state, decays it for the step that follows, and reads that for its key.
@@ -141,7 +63,7 @@ __global__ void __launch_bounds__(MOST_THREADS) walk_kernel(Problem p, Walk w) {
     Value* const running = (Value*)w.running + place.state;
     Value own[C] = {}, sums[COUNT] = {};
     const auto keep = [&](int64_t chunk, int64_t k, int c, Value s) {
-      ((Value*)w.states + chunk_state(p, place, chunk))[k * p.values + c] = s;
+      ((Value*)w.states + place.chunk_state(p, chunk))[k * p.values + c] = s;
     };
     const auto put = [&](int64_t k, int c, Value s) {
       if constexpr (REGISTERS) own[c] = s;

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fuseport.ops import OPS, cuda, registration
 from fuseport.ops.cross_scan.cases import ImageShape
+from fuseport.ops.dplr_delta_rule.cases import _Shape as LowRankShape
 from fuseport.ops.gated_delta_rule.cases import _Shape as DeltaShape
 from fuseport.ops.ms_deform_attn.cases import _MAPS
 from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
@@ -92,6 +93,10 @@ OPERATIONS = (
         for b, n in ((1, 4096), (8, 2048))
         for shape in [DeltaShape(b, n, 16, 32, 128, 128)]
     ),
+    *(
+        Operation("dplr_delta_rule", f"{b},{n},12,64,64", LowRankShape(b, n, 12, 64, 64).make)
+        for b, n in ((1, 4096), (8, 2048))
+    ),
 )
 
 
@@ -136,6 +141,24 @@ def _delta_peer() -> Peer | None:
             q, k, v, g, beta = leaves
             rule = module.chunk_gated_delta_rule
             out: Tensor = rule(q, k, v, g.squeeze(3), beta, inputs["scale"])[0]
+            return out
+
+        return _both(forward, leaves, cotangents["dout"])
+
+    return peer
+
+
+def _low_rank_peer() -> Peer | None:
+    module = peer_module("fla.ops.generalized_delta_rule")
+    if module is None:
+        return None
+
+    def peer(inputs: Inputs, cotangents: Inputs) -> Any:
+        names = ("q", "k", "v", "a", "b", "log_decay")
+        leaves = [inputs[name].detach().requires_grad_() for name in names]
+
+        def forward() -> Tensor:
+            out: Tensor = module.chunk_dplr_delta_rule(*leaves, inputs["scale"])[0]
             return out
 
         return _both(forward, leaves, cotangents["dout"])
@@ -188,6 +211,7 @@ def _linear_peer() -> Peer | None:
 _PEERS: Mapping[str, Callable[[], Peer | None]] = {
     "ssd_chunk_scan": _chunk_peer,
     "gated_delta_rule": _delta_peer,
+    "dplr_delta_rule": _low_rank_peer,
     "ms_deform_attn": _deform_peer,
     "nf4_linear": _linear_peer,
 }

@@ -15,6 +15,7 @@ from fuseport.ops.causal_conv1d_update.cases import _Shape as ConvStepShape
 from fuseport.ops.correlation.cases import _Shape as CorrelationShape
 from fuseport.ops.cross_scan.cases import ImageShape
 from fuseport.ops.deform_conv2d.cases import _Shape as DeformConvShape
+from fuseport.ops.dplr_delta_rule.cases import _Shape as LowRankShape
 from fuseport.ops.gated_delta_rule.cases import _Shape as DeltaShape
 from fuseport.ops.matmul_nbits.cases import _Shape as NBitsShape
 from fuseport.ops.matmul_nbits.storage import BITS
@@ -167,6 +168,20 @@ def _delta(r: Source) -> tuple[str, Any]:
     return "gated_delta_rule", shape
 
 
+def _low_rank(r: Source) -> tuple[str, Any]:
+    shape = LowRankShape(
+        n=size(r, 3),
+        l=size(r, 150),
+        H=size(r, 8),
+        K=size(r, 130),
+        V=size(r, 130),
+        initial=flag(r),
+        forgets=r.choice((-6.0, -1.0, 3.0)),
+        scale=r.choice((0.1, 1.0, -2.0)),
+    )
+    return "dplr_delta_rule", shape
+
+
 def _norm(r: Source, gate: bool | None) -> NormShape:
     d = size(r, 700)
     shape = (*(size(r, 20) for _ in range(r.randrange(1, 3))), d)
@@ -292,6 +307,7 @@ DRAWS: dict[str, Draw] = {
     "selective_state_update": _state,
     "ssd_chunk_scan": _chunk,
     "gated_delta_rule": _delta,
+    "dplr_delta_rule": _low_rank,
     "rms_norm": lambda r: ("rms_norm", _norm(r, None)),
     "rms_norm_gated": lambda r: ("rms_norm_gated", _norm(r, flag(r))),
     "correlation": _correlation,

@@ -173,6 +173,7 @@ IN_ANY_ORDER = {
     "cross_scan": "height_17_width_33",
     "cross_merge": "height_17_width_33",
     "deform_conv2d": "groups_across_offset_groups",
+    "dplr_delta_rule": "chunks_3_minus_1",
     "gated_delta_rule": "chunks_3_minus_1",
     "matmul_nbits": "outputs_130",
     "ms_deform_attn": "query_blocks",

@@ -16,6 +16,7 @@ from fuseport.ops import OPS, register
 from fuseport.ops.dplr_delta_rule import cases, dplr_delta_rule
 from fuseport.ops.gated_delta_rule import gated_delta_rule
 from fuseport.ops.spec import Inputs, OpSpec
+from fuseport.tests.ops.cuda_on_cpu import stand_in
 from fuseport.tests.ops.cuda_on_cpu.nodes import by_nodes, contiguous
 
 SPEC = OPS["dplr_delta_rule"]
@@ -111,6 +112,19 @@ def test_a_decay_to_nothing_where_nothing_is_read_begins_anew() -> None:
     torch.testing.assert_close(out[:, 20:], anew)
     gradients = torch.autograd.grad(out.sum(), list(leaves.values()))
     assert all(t.isfinite().all() for t in gradients)
+
+
+def test_a_decay_below_the_normal_numbers_is_not_nothing_to_cuda_kernels() -> None:
+    """The stand-in's exponential, as a GPU's, gives 0 there."""
+    operator, x = SPEC.operator("dplr_delta_rule"), CASE["faint"].make(torch.float32, 0)
+    x["a"] = torch.zeros_like(x["a"])  # which would bring back far more
+    seeds = stand_in.cotangents_of(SPEC, operator, x, 1)
+    with stand_in.device(SPEC) as device:
+        found = device.forward_and_backward(operator, x, seeds)["dinitial_state"]
+    assert found is not None
+    wide = {n: t.double() if isinstance(t, Tensor) else t for n, t in {**seeds, **x}.items()}
+    truth = SPEC.operator("dplr_delta_rule_backward").reference(*wide.values())[-1]
+    torch.testing.assert_close(found.double(), truth, rtol=1e-2, atol=1e-44)
 
 
 @pytest.mark.parametrize("scale", [float("inf"), float("-inf"), float("nan")])
