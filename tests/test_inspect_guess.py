@@ -1,6 +1,7 @@
 """The ops that `fuseport inspect` guesses for models of unknown architecture, and why."""
 
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,13 @@ def modules() -> Iterator[tuple[str, Any, set[str]]]:
     for name, more in deltas.items():
         yield f"fla's {name}", getattr(layers, name)(**sizes, **more), ops | normed.get(name, set())
     gla = layers.GatedLinearAttention(**sizes, use_output_gate=False)
-    yield "fla's GLA", gla, {"gated_delta_rule", "rms_norm"}
+    yield "fla's GLA", gla, {"dplr_delta_rule", "rms_norm"}
     hgrn = layers.HGRN2Attention(hidden_size=16, num_heads=2, expand_ratio=8)
-    yield "fla's HGRN2", hgrn, {"gated_delta_rule", "rms_norm"}
+    yield "fla's HGRN2", hgrn, {"dplr_delta_rule", "rms_norm"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fla's, that RWKV-LM is to be preferred
+        goose = layers.RWKV7Attention(hidden_size=16, head_dim=8, layer_idx=0, num_hidden_layers=2)
+    yield "fla's RWKV-7", goose, {"dplr_delta_rule"}
     plain = nn.TransformerEncoderLayer(16, 2, 32)
     normed = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     yield "plain torch", nn.ModuleDict({"encoder": plain, "stem": normed}), set()

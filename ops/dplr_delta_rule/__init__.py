@@ -148,5 +148,13 @@ SPEC = OpSpec(
             "an RWKV-7 mixer of RWKV-LM",
             {"r_k": _MATRIX, "k_k": (1, 1, None), "w1": _MATRIX, "a1": _MATRIX},
         ),
+        Evidence(
+            "a GLA mixer of flash-linear-attention",
+            {"k_proj.weight": _MATRIX, "gk_proj.0.weight": _MATRIX, "gk_proj.1.weight": _MATRIX},
+        ),
+        Evidence(
+            "an HGRN2 mixer of flash-linear-attention",
+            {"q_proj.weight": _MATRIX, "f_proj.weight": _MATRIX, "i_proj.weight": _MATRIX},
+        ),
     ),
 )

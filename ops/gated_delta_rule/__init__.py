@@ -178,13 +178,5 @@ SPEC = OpSpec(
             {"k_proj.weight": _MATRIX, "b_proj.weight": _MATRIX, "o_norm.weight": (None,)},
             absent=("A_log",),
         ),
-        Evidence(
-            "a GLA mixer of flash-linear-attention",
-            {"k_proj.weight": _MATRIX, "gk_proj.0.weight": _MATRIX, "gk_proj.1.weight": _MATRIX},
-        ),
-        Evidence(
-            "an HGRN2 mixer of flash-linear-attention",
-            {"q_proj.weight": _MATRIX, "f_proj.weight": _MATRIX, "i_proj.weight": _MATRIX},
-        ),
     ),
 )

@@ -7,12 +7,12 @@ asked for. Layers and models stay fla's own. What has no replacement refuses at 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fuseport.exporter.shims._fla import decays, delta_rules, layers, losses, packed
+from fuseport.exporter.shims._fla import decays, delta_rules, layers, losses, packed, rwkv7
 
 __all__ = ["FUNCTIONS", "IMMATERIAL"]
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **packed.spared({**delta_rules.FUNCTIONS, **decays.FUNCTIONS}),
+    **packed.spared({**delta_rules.FUNCTIONS, **decays.FUNCTIONS, **rwkv7.FUNCTIONS}),
     **layers.FUNCTIONS,
     **losses.FUNCTIONS,
 }

@@ -9,15 +9,13 @@ from torch import Tensor
 
 from fuseport.exporter.shims._dtypes import wide
 from fuseport.exporter.shims._fla.packed import apart, numbers, refuse_states
-from fuseport.ops.gated_delta_rule import gated_delta_rule
+from fuseport.ops.dplr_delta_rule import dplr_delta_rule
 from fuseport.ops.ssd_chunk_scan import ssd_discrete
 
 __all__ = ["FUNCTIONS"]
 
 _Pair = tuple[Tensor, Tensor | None]
 _WAYS = ("chunk", "fused_recurrent")
-# A channel that all keys get, far larger than they are, and the logarithm of what is left of it.
-_LARGE, _CLEARED = 1e5, -60.0
 
 
 def simple_gla(
@@ -99,7 +97,7 @@ def gla(
         decay = apart(decay, cu_seqlens)
     if turned and initial_state is not None:
         initial_state = initial_state.mT
-    out, state = _of_reflections(_scaled(q, scale), k, v, decay, initial_state)
+    out, state = _of_channels(_scaled(q, scale), k, v, decay, initial_state)
     if not output_final_state:
         return out, None
     return out, state.mT if turned else state
@@ -133,7 +131,7 @@ def rwkv6(
     # With a step of nothing at the front, each finds the state before it, and one more the last.
     key, added, decay = (F.pad(t, (0, 0, 0, 0, 1, 0)) for t in (k, value, w))
     read = F.pad(query, (0, 0, 0, 0, 0, 1))
-    out, state = _of_reflections(read, key, added, decay, initial_state)
+    out, state = _of_channels(read, key, added, decay, initial_state)
     out = out[:, :-1] + (query * u * k).sum(-1, keepdim=True) * value
     return out.to(v.dtype), state if output_final_state else None
 
@@ -163,42 +161,20 @@ def hgrn(
     return out.squeeze(3), last[:, :, 0, 0] if output_final_state else None
 
 
-def _of_reflections(
+def _of_channels(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """S_t = exp(g_t)·S_{t-1} + k_t v_tᵀ as two steps of the delta rule, with values -v/4 and v/4.
-
-    A step with a unit key and rate 2 reflects the state, (I - 2kkᵀ)S, and adds 2kvᵀ; two reflect
-    it back, and have added (I - 2kkᵀ)(-kvᵀ/2) + kvᵀ/2 = kvᵀ. Lengths of keys go to the values. All
-    keys get a large channel more, which is cleared before each: so the reflections turn that alone,
-    but for a trace of the rest, and what is there before loses nothing to rounding.
-    """
+    """S_t = exp(g_t)·S_{t-1} + k_t v_tᵀ: the delta rule of RWKV-7 that reads nothing."""
     real = wide(q)
-    query, key, value, decay = (t.to(real) for t in (q, k, v, g))
-    key = F.pad(key, (0, 1), value=_LARGE)
-    length = key.square().sum(-1, keepdim=True).sqrt()
-    key, value = key / length, value * length / 4
-    query, decay = F.pad(query, (0, 1)), F.pad(decay, (0, 1), value=_CLEARED)
-    out, state = gated_delta_rule(
-        _alternating(query, query),
-        _alternating(key, key),
-        _alternating(-value, value),
-        _alternating(decay, torch.zeros_like(decay)),
-        torch.full_like(_alternating(value, value)[..., 0], 2.0),
-        1.0,
-        None if initial is None else F.pad(initial.to(real), (0, 0, 0, 1)),
-        True,
-    )
+    query, key, value = (t.to(real) for t in (q, k, v))
+    nothing = torch.zeros_like(key)
+    out, state = dplr_delta_rule(query, key, value, nothing, nothing, g, 1.0, initial, True)
     assert state is not None
-    return out.unflatten(1, (-1, 2))[:, :, 1].to(v.dtype), state[:, :, :-1]
+    return out.to(v.dtype), state
 
 
 def _scaled(q: Tensor, scale: float | None) -> Tensor:
     return q.to(wide(q)) * (q.shape[3] ** -0.5 if scale is None else scale)
-
-
-def _alternating(first: Tensor, second: Tensor) -> Tensor:
-    return torch.stack([first, second], 2).flatten(1, 2)
 
 
 def retention(

@@ -13,6 +13,7 @@ from fuseport.exporter.shims._fla.packed import numbers, refuse_states
 from fuseport.exporter.shims._norms import layernorm_fn, rmsnorm_fn
 from fuseport.exporter.shims._rotary import apply_rotary
 from fuseport.ops.causal_conv1d import causal_conv1d
+from fuseport.ops.packed import Packed
 from fuseport.ops.rms_norm import rms_norm
 from fuseport.ops.rms_norm_gated import rms_norm_gated
 from fuseport.ops.rotary_embedding import rotary_embedding
@@ -325,11 +326,23 @@ def sigmoid_multiplied(x: Tensor, y: Tensor) -> Tensor:
     return _rounded(torch.sigmoid)(x) * y
 
 
-def shifted(x: Tensor, cache: Tensor | None = None, output_cache: bool = False) -> Any:
+def shifted(
+    x: Tensor,
+    cu_seqlens: Tensor | None = None,
+    cache: Tensor | None = None,
+    output_cache: bool = False,
+) -> Any:
     """x_{t-1} - x_t, (b, l, d), and the last step, (b, d), if it is asked for.
 
-    Before the first step it is `cache`, (b, d), or 0.
+    Before the first step it is `cache`, (b, d), or 0. With `cu_seqlens`, (n + 1,), where packed
+    sequences begin, and the end, b is 1, and the last steps are n; it is without a cache then.
     """
+    if cu_seqlens is not None:
+        refuse_states(cache, False)
+        begins = Packed.of(cu_seqlens, x.shape[1]).begins()
+        before = F.pad(x[:, :-1], (0, 0, 1, 0)).masked_fill(begins[:, None], 0.0)
+        last = x[0].index_select(0, cu_seqlens[1:].long() - 1)
+        return (before - x, last) if output_cache else before - x
     first = torch.zeros_like(x[:, :1]) if cache is None else cache.reshape(x.shape[0], 1, -1)
     out = torch.cat([first, x[:, :-1]], 1) - x
     return (out, x[:, -1]) if output_cache else out

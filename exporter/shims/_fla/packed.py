@@ -56,8 +56,11 @@ def _spared(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, value in bound.arguments.items():
             if isinstance(value, Tensor) and value.dim() > 2 and _always(value.shape[1] == steps):
                 bound.arguments[name] = F.pad(value, [0, 0] * (value.dim() - 2) + [0, 1])
-        out, state = function(*bound.args, **bound.kwargs)
-        return out[:, :steps], state
+        found = function(*bound.args, **bound.kwargs)
+        if isinstance(found, Tensor):
+            return found[:, :steps]
+        out, *states = found
+        return out[:, :steps], *states
 
     return mixer
 
