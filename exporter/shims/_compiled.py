@@ -2,7 +2,8 @@
 
 Those with CUDA sources cannot be compiled where there is no CUDA, and code with a path of its own
 for the CPU wants them only when it is imported. Here they compile to a module whose functions
-refuse to be called; or to its stand-in, where an extension of that name has one.
+refuse to be called; or to its stand-in, where an extension of that name has one, or where its
+sources compute what is known (`_cuda_sources`), also as operators, `torch.ops.name`.
 """
 
 import importlib
@@ -27,9 +28,13 @@ _active: list[tuple[Sequence[str], list[str]]] = []
 
 _real: dict[str, Callable[..., Any]] = {}
 
+# Of extensions that are known, by the namespaces of the operators that they would register.
+_libraries: dict[str, ModuleType] = {}
+
 
 class Extension(ModuleType):
-    """An extension that was not compiled, with functions of any name, which refuse to be called."""
+    """An extension that was not compiled, with functions of any name: but for those that are given,
+    they refuse to be called."""
 
     def __init__(self, name: str, place: str) -> None:
         super().__init__(name)
@@ -61,10 +66,13 @@ def none_compiled(names: Sequence[str], used: list[str]) -> Iterator[None]:
     _active.append((names, used))
     if COMPILER in sys.modules:
         _patch(sys.modules[COMPILER])
+    _register()
     try:
         yield
     finally:
         _active.pop()
+        if not _active:
+            _forget()
         if not _active and COMPILER in sys.modules:
             vars(sys.modules[COMPILER]).update(_real)
 
@@ -99,9 +107,11 @@ def _patch(compiler: ModuleType) -> None:
 def _load(name: str, sources: str | Sequence[str], *args: Any, **options: Any) -> Any:
     """`load`, which model code may keep beyond the context."""
     paths = [sources] if isinstance(sources, str) else sources
-    if _active and any(Path(source).suffix in _CUDA for source in paths):
-        return _stand_in(name, options.get("is_python_module", True))
-    return _real["load"](name, sources, *args, **options)
+    if not _active or not any(Path(source).suffix in _CUDA for source in paths):
+        return _real["load"](name, sources, *args, **options)
+    given = {**dict(zip(("extra_cflags", "extra_cuda_cflags"), args, strict=False)), **options}
+    flags = [*(given.get("extra_cflags") or ()), *(given.get("extra_cuda_cflags") or ())]
+    return _stand_in(name, given.get("is_python_module", True), paths, flags)
 
 
 def _load_inline(
@@ -113,12 +123,47 @@ def _load_inline(
     return _real["load_inline"](name, cpp_sources, cuda_sources, *args, **o)
 
 
-def _stand_in(name: str, as_module: bool) -> ModuleType | None:
+def _stand_in(
+    name: str, as_module: bool, paths: Sequence[str] = (), flags: Sequence[str] = ()
+) -> ModuleType | None:
     names, used = _active[-1]
     if COMPILER not in used:
         used.append(COMPILER)
     if name in names:
         return importlib.import_module(name)
     frame = sys._getframe(2)
-    place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    return Extension(name, place) if as_module else None
+    file = Path(frame.f_code.co_filename)
+    extension = Extension(name, f"{file.name}:{frame.f_lineno}")
+    files = [_found(path, file) for path in paths]
+    if files and all(file.is_file() for file in files):
+        from fuseport.exporter.shims import _cuda_sources  # it loads torch
+
+        if (known := _cuda_sources.known(files, flags)) is not None:
+            vars(extension).update(known.functions)
+            _libraries.update(dict.fromkeys(known.libraries, extension))
+            _register()
+    return extension if as_module else None
+
+
+def _found(path: str, beside: Path) -> Path:
+    """A source: below the working folder, as compilers have it, or one of those that code is in."""
+    places = (Path(), *beside.parents)
+    return next((p / path for p in places if (p / path).is_file()), Path(path))
+
+
+def _register() -> None:
+    """Have torch give extensions that are known for the namespaces of their operators."""
+    if _libraries:
+        import torch
+
+        for name, extension in _libraries.items():
+            setattr(torch.ops, name, extension)
+
+
+def _forget() -> None:
+    if _libraries:
+        import torch
+
+        for name, extension in _libraries.items():
+            if vars(torch.ops).get(name) is extension:
+                delattr(torch.ops, name)

@@ -6,6 +6,7 @@ in no artifact. So truth is computed the same way, and the model's own backward 
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -136,8 +137,27 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _inlined(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the forward of an autograd function gives, for autograd to differentiate."""
-    with _SingleViews():
+    with _SingleViews(), _no_grad_for_nothing():
         return _forward(cls, args, kwargs)
+
+
+@contextmanager
+def _no_grad_for_nothing() -> Iterator[None]:
+    """`torch.no_grad()` changes nothing in model code meanwhile: a forward is run without autograd
+    as a rule, and what it says of that says nothing of its backward."""
+    enter = torch.no_grad.__enter__
+
+    def entered(context: torch.no_grad) -> None:
+        enter(context)
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        if caller.partition(".")[0] != "torch":
+            torch.set_grad_enabled(context.prev)
+
+    torch.no_grad.__enter__ = entered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.no_grad.__enter__ = enter  # type: ignore[method-assign]
 
 
 def _forward(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -53,13 +53,13 @@ class Float64(TorchFunctionMode):
     code holds outside of its module are widened where they are used.
 
     Args:
-        told_float32: code that asks for the dtype of a float64 tensor hears float32, for model code
-            that insists on it.
+        told: what code hears that asks for the dtype of a float64 tensor, for model code that
+            insists on it.
     """
 
-    def __init__(self, *, told_float32: bool = False) -> None:
+    def __init__(self, *, told: torch.dtype = torch.float64) -> None:
         super().__init__()
-        self._told_float32 = told_float32
+        self._told = told
 
     def __enter__(self) -> "Float64":
         self._default = torch.get_default_dtype()
@@ -74,9 +74,9 @@ class Float64(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if self._told_float32 and getattr(func, "__self__", None) is _DTYPE:
+        if self._told != torch.float64 and getattr(func, "__self__", None) is _DTYPE:
             found = func(*args)
-            return torch.float32 if found == torch.float64 else found
+            return self._told if found == torch.float64 else found
         if func in _CASTS:
             return args[0].to(_CASTS[func])
         args, kwargs = pytree.tree_map(_raised, (tuple(args), dict(kwargs or {})))

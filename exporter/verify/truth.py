@@ -7,7 +7,7 @@ functions of the model's own are inlined in both, as export does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -224,11 +224,16 @@ def _exact(
         with Choices() as choices, References(), mode:
             return _results(model, wide, widened(inputs), widened(cotangents)), choices
 
+    # What model code may insist on, with any error: float32, or what its parameters are.
+    held = {p.dtype for p in model.module.parameters() if p.is_floating_point()}
+    told = [torch.float64, torch.float32, *sorted(held - {torch.float64, torch.float32}, key=str)]
     try:
-        try:
-            results, choices = computed(Float64())
-        except Exception:  # model code may insist on its dtype with any error
-            results, choices = computed(Float64(told_float32=True))
+        for dtype in told[:-1]:
+            with suppress(Exception):
+                results, choices = computed(Float64(told=dtype))
+                break
+        else:
+            results, choices = computed(Float64(told=told[-1]))
     except Exception as error:
         raise ExportFailed(_why_no_truth(error)) from error
     for name, value in results.items():
