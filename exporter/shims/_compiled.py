@@ -8,7 +8,7 @@ sources compute what is known (`_cuda_sources`), also as operators, `torch.ops.n
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -28,8 +28,8 @@ _active: list[tuple[Sequence[str], list[str]]] = []
 
 _real: dict[str, Callable[..., Any]] = {}
 
-# Of extensions that are known, by the namespaces of the operators that they would register.
-_libraries: dict[str, ModuleType] = {}
+# Functions of extensions that are known, by the namespaces that they would register them in.
+_libraries: dict[str, Mapping[str, Callable[..., Any]]] = {}
 
 
 class Extension(ModuleType):
@@ -140,7 +140,7 @@ def _stand_in(
 
         if (known := _cuda_sources.known(files, flags)) is not None:
             vars(extension).update(known.functions)
-            _libraries.update(dict.fromkeys(known.libraries, extension))
+            _libraries.update(dict.fromkeys(known.libraries, known.functions))
             _register()
     return extension if as_module else None
 
@@ -152,18 +152,18 @@ def _found(path: str, beside: Path) -> Path:
 
 
 def _register() -> None:
-    """Have torch give extensions that are known for the namespaces of their operators."""
-    if _libraries:
-        import torch
-
-        for name, extension in _libraries.items():
-            setattr(torch.ops, name, extension)
+    """Have torch find the functions of extensions that are known as operators, too."""
+    for name, functions in _libraries.items():
+        vars(_namespace(name)).update(functions)
 
 
 def _forget() -> None:
-    if _libraries:
-        import torch
+    for name, functions in _libraries.items():
+        for function in functions:
+            vars(_namespace(name)).pop(function, None)
 
-        for name, extension in _libraries.items():
-            if vars(torch.ops).get(name) is extension:
-                delattr(torch.ops, name)
+
+def _namespace(name: str) -> Any:
+    import torch
+
+    return getattr(torch.ops, name)

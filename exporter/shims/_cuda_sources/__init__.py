@@ -25,10 +25,11 @@ from fuseport.exporter.shims._gradients import differentiated
 __all__ = ["Known", "known"]
 
 Named = dict[str, Any]
+_Made = tuple[Tensor, torch.dtype]
 
 # Of what sources are tried on, and compiled for where they have them as constants.
-_SIZES = {"B": 2, "T": 64, "C": 64, "H": 8, "N": 8}
-_CONSTANTS = {"_N_": "N", "_C_": "N", "_T_": "T", "Tmax": "T"}
+_SIZES = {"B": 2, "T": 64, "C": 64, "H": 8, "N": 8, "P": 4}
+_CONSTANTS = {"_N_": 8, "_C_": 8, "_T_": 64, "Tmax": 64, "_CHUNK_LEN_": 16}
 
 _WITHIN = {torch.bfloat16: 2**-7, torch.float16: 2**-10}  # of the largest number; else 1e-4
 
@@ -42,7 +43,7 @@ def known(paths: Sequence[str | Path], flags: Sequence[str]) -> "Known | None":
     """
     macros = [flag[2:] for part in flags for flag in part.split() if flag.startswith("-D")]
     defined = {name: value for name, _, value in (macro.partition("=") for macro in macros)}
-    small = {name: str(_SIZES[of]) for name, of in _CONSTANTS.items() if name in defined}
+    small = {name: str(size) for name, size in _CONSTANTS.items() if name in defined}
     sources = Sources(paths, defined | small)
     for name, parameters in sources.functions.items():
         for family in FAMILIES:
@@ -110,18 +111,19 @@ class Known:
         form = self._found.form
         given = self._named(self._backward, args, form)
         found = {}
-        for name, parts in _gradients(self._family, form, given).items():
+        mark = "g" if "gy" in given else "d"
+        for name, parts in _gradients(self._family, form, given, given[f"{mark}y"]).items():
             every = torch.stack(parts)
             if name == "w":
                 every = every * _product(given, self._found.factor)
-            room = given.get(f"g{name}")
+            room = given.get(f"{mark}{name}")
             shape = given[name].shape if room is None else room.shape
             if every.numel() != shape.numel():
                 every = every.sum(0)
             found[name] = every.reshape(shape)
             if room is not None:
                 room.copy_(found[name])
-        return None if "gk" in given else [*found.values()]
+        return None if f"{mark}k" in given else [*found.values()]
 
     def _named(self, function: str, args: Sequence[Any], form: Form) -> Named:
         """The arguments of a function by their names, inputs in the shapes of the form."""
@@ -131,7 +133,7 @@ class Known:
         given = dict(zip(names, args, strict=True))
         with torch._C.DisableTorchFunction():  # that says other dtypes where truth is computed
             for name, dtype in self._found.dtypes[function].items():
-                if given[name].dtype not in (dtype, torch.float64):
+                if name in given and given[name].dtype not in (dtype, torch.float64):
                     raise TypeError(f"{function}: {name} is {given[name].dtype}, not {dtype}")
         return _shaped(given, {**self._family.shapes, **form.shapes})
 
@@ -169,26 +171,30 @@ class Known:
             given[name] = form.draw(name, uniform).bfloat16().double()
         given |= {name: value(given) for name, value in form.others.items()}
         given["y"] = form.compute(given)
-        given["gy"] = torch.randn(given["y"].shape, generator=draw).bfloat16().double()
-        dtypes = {}
-        made, dtypes[self._forward] = self._called(self._forward, given, {"y": given["y"]})
+        given |= {
+            name: torch.zeros([_SIZES[s] for s in shape])
+            for name, shape in self._family.saved.items()
+        }
+        made = self._called(self._forward, given, {"y": given["y"]})
+        dtypes = {self._forward: _dtypes(made)}
         _hold("the results", given["y"], made["y"])
+        given |= {name: made[name][0].reshape(given[name].shape) for name in self._family.saved}
         factor: tuple[str, ...] = ()
         if self._backward:
-            ours = {n: torch.stack(g) for n, g in _gradients(self._family, form, given).items()}
-            room = {f"g{name}": gradient for name, gradient in ours.items()}
-            made, dtypes[self._backward] = self._called(self._backward, given, room)
-            factor = _factor(given, ours.pop("w"), made["gw"])
+            mark = "d" if "dy" in self._sources.functions[self._backward] else "g"
+            cotangent = torch.randn(given["y"].shape, generator=draw).bfloat16().double()
+            found = _gradients(self._family, form, given, cotangent)
+            ours = {f"{mark}{name}": torch.stack(parts) for name, parts in found.items()}
+            made = self._called(self._backward, {**given, f"{mark}y": cotangent}, ours)
+            dtypes[self._backward] = _dtypes(made)
+            factor = _factor(given, ours.pop(f"{mark}w"), made[f"{mark}w"])
             for name, gradient in ours.items():
-                within = form.rough.get(name, 0.0)
-                _hold(f"the gradient of {name}", gradient, made[f"g{name}"], within)
+                within = form.rough.get(name[1:], 0.0)
+                _hold(f"the gradients of {name[1:]}", gradient, made[name], within)
         return _Found(form, factor, dtypes)
 
-    def _called(
-        self, function: str, given: Named, like: Mapping[str, Tensor]
-    ) -> tuple[dict[str, tuple[Tensor, torch.dtype]], dict[str, torch.dtype]]:
-        """What the sources give, in place of what has the same names here; and the dtypes that the
-        function takes."""
+    def _called(self, function: str, given: Named, like: Mapping[str, Tensor]) -> dict[str, _Made]:
+        """What the sources make of all tensors, and give in place of those that are like it."""
         names = self._sources.functions[function]
         missing = [name for name in names if name not in given and name not in like]
         if missing:
@@ -199,8 +205,7 @@ class Known:
         returned = [name for name in like if name not in names]
         if len(results) != len(tensors) + len(returned):
             raise Failed(f"{function} gives {len(results) - len(tensors)} results")
-        made = dict(zip([*tensors, *returned], results, strict=True))
-        return made, {name: made[name][1] for name in tensors}
+        return dict(zip([*tensors, *returned], results, strict=True))
 
 
 class _Differs(Exception):
@@ -213,18 +218,24 @@ def _shaped(given: Named, shapes: Mapping[str, str]) -> Named:
     for name, shape in shapes.items():
         if given[name].dim() == len(shape):
             sizes = dict(zip(shape, given[name].shape, strict=True)) | sizes
-    if "H" in sizes:
+    if "H" in sizes and "C" in sizes:
         sizes["N"] = sizes["C"] // sizes["H"]
     shaped = {name: given[name].reshape([sizes[s] for s in shapes[name]]) for name in shapes}
     return {**given, **sizes, **shaped}
 
 
-def _gradients(family: Family, form: Form, given: Named) -> dict[str, list[Tensor]]:
+def _dtypes(made: Mapping[str, _Made]) -> dict[str, torch.dtype]:
+    return {name: dtype for name, (_, dtype) in made.items()}
+
+
+def _gradients(
+    family: Family, form: Form, given: Named, cotangent: Tensor
+) -> dict[str, list[Tensor]]:
     """Of each input, by samples: also of those that all samples have in common."""
     shapes = {**family.shapes, **form.shapes}
     names = [*shapes]
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    cotangents = given["gy"].reshape(given["B"], given["T"], -1)
+    cotangents = cotangent.reshape(given["B"], given["T"], -1)
     for at in range(given["B"]):
         inputs = [given[n][at : at + 1] if "B" in shapes[n] else given[n] for n in names]
 
@@ -237,7 +248,7 @@ def _gradients(family: Family, form: Form, given: Named) -> dict[str, list[Tenso
     return parts
 
 
-def _factor(given: Named, ours: Tensor, theirs: tuple[Tensor, torch.dtype]) -> tuple[str, ...]:
+def _factor(given: Named, ours: Tensor, theirs: _Made) -> tuple[str, ...]:
     """What the gradient of w is multiplied by: kernels may have that of what w is computed from."""
     factors = [(), ("w",), ("w", "ww")] if "ww" in given else [(), ("w",)]
     for factor in factors[:-1]:
@@ -257,7 +268,7 @@ def _product(given: Named, names: Sequence[str]) -> Tensor:
     return one
 
 
-def _hold(what: str, ours: Tensor, theirs: tuple[Tensor, torch.dtype], within: float = 0.0) -> None:
+def _hold(what: str, ours: Tensor, theirs: _Made, within: float = 0.0) -> None:
     """Raise `_Differs` unless they agree; ours may be of each sample, and theirs their sum."""
     found, dtype = theirs
     ours = ours.sum(0) if found.numel() * _SIZES["B"] == ours.numel() else ours

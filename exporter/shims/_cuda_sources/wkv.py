@@ -1,11 +1,15 @@
 """The mixers of RWKV in torch, with the arguments of their CUDA extensions, by functions of ops.
 
-Source: B. Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", 2023, of version 4, and
-"Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence", 2024, of 5 and 6; Y. Duan
-et al., "Vision-RWKV", 2024, of those that look both ways. b batch, l length, H heads of N channels.
+Sources: B. Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", 2023, of version 4,
+"Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence", 2024, of 5 and 6, and
+"RWKV-7 'Goose' with Expressive Dynamic State Evolution", 2025, of 7; Y. Duan et al., "Vision-RWKV",
+2024, of those that look both ways; and the kernels that come with these.
+
+b batch, l length, C channels, H heads of N.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter.shims._dtypes import wide
-from fuseport.exporter.shims._fla.decays import rwkv6
+from fuseport.ops.dplr_delta_rule import dplr_delta_rule
 from fuseport.ops.selective_scan import selective_scan
 
 __all__ = ["FAMILIES", "Family", "Form"]
@@ -63,11 +67,14 @@ class Family:
         parameters: of the function forward, by their names.
         shapes: of its inputs, each a letter for a size: B, T, C, H, N.
         forms: what such extensions compute, in the order in which they are tried.
+        saved: shapes of what forward writes for backward, which is nothing here; P is for what is
+            there of every 16 steps.
     """
 
     parameters: tuple[str, ...]
     shapes: Mapping[str, str]
     forms: tuple[Form, ...]
+    saved: Mapping[str, str] = field(default_factory=dict)
 
 
 def averaged(given: Named) -> Tensor:
@@ -154,27 +161,51 @@ def mixed(
         both: a second state, without u, comes from the end.
         state: s is the state before the first step.
     """
-    b, length, heads = given["B"], given["T"], given["H"]
     real = wide(given["r"])
-    r, k, v = (given[name].to(real).reshape(b, length, heads, -1) for name in ("r", "k", "v"))
-    w = decay(given["w"].to(real)).reshape(*given["w"].shape[:-1], heads, -1)
-    w, u = w.expand_as(k), given["u"].to(real).reshape(heads, -1)
+    shape = (given["B"], given["T"], given["H"], given["C"] // given["H"])
+    r, k, v = (given[name].to(real).reshape(shape) for name in ("r", "k", "v"))
+    w = decay(given["w"].to(real))
+    w = w.reshape(*w.shape[:-1], *shape[2:]).expand_as(k)
+    sides = [torch.cat([t, t.flip(1)]) if both else t for t in (r, k, v, w)]
+    # With a step of nothing at the front, each finds the state before it.
+    read = F.pad(sides[0], (0, 0, 0, 0, 0, 1))
+    key, value, left = (F.pad(t, (0, 0, 0, 0, 1, 0)) for t in sides[1:])
+    none = torch.zeros_like(key)
     initial = given["s"].to(real).mT if state else None
-    out, _ = rwkv6(r, k, v, w, u, 1.0, initial)
+    out = dplr_delta_rule(read, key, value, none, none, left, 1.0, initial)[0][:, :-1]
     if both:
-        r, k, v, w = (t.flip(1) for t in (r, k, v, w))
-        out = out + rwkv6(r, k, v, w, torch.zeros_like(u), 1.0)[0].flip(1)
-    return out.flatten(2)
+        out = out[: shape[0]] + out[shape[0] :].flip(1)
+    own = (r * given["u"].to(real).reshape(shape[2:]) * k).sum(-1, keepdim=True)
+    return (out + own * v).flatten(2)
+
+
+def corrected(given: Named, decay: Callable[[Tensor], Tensor], names: Sequence[str]) -> Tensor:
+    """WKV of version 7, `dplr_delta_rule` with a scale of 1.
+
+    Args:
+        given: tensors of (b, l, C), or (b, l, H, N).
+        decay: of w, the decay's logarithm.
+        names: those of the rule's q, k, v, a and b.
+    """
+    real = wide(given["w"])
+    shape = (given["B"], given["T"], given["H"], -1)
+    q, k, v, a, b = (given[name].to(real).reshape(shape) for name in names)
+    w = decay(given["w"].to(real)).reshape(shape)
+    return dplr_delta_rule(q, k, v, a, b, w, 1.0)[0].flatten(2)
 
 
 def _of_exponential(w: Tensor) -> Tensor:
     return w.clamp(min=torch.finfo(w.dtype).tiny).log()
 
 
+def _twice_exponential(w: Tensor) -> Tensor:
+    return -w.exp()
+
+
 _Of = Callable[[Any], Tensor]
 _MIXED: tuple[tuple[str, _Of, _Of, Mapping[str, _Of]], ...] = (
-    # What w is, the decay's logarithm of it, values to try, and what a backward takes beside.
-    ("exp(-exp(w))", lambda w: -w.exp(), lambda x: 3 * x - 3, {}),
+    # What decays are, their logarithm, values to try, and what a backward takes beside.
+    ("exp(-exp(w))", _twice_exponential, lambda x: 3 * x - 3, {}),
     ("exp(w)", lambda w: w, lambda x: -0.05 - x, {}),
     ("w", _of_exponential, lambda x: 0.3 + 0.65 * x, {"ww": lambda given: given["w"].log()}),
 )
@@ -194,6 +225,22 @@ def _mixers(number: int, w: str, **options: Any) -> tuple[Form, ...]:
     )
 
 
+_CLAMPED = math.exp(-0.5)
+
+
+def _correctors(*names: str) -> tuple[Form, ...]:
+    """Forms of version 7, whose kernels go back by dividing by decays: these are near 1."""
+    draws = {name: lambda x: 0.6 * x - 0.3 for name in names[3:]} | {"w": lambda x: 1.5 * x - 3}
+    return tuple(
+        Form(f"RWKV-7's WKV with decays {what}", partial(corrected, decay=decay, names=names),
+             draws=draws)
+        for what, decay in (
+            ("exp(-exp(w))", _twice_exponential),
+            ("exp(-exp(-0.5)·sigmoid(w))", lambda w: -_CLAMPED * w.sigmoid()),
+        )
+    )  # fmt: skip
+
+
 _AVERAGED = {"w": "C", "u": "C", "k": "BTC", "v": "BTC"}
 _BOTH_WAYS = tuple(
     Form(
@@ -205,6 +252,8 @@ _BOTH_WAYS = tuple(
     for parts in (32, 64)
 )
 _STEPS = {"r": "BTC", "k": "BTC", "v": "BTC", "w": "BTC", "u": "C"}
+
+_SAVED = {"s": "BHPNN", "sa": "BTHN"}
 
 FAMILIES = (
     Family(
@@ -225,5 +274,22 @@ FAMILIES = (
         ("B", "T", "C", "H", "r", "k", "v", "w", "u", "s", "y"),
         {**_STEPS, "s": "BHNN"},
         _mixers(6, "BTC", state=True),
+    ),
+    Family(
+        ("w", "q", "k", "v", "z", "a", "y", "s", "sa"),
+        dict.fromkeys("wqkvza", "BTHN"),
+        _correctors("q", "k", "v", "z", "a"),
+        _SAVED,
+    ),
+    Family(
+        ("r", "w", "k", "v", "a", "b", "y", "s", "sa"),
+        dict.fromkeys("rwkvab", "BTHN"),
+        _correctors("r", "k", "v", "a", "b"),
+        _SAVED,
+    ),
+    Family(
+        ("B", "T", "C", "H", "r", "w", "k", "v", "a", "b", "y"),
+        dict.fromkeys("rwkvab", "BTC"),
+        _correctors("r", "k", "v", "a", "b"),
     ),
 )
