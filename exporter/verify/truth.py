@@ -7,7 +7,7 @@ functions of the model's own are inlined in both, as export does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -224,22 +224,22 @@ def _exact(
         with Choices() as choices, References(), mode:
             return _results(model, wide, widened(inputs), widened(cotangents)), choices
 
-    # What model code may insist on, with any error: float32, or what its parameters are.
-    held = {p.dtype for p in model.module.parameters() if p.is_floating_point()}
-    told = [torch.float64, torch.float32, *sorted(held - {torch.float64, torch.float32}, key=str)]
-    try:
-        for dtype in told[:-1]:
-            with suppress(Exception):
-                results, choices = computed(Float64(told=dtype))
-                break
-        else:
-            results, choices = computed(Float64(told=told[-1]))
-    except Exception as error:
-        raise ExportFailed(_why_no_truth(error)) from error
+    failed: list[Exception] = []
+    for told in _TOLD:  # model code may insist on a dtype with any error
+        try:
+            results, choices = computed(Float64(told=told))
+            break
+        except Exception as error:
+            failed.append(error)
+    else:
+        raise ExportFailed(_why_no_truth(failed[1])) from failed[1]
     for name, value in results.items():
         if value is not None and value.is_floating_point() and value.dtype != torch.float64:
             raise ExportFailed(f"truth of {name} came out as {value.dtype}, not float64")
     return results, choices
+
+
+_TOLD = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _why_no_truth(error: BaseException) -> str:

@@ -191,7 +191,8 @@ def corrected(given: Named, decay: Callable[[Tensor], Tensor], names: Sequence[s
     shape = (given["B"], given["T"], given["H"], -1)
     q, k, v, a, b = (given[name].to(real).reshape(shape) for name in names)
     w = decay(given["w"].to(real)).reshape(shape)
-    return dplr_delta_rule(q, k, v, a, b, w, 1.0)[0].flatten(2)
+    out: Tensor = dplr_delta_rule(q, k, v, a, b, w, 1.0)[0]
+    return out.flatten(2)
 
 
 def _of_exponential(w: Tensor) -> Tensor:
