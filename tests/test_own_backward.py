@@ -178,6 +178,33 @@ def test_inlined_functions_have_the_gradient_of_their_forward() -> None:
         assert torch.autograd.grad(Cube.apply(x)[0] + kept(x), x)[0] == 14
 
 
+class Hidden(torch.autograd.Function):
+    """As forwards of extensions are often written, which are run without autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = torch.empty_like(x)
+            y.copy_(x**3)
+            assert torch.nn.init.ones_(torch.empty(1, requires_grad=True)).is_leaf  # torch's own
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return 7 * dout
+
+
+def test_no_grad_hides_nothing_of_a_forward() -> None:
+    x = torch.tensor([2.0], requires_grad=True)
+    with own_backward.inlined():
+        assert torch.autograd.grad(Hidden.apply(x), x)[0] == 12
+        with torch.no_grad():
+            assert not Hidden.apply(x).requires_grad
+            assert not (x * 2).requires_grad
+        assert (x * 2).requires_grad
+    assert torch.autograd.grad(Hidden.apply(x), x)[0] == 7
+
+
 def test_functions_are_inlined_where_apply_is_a_method_of_c(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
