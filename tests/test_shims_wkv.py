@@ -174,6 +174,16 @@ def test_averages_bear_keys_far_apart_and_long_sequences(decay: float, spread: f
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5 * scale)
 
 
+@pytest.mark.parametrize("decay", [0.5, -0.2])
+def test_ways_both_bear_decays_that_leave_nothing_and_growth(decay: float) -> None:
+    form = FORMS["Vision-RWKV's WKV in 32 parts"][1]
+    draw = torch.Generator().manual_seed(4)
+    k, v = (torch.randn((1, 200, 3), generator=draw, dtype=torch.float64) for _ in range(2))
+    given = {"w": torch.full((3,), decay).double(), "u": k[0, 0], "k": k, "v": v}
+    expected = both_ways(*given.values(), 32)
+    torch.testing.assert_close(form.compute(given), expected, rtol=1e-9, atol=1e-9)
+
+
 def test_decays_that_leave_nothing_are_borne() -> None:
     """Those of RWKV-5 come as exp(-exp(w)), which is 0 for w from 5 on."""
     form = FORMS["RWKV-5's WKV with decays w"][1]

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -60,7 +60,7 @@ class Sources:
         """The namespaces of operators that are registered."""
         return tuple(dict.fromkeys(_LIBRARY.findall(self._text)))
 
-    @property
+    @cached_property
     def functions(self) -> dict[str, tuple[str, ...]]:
         """The functions that are bound, with the names of their parameters."""
         found = {

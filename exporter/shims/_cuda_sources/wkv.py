@@ -110,20 +110,26 @@ def averaged_both_ways(given: Named, *, parts: int) -> Tensor:
     top = k.detach().amax(1, keepdim=True)
     added = _weighted(k - top, v)
     rate = w.repeat(2)
-    sides = torch.cat([added, added.flip(1), added], 2)
-    before, after, grown = _summed(sides, torch.cat([-rate, -rate, rate])).chunk(3, 2)
+    before, after = _summed(torch.cat([added, added.flip(1)]), -rate).chunk(2)
     steps = torch.arange(k.shape[1], device=k.device)
     size = (k.shape[1] + parts - 1) // parts
     begins = steps // size * size
     passed = (steps - begins).unsqueeze(1) * rate
     earlier = before.index_select(1, begins) * (-passed).exp()  # than the part
-    come = rate.exp() * grown + added
-    come = come - come.index_select(1, begins) * passed.exp()
+    come = _come(added * (steps != begins).unsqueeze(1), rate, parts, size)
     others = before + (after.flip(1) + earlier) * (-rate).exp() - earlier - come * rate.expm1()
     own = _weighted(u + k - top, v)
     weighted, weights = (others + own).chunk(2, 2)
     mean: Tensor = weighted / weights
     return mean.to(wide(given["k"]))
+
+
+def _come(x: Tensor, w: Tensor, parts: int, size: int) -> Tensor:
+    """s_t = exp(w)·s_{t-1} + x_t, of x (b, l, d) and w (d,), each part of `size` by itself."""
+    length = x.shape[1]
+    split = F.pad(x, (0, 0, 0, parts * size - length)).reshape(-1, size, x.shape[2])
+    summed = w.exp() * _summed(split, w) + split
+    return summed.reshape(x.shape[0], parts * size, -1)[:, :length]
 
 
 def _weighted(k: Tensor, v: Tensor) -> Tensor:
@@ -176,7 +182,8 @@ def mixed(
     if both:
         out = out[: shape[0]] + out[shape[0] :].flip(1)
     own = (r * given["u"].to(real).reshape(shape[2:]) * k).sum(-1, keepdim=True)
-    return (out + own * v).flatten(2)
+    every: Tensor = out + own * v
+    return every.flatten(2)
 
 
 def corrected(given: Named, decay: Callable[[Tensor], Tensor], names: Sequence[str]) -> Tensor:
