@@ -204,6 +204,7 @@ class Average(torch.autograd.Function):
     @staticmethod
     def forward(ctx, w, u, k, v):
         B, T, C = k.shape
+        assert k.is_cuda
         w = -torch.exp(w.contiguous())
         y = torch.empty((B, T, C), device=w.device)
         average.forward(B, T, C, w, u, k.contiguous(), v.contiguous(), y)

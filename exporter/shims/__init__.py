@@ -18,7 +18,8 @@ Some are compiled by a repository for a package of its own, `theirs.ops.deform_c
 their stand-ins wherever they are imported from, see `_extensions`.
 
 One is of a device: `torch.cuda`, under which `x.cuda()` and `device="cuda"` leave all on the CPU,
-and one of a compiler, `torch.utils.cpp_extension`, which then leaves CUDA sources alone.
+and one of a compiler, `torch.utils.cpp_extension`, which then leaves CUDA sources alone, or gives
+what computes the same, see `_cuda_sources`.
 
 Kernels that CuPy compiles of their text have a form in torch where they are known, see
 `_raw_kernels`.
@@ -194,7 +195,7 @@ def _device(names: Iterable[str], used: list[str]) -> AbstractContextManager[Any
 
 def _compiler(names: Iterable[str], used: list[str]) -> AbstractContextManager[Any]:
     if COMPILER in names or (AUTO in names and not _cuda.is_there()):
-        return none_compiled(SHIMS, used)
+        return none_compiled(SHIMS, used, _of_extensions)
     return nullcontext()
 
 

@@ -23,8 +23,9 @@ COMPILER = "torch.utils.cpp_extension"
 
 _CUDA = (".cu", ".cuh")
 
-# Those that do not compile now, the last one first: names with stand-ins, and the names used.
-_active: list[tuple[Sequence[str], list[str]]] = []
+# Those that do not compile now, the last one last: names with stand-ins, the names used, and what
+# has tensors on CUDA to code that names it.
+_active: list[tuple[Sequence[str], list[str], list[Any]]] = []
 
 _real: dict[str, Callable[..., Any]] = {}
 
@@ -56,14 +57,16 @@ class Extension(ModuleType):
 
 
 @contextmanager
-def none_compiled(names: Sequence[str], used: list[str]) -> Iterator[None]:
+def none_compiled(names: Sequence[str], used: list[str], beside: list[Any]) -> Iterator[None]:
     """For the time of the context, extensions with CUDA sources are not compiled.
 
     Args:
         names: of extensions that have stand-ins.
         used: `COMPILER` joins them when an extension is asked for.
+        beside: extensions that are known join these, which have tensors on CUDA to code that names
+            them.
     """
-    _active.append((names, used))
+    _active.append((names, used, beside))
     if COMPILER in sys.modules:
         _patch(sys.modules[COMPILER])
     _register()
@@ -126,7 +129,7 @@ def _load_inline(
 def _stand_in(
     name: str, as_module: bool, paths: Sequence[str] = (), flags: Sequence[str] = ()
 ) -> ModuleType | None:
-    names, used = _active[-1]
+    names, used, beside = _active[-1]
     if COMPILER not in used:
         used.append(COMPILER)
     if name in names:
@@ -140,6 +143,7 @@ def _stand_in(
 
         if (known := _cuda_sources.known(files, flags)) is not None:
             vars(extension).update(known.functions)
+            beside.append(extension)
             _libraries.update(dict.fromkeys(known.libraries, known.functions))
             _register()
     return extension if as_module else None
