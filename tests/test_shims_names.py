@@ -118,6 +118,20 @@ IMPORTED = {
     "apex.parallel": "DistributedDataParallel SyncBatchNorm convert_syncbn_model",
     "fused_layer_norm_cuda": "forward_affine backward_affine rms_forward_affine "
     "rms_backward_affine",
+    "natten": "NeighborhoodAttention1D NeighborhoodAttention2D NeighborhoodAttention3D na1d na2d "
+    "na3d functional context __version__ has_fused_na use_fused_na use_autotuner has_half "
+    "use_gemm_na attention merge_attentions HAS_LIBNATTEN use_kv_parallelism_in_fused_na "
+    "set_memory_usage_preference is_fna_enabled disable_tf32 allow_flex_compile",
+    "natten.context": "is_fna_enabled should_use_flex_attention",
+    "natten.experimental": "na2d",
+    "natten.flops": "add_natten_handle get_flops",
+    "natten.functional": "na1d na2d na2d_qk na2d_av na2d_qk_with_bias na3d_qk natten1dav "
+    "natten1dqkrpb natten2dav natten2dqk natten2dqkrpb natten3dqkrpb attention merge_attentions "
+    "neighborhood_attention_generic",
+    "natten.natten1d": "NeighborhoodAttention1D",
+    "natten.types": "CausalArg1DTypeOrDed Dimension1DTypeOrDed Dimension2DTypeOrDed",
+    "natten.utils": "check_all_args log",
+    "natten.utils.checks": "check_all_args",
     "torch_scatter": "scatter scatter_sum scatter_add scatter_mul scatter_mean scatter_min "
     "scatter_max segment_coo segment_csr gather_coo gather_csr scatter_softmax "
     "scatter_log_softmax scatter_logsumexp scatter_std segment_mean_csr segment_max_coo",

@@ -98,6 +98,7 @@ def fit(
         Missing: a name is missing or unexpected, a shape or a kind of dtype differs, tied ones
             differ in the file, or two prefixes fit equally. One error lists all of it.
     """
+    _settle(module, tensors)
     own = {
         name: value
         for name, value in module.state_dict(keep_vars=True).items()
@@ -166,6 +167,20 @@ def _lacking(given: Iterable[str], own: Collection[str]) -> str:
     first = next(iter(own), "")
     starts = (first[: i + 1] for i, character in enumerate(first) if character == ".")
     return next((start for start in starts if all(start + name in own for name in names)), "")
+
+
+def _settle(module: nn.Module, names: Iterable[str]) -> None:
+    """Tell layers that have a parameter in some versions of their package which names there are."""
+    given: dict[str, set[str]] = {}
+    for name in unwrap(names).values():
+        layer, _, last = name.rpartition(".")
+        given.setdefault(layer, set()).add(last)
+    for path, layer in module.named_modules():
+        settle = getattr(layer, "fuseport_settle", None)
+        if settle is not None:
+            settle(
+                set().union(*(own for at, own in given.items() if f".{at}".endswith(f".{path}")))
+            )
 
 
 def _strip(
