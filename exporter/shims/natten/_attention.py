@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._tiles import (
     Axis,
-    Tiles,
+    Tiling,
     contracted,
     gathered,
     hidden,
@@ -53,16 +53,16 @@ def attend(
         (b, L…, h, e), and the logarithm of each query's sum, (b, L…, h), float32 or float64.
     """
     wide = _wide(q)
-    tiles = _tiles(axes, q.shape[1:-2], q.device)
+    tiling = _tiling(axes, q.shape[1:-2], q.device)
     heads = q.shape[-2]
     q, k, v = (_for_all_heads(t, heads).movedim(-2, 1).to(wide) for t in (q, k, v))
-    rows = tiled(q * scale, tiles)
-    scores = rows @ gathered(k, tiles).mT
+    rows = tiled(q * scale, tiling)
+    scores = rows @ gathered(k, tiling).mT
     if bias is not None:
-        scores = scores + places(tiles, bias.to(wide), of_window=False)
+        scores = scores + places(tiling, bias.to(wide), of_window=False)
     # A finite number: what fills the last tiles has a gradient, which is then 0.
-    scores = scores.masked_fill(hidden(tiles), torch.finfo(wide).min)
-    values = gathered(v, tiles)
+    scores = scores.masked_fill(hidden(tiling), torch.finfo(wide).min)
+    values = gathered(v, tiling)
     if added is None:
         weights = scores.softmax(-1)
         out = weights @ values
@@ -73,8 +73,8 @@ def attend(
         scores = torch.cat([scores, beside], -1)
         weights = scores.softmax(-1)
         out = weights[..., :columns] @ values + weights[..., columns:] @ kept[:, :, None]
-    sums = untiled(scores.logsumexp(-1, keepdim=True), tiles)[..., 0]
-    return untiled(out, tiles).movedim(1, -2), sums.movedim(1, -1)
+    sums = untiled(scores.logsumexp(-1, keepdim=True), tiling)[..., 0]
+    return untiled(out, tiling).movedim(1, -2), sums.movedim(1, -1)
 
 
 def attend_all(
@@ -124,16 +124,16 @@ def scores_of(
         added keys.
     """
     wide = _wide(q)
-    tiles = _tiles(axes, q.shape[2:-1], q.device)
-    rows = tiled(q.to(wide), tiles)
-    scores = contracted(rows @ gathered(k.to(wide), tiles).mT, tiles)
+    tiling = _tiling(axes, q.shape[2:-1], q.device)
+    rows = tiled(q.to(wide), tiling)
+    scores = contracted(rows @ gathered(k.to(wide), tiling).mT, tiling)
     if bias is not None:
-        scores = scores + places(tiles, bias.to(wide), of_window=True)
+        scores = scores + places(tiling, bias.to(wide), of_window=True)
     if any(axis.causal for axis in axes):
-        scores = scores.masked_fill(hidden_of_window(tiles), -torch.inf)
+        scores = scores.masked_fill(hidden_of_window(tiling), -torch.inf)
     if added is not None:
         scores = torch.cat([scores, rows @ added.to(wide).mT[:, :, None]], -1)
-    return untiled(scores, tiles).to(q.dtype)
+    return untiled(scores, tiling).to(q.dtype)
 
 
 def weighted(
@@ -151,23 +151,23 @@ def weighted(
         (b, h, L…, d).
     """
     wide = _wide(v)
-    tiles = _tiles(axes, v.shape[2:-1], v.device)
-    rows = tiled(weights.to(wide), tiles)
+    tiling = _tiling(axes, v.shape[2:-1], v.device)
+    rows = tiled(weights.to(wide), tiling)
     columns = rows.shape[-1] if added is None else rows.shape[-1] - added.shape[2]
     own = rows[..., :columns]
     if any(axis.causal for axis in axes):
-        own = own.masked_fill(hidden_of_window(tiles), 0.0)
-    out = spread(own, tiles) @ gathered(v.to(wide), tiles)
+        own = own.masked_fill(hidden_of_window(tiling), 0.0)
+    out = spread(own, tiling) @ gathered(v.to(wide), tiling)
     if added is not None:
         out = out + rows[..., columns:] @ added.to(wide)[:, :, None]
-    return untiled(out, tiles).to(v.dtype)
+    return untiled(out, tiling).to(v.dtype)
 
 
-def _tiles(axes: Sequence[Axis], lengths: Sequence[Any], device: torch.device) -> list[Tiles]:
+def _tiling(axes: Sequence[Axis], lengths: Sequence[Any], device: torch.device) -> Tiling:
     size = _SIZES[len(axes)]
     if len(axes) > 1:
         size = min(size, *(axis.kernel for axis in axes))
-    return [Tiles(axis, length, size, device) for axis, length in zip(axes, lengths, strict=True)]
+    return Tiling(axes, lengths, size, device)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -3,11 +3,14 @@
 A tile is some queries in a row, `size` of them, of one dilation group. Their windows lie within
 `seen` keys, so scores of a tile are one matrix product, and each query's own are among them. In the
 shapes here, n is the number of dimensions, L… are their lengths, T… and S… sizes and keys of tiles,
-k… kernel sizes, and N is the number of tiles, over all dimensions.
+k… kernel sizes, and N is the number of tiles of all dimensions: where lengths are dynamic, the
+fewer dimensions are symbols, the faster a program is captured.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
@@ -16,7 +19,7 @@ from torch import Tensor
 
 __all__ = [
     "Axis",
-    "Tiles",
+    "Tiling",
     "contracted",
     "gathered",
     "hidden",
@@ -45,13 +48,14 @@ class Axis:
     causal: bool
 
 
-class Tiles:
+class _Row:
     """The tiles of one dimension.
 
     Attributes:
         size: queries in a tile.
         seen: keys of a tile.
-        count: tiles, over all groups.
+        of_group: tiles of a dilation group.
+        count: tiles of all groups.
         keys: (count·seen,), which keys each tile has, one tile after another.
         slots: (count, size, seen), at which place of the query's window a key is; outside it, less
             than 0, or the kernel size and more.
@@ -66,17 +70,18 @@ class Tiles:
         self.seen = self.size - stride + kernel
         self.of_group = (length + self.size * apart - 1) // (self.size * apart)
         self.count = self.of_group * apart
-        group = torch.arange(apart, device=device)[:, None, None]
+        number = torch.arange(self.count, device=device)[:, None]
+        group = number // self.of_group
         # Groups differ in length by one at most.
         last = (length - 1 - group) // apart
-        first = torch.arange(self.of_group, device=device)[:, None] * self.size
+        first = number % self.of_group * self.size
         at = torch.minimum(first + torch.arange(self.size, device=device), last)
         starts = self._starts(at, last)
-        begin = starts[..., :1]
+        begin = starts[:, :1]
         column = torch.arange(self.seen, device=device)
         self.keys = (torch.minimum(begin + column, last) * apart + group).flatten()
-        self.slots = (column - (starts - begin)[..., None]).flatten(0, 1)
-        self.ahead = ((begin + column)[..., None, :] - at[..., None]).flatten(0, 1)
+        self.slots = column - (starts - begin)[..., None]
+        self.ahead = (begin + column)[:, None] - at[..., None]
 
     def _starts(self, at: Tensor, last: Tensor) -> Tensor:
         """Where in its group the window of a query begins: it ends with the stride's last query if
@@ -88,134 +93,177 @@ class Tiles:
         leader = torch.minimum(at // stride * stride + stride // 2, last)
         return torch.minimum((leader - kernel // 2).clamp(min=0), last + 1 - kernel)
 
-    def is_seen(self) -> Tensor:
-        """(count, size, seen), whether a query sees a key."""
-        seen = (self.slots >= 0) & (self.slots < self.axis.kernel)
-        return seen & (self.ahead <= 0) if self.axis.causal else seen
 
-    def one_hot(self, dtype: torch.dtype) -> Tensor:
-        """(count, size, seen, kernel): 1 where a key is at a place of a window, else 0."""
-        return (
-            self.slots[..., None] == torch.arange(self.axis.kernel, device=self.keys.device)
-        ).to(dtype)
+class Tiling:
+    """The tiles of all dimensions.
 
-    def of_window(self, of_keys: Tensor) -> Tensor:
-        """(count, size, seen), which grows by one from key to key, for a window's: (…, kernel)."""
-        first = of_keys[..., :1] - self.slots[..., :1]
-        return first + torch.arange(self.axis.kernel, device=self.keys.device)
+    Args:
+        axes: how windows lie along each.
+        lengths: L….
+        size: queries of a tile along a dimension, about.
+        device: where tables are.
+    """
+
+    def __init__(
+        self, axes: Sequence[Axis], lengths: Sequence[Any], size: int, device: torch.device
+    ) -> None:
+        pairs = zip(axes, lengths, strict=True)
+        self.rows = [_Row(axis, length, size, device) for axis, length in pairs]
+        counts = [row.count for row in self.rows]
+        self.sizes, self.seen = [r.size for r in self.rows], [r.seen for r in self.rows]
+        self.kernels = [axis.kernel for axis in axes]
+        self.count = prod(counts)
+        self.is_causal = any(axis.causal for axis in axes)
+        number = torch.arange(self.count, device=device)
+        behind = [*accumulate(reversed(counts), initial=1, func=lambda a, b: a * b)][-2::-1]
+        # Of each dimension, (N, T, S).
+        self.slots, self.ahead = [], []
+        for row, others in zip(self.rows, behind, strict=True):
+            along = number // others % row.count
+            self.slots.append(row.slots.index_select(0, along))
+            self.ahead.append(row.ahead.index_select(0, along))
+
+    def one_hot(self, dim: int, dtype: torch.dtype) -> Tensor:
+        """(N, T, S, k) of a dimension: 1 where a key is at a place of a window, else 0."""
+        slots = self.slots[dim]
+        place = torch.arange(self.kernels[dim], device=slots.device)
+        return (slots[..., None] == place).to(dtype)
+
+    def ahead_in_window(self, dim: int) -> Tensor:
+        """(N, T, k) of a dimension, how many steps a window's keys are after its query."""
+        first = self.ahead[dim][..., :1] - self.slots[dim][..., :1]
+        return first + torch.arange(self.kernels[dim], device=first.device)
+
+    def for_all(self, dim: int, table: Tensor) -> Tensor:
+        """(N, T, …) of a dimension with ones for the T of others: (N, …, T, …, 1, …)."""
+        ones: list[Any] = [1] * len(self.rows)
+        ones[dim] = table.shape[1]
+        return table.reshape(self.count, *ones, *table.shape[2:])
 
 
-def tiled(x: Tensor, tiles: Sequence[Tiles]) -> Tensor:
+def tiled(x: Tensor, tiling: Tiling) -> Tensor:
     """(b, h, L…, d) → (b, h, N, ΠT, d); zeros fill the last tiles."""
-    n = len(tiles)
-    for i, t in enumerate(tiles):
-        at = 2 + 3 * i
-        whole = t.count * t.size
-        x = F.pad(x, (0, 0) * (x.dim() - 1 - at) + (0, whole - t.length))
-        x = x.unflatten(at, (t.of_group, t.size, t.axis.dilation))
+    n, (batch, heads, *_, d) = len(tiling.rows), x.shape
+    fill = [(0, row.count * row.size - row.length) for row in reversed(tiling.rows)]
+    x = F.pad(x, (0, 0, *(size for pair in fill for size in pair)))
+    parts = [part for r in tiling.rows for part in (r.of_group, r.size, r.axis.dilation)]
+    x = x.reshape(batch, heads, *parts, d)
     numbers = [2 + 3 * i + part for i in range(n) for part in (2, 0)]
     x = x.permute(0, 1, *numbers, *(3 + 3 * i for i in range(n)), -1)
-    return x.flatten(2, 1 + 2 * n).flatten(3, -2)
+    return x.reshape(batch, heads, tiling.count, prod(tiling.sizes), d)
 
 
-def untiled(x: Tensor, tiles: Sequence[Tiles]) -> Tensor:
+def untiled(x: Tensor, tiling: Tiling) -> Tensor:
     """(b, h, N, ΠT, d) → (b, h, L…, d)."""
-    n = len(tiles)
-    numbers = [count for t in tiles for count in (t.axis.dilation, t.of_group)]
-    x = x.unflatten(3, [t.size for t in tiles]).unflatten(2, numbers)
+    n, (batch, heads, *_, d) = len(tiling.rows), x.shape
+    numbers = [count for r in tiling.rows for count in (r.axis.dilation, r.of_group)]
+    x = x.reshape(batch, heads, *numbers, *tiling.sizes, d)
     order = [at for i in range(n) for at in (3 + 2 * i, 2 + 2 * n + i, 2 + 2 * i)]
     x = x.permute(0, 1, *order, -1)
-    for i, t in enumerate(tiles):
-        x = x.flatten(2 + i, 4 + i).narrow(2 + i, 0, t.length)
+    x = x.reshape(batch, heads, *(row.count * row.size for row in tiling.rows), d)
+    for i, row in enumerate(tiling.rows):
+        x = x.narrow(2 + i, 0, row.length)
     return x
 
 
-def gathered(x: Tensor, tiles: Sequence[Tiles]) -> Tensor:
+def gathered(x: Tensor, tiling: Tiling) -> Tensor:
     """(b, h, L…, d) → (b, h, N, ΠS, d): the keys of each tile."""
-    n = len(tiles)
-    for i, t in enumerate(tiles):
-        x = x.index_select(2 + i, t.keys)
-    for i, t in enumerate(tiles):
-        x = x.unflatten(2 + 2 * i, (t.count, t.seen))
+    n, (batch, heads, *_, d) = len(tiling.rows), x.shape
+    for i, row in enumerate(tiling.rows):
+        x = x.index_select(2 + i, row.keys)
+    x = x.reshape(batch, heads, *(part for r in tiling.rows for part in (r.count, r.seen)), d)
     x = x.permute(0, 1, *(2 + 2 * i for i in range(n)), *(3 + 2 * i for i in range(n)), -1)
-    return x.flatten(2, 1 + n).flatten(3, -2)
+    return x.reshape(batch, heads, tiling.count, prod(tiling.seen), d)
 
 
-def hidden(tiles: Sequence[Tiles]) -> Tensor:
+def hidden(tiling: Tiling) -> Tensor:
     """(N, ΠT, ΠS), whether a query does not see a key of its tile."""
-    return ~_of_all(tiles, [t.is_seen() for t in tiles])
+    seen = []
+    for row, slots, ahead in zip(tiling.rows, tiling.slots, tiling.ahead, strict=True):
+        inside = (slots >= 0) & (slots < row.axis.kernel)
+        seen.append(inside & (ahead <= 0) if row.axis.causal else inside)
+    return ~_of_all(tiling, seen)
 
 
-def hidden_of_window(tiles: Sequence[Tiles]) -> Tensor:
+def hidden_of_window(tiling: Tiling) -> Tensor:
     """(N, ΠT, Πk), whether a key of a query's window is after it, where it sees none such."""
-    ahead = [t.of_window(t.ahead) for t in tiles]
-    parts = [
-        at <= 0 if t.axis.causal else torch.ones_like(at, dtype=torch.bool)
-        for t, at in zip(tiles, ahead, strict=True)
-    ]
-    return ~_of_all(tiles, parts)
+    seen = []
+    for dim, row in enumerate(tiling.rows):
+        ahead = tiling.ahead_in_window(dim)
+        is_any = torch.ones_like(ahead, dtype=torch.bool)
+        seen.append(ahead <= 0 if row.axis.causal else is_any)
+    return ~_of_all(tiling, seen)
 
 
-def places(tiles: Sequence[Tiles], bias: Tensor, *, of_window: bool) -> Tensor:
+def places(tiling: Tiling, bias: Tensor, *, of_window: bool) -> Tensor:
     """Biases of relative places, for all pairs of a query and a key of its tile, or its window.
 
+    They are chosen by products with ones and zeros, so that gradients are such products, too, and
+    not sums in any order.
+
     Args:
-        tiles: of n dimensions.
+        tiling: of n dimensions.
         bias: (h, (2k - 1)…), the middle one of each dimension where key and query are the same.
         of_window: whether pairs are of windows.
 
     Returns:
         (h, N, ΠT, ΠS), or (h, N, ΠT, Πk); of keys that no query sees, anything.
     """
-    for t in tiles:
-        ahead = t.of_window(t.ahead) if of_window else t.ahead
-        among = torch.arange(2 * t.axis.kernel - 1, device=bias.device)
-        # A product, so that the gradient is one, too, and not a sum in any order.
-        chosen = (ahead[..., None] + t.axis.kernel - 1 == among).to(bias.dtype)
-        bias = torch.tensordot(bias, chosen.flatten(0, 2), ([1], [1]))
-    for i, t in enumerate(tiles):
-        columns = t.axis.kernel if of_window else t.seen
-        bias = bias.unflatten(1 + 3 * i, (t.count, t.size, columns))
-    n = len(tiles)
-    bias = bias.permute(0, *(1 + 3 * i + part for part in range(3) for i in range(n)))
-    return bias.flatten(1 + 2 * n, -1).flatten(1 + n, 2 * n).flatten(1, n)
+    n, heads = len(tiling.rows), bias.shape[0]
+    columns = tiling.kernels if of_window else tiling.seen
+    found = bias[:, None]
+    for dim, kernel in enumerate(tiling.kernels):
+        ahead = tiling.ahead_in_window(dim) if of_window else tiling.ahead[dim]
+        among = torch.arange(2 * kernel - 1, device=bias.device)
+        chosen = (ahead.flatten(1)[..., None] + kernel - 1 == among).to(bias.dtype)
+        left = found.shape[3:]
+        found = (
+            (chosen @ found.flatten(3)).unflatten(3, left)
+            if left
+            else (chosen @ found[..., None])[..., 0]
+        )
+        found = found.movedim(2, -1)
+    found = found.reshape(
+        heads, tiling.count, *(c for pair in zip(tiling.sizes, columns, strict=True) for c in pair)
+    )
+    order = (2 + 2 * i + part for part in range(2) for i in range(n))
+    return found.permute(0, 1, *order).reshape(
+        heads, tiling.count, prod(tiling.sizes), prod(columns)
+    )
 
 
-def contracted(scores: Tensor, tiles: Sequence[Tiles]) -> Tensor:
+def contracted(scores: Tensor, tiling: Tiling) -> Tensor:
     """(b, h, N, ΠT, ΠS) → (b, h, N, ΠT, Πk): of keys of tiles those of each query's window."""
-    return _moved(scores, tiles, [t.seen for t in tiles], "s", "k")
+    return _moved(scores, tiling, tiling.seen, tiling.kernels, is_back=False)
 
 
-def spread(weights: Tensor, tiles: Sequence[Tiles]) -> Tensor:
+def spread(weights: Tensor, tiling: Tiling) -> Tensor:
     """(b, h, N, ΠT, Πk) → (b, h, N, ΠT, ΠS): the reverse, with zeros elsewhere."""
-    return _moved(weights, tiles, [t.axis.kernel for t in tiles], "k", "s")
+    return _moved(weights, tiling, tiling.kernels, tiling.seen, is_back=True)
 
 
 def _moved(
-    x: Tensor, tiles: Sequence[Tiles], columns: Sequence[int], given: str, wanted: str
+    x: Tensor, tiling: Tiling, given: Sequence[int], wanted: Sequence[int], *, is_back: bool
 ) -> Tensor:
     """By products with ones and zeros, dimension by dimension; gradients are such products, too."""
-    n = len(tiles)
-    x = x.unflatten(4, columns).unflatten(3, [t.size for t in tiles])
-    x = x.unflatten(2, [t.count for t in tiles])
-    numbers, rows, left = "abc"[:n], "uvw"[:n], "xyz"[:n]
-    for i, t in enumerate(tiles):
-        before = left[:i] + given + left[i + 1 :]
-        after = left[:i] + wanted + left[i + 1 :]
-        table = f"{numbers[i]}{rows[i]}sk"
-        rule = f"gh{numbers}{rows}{before},{table}->gh{numbers}{rows}{after}"
-        x = torch.einsum(rule, x, t.one_hot(x.dtype))
-    return x.flatten(2 + 2 * n, -1).flatten(2 + n, 1 + 2 * n).flatten(2, 1 + n)
+    batch, heads = x.shape[:2]
+    rows = (batch, heads, tiling.count, *tiling.sizes)
+    for dim, columns in enumerate(given):
+        # (N, …, k, S), or (N, …, S, k): the first of what is left goes behind what is done.
+        table = tiling.one_hot(dim, x.dtype)
+        table = tiling.for_all(dim, table if is_back else table.mT)
+        x = (table @ x.reshape(*rows, columns, -1)).mT
+    return x.reshape(batch, heads, tiling.count, prod(tiling.sizes), prod(wanted))
 
 
-def _of_all(tiles: Sequence[Tiles], parts: Sequence[Tensor]) -> Tensor:
-    """What holds in each dimension, (count, size, c), in all: (N, ΠT, Πc)."""
-    n = len(tiles)
+def _of_all(tiling: Tiling, parts: Sequence[Tensor]) -> Tensor:
+    """What holds in each dimension, (N, T, c), in all: (N, ΠT, Πc)."""
+    n = len(parts)
     found: Tensor | None = None
-    for i, part in enumerate(parts):
-        sizes: list[Any] = [1] * (3 * n)
-        sizes[i], sizes[n + i], sizes[2 * n + i] = part.shape
-        part = part.reshape(sizes)
+    for dim, part in enumerate(parts):
+        columns = [1] * n
+        columns[dim] = part.shape[2]
+        part = tiling.for_all(dim, part.reshape(*part.shape[:2], *columns))
         found = part if found is None else found & part
     assert found is not None
-    return found.flatten(2 * n, -1).flatten(n, 2 * n - 1).flatten(0, n - 1)
+    return found.flatten(1 + n).flatten(1, n)
