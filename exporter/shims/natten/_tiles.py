@@ -9,7 +9,6 @@ fewer dimensions are symbols, the faster a program is captured.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -70,11 +69,10 @@ class _Row:
         self.seen = self.size - stride + kernel
         self.of_group = (length + self.size * apart - 1) // (self.size * apart)
         self.count = self.of_group * apart
-        number = torch.arange(self.count, device=device)[:, None]
-        group = number // self.of_group
+        group, first = (t[:, None] for t in _numbers([apart, self.of_group], device))
         # Groups differ in length by one at most.
         last = (length - 1 - group) // apart
-        first = number % self.of_group * self.size
+        first = first * self.size
         at = torch.minimum(first + torch.arange(self.size, device=device), last)
         starts = self._starts(at, last)
         begin = starts[:, :1]
@@ -114,12 +112,9 @@ class Tiling:
         self.kernels = [axis.kernel for axis in axes]
         self.count = prod(counts)
         self.is_causal = any(axis.causal for axis in axes)
-        number = torch.arange(self.count, device=device)
-        behind = [*accumulate(reversed(counts), initial=1, func=lambda a, b: a * b)][-2::-1]
         # Of each dimension, (N, T, S).
         self.slots, self.ahead = [], []
-        for row, others in zip(self.rows, behind, strict=True):
-            along = number // others % row.count
+        for row, along in zip(self.rows, _numbers(counts, device), strict=True):
             self.slots.append(row.slots.index_select(0, along))
             self.ahead.append(row.ahead.index_select(0, along))
 
@@ -254,6 +249,19 @@ def _moved(
         table = tiling.for_all(dim, table if is_back else table.mT)
         x = (table @ x.reshape(*rows, columns, -1)).mT
     return x.reshape(batch, heads, tiling.count, prod(tiling.sizes), prod(wanted))
+
+
+def _numbers(counts: Sequence[Any], device: torch.device) -> list[Tensor]:
+    """Of all combinations of numbers, each in its turn, those of each dimension, (Πcounts,)."""
+    numbers = []
+    # Added, and not expanded: a view of what is expanded differs for a count of 1.
+    zeros = torch.zeros(counts, dtype=torch.int64, device=device)
+    for dim, count in enumerate(counts):
+        sizes: list[Any] = [1] * len(counts)
+        sizes[dim] = count
+        along = torch.arange(count, device=device).reshape(sizes)
+        numbers.append((along + zeros).flatten())
+    return numbers
 
 
 def _of_all(tiling: Tiling, parts: Sequence[Tensor]) -> Tensor:
