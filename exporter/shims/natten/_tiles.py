@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
@@ -139,8 +138,12 @@ class Tiling:
 def tiled(x: Tensor, tiling: Tiling) -> Tensor:
     """(b, h, L…, d) → (b, h, N, ΠT, d); zeros fill the last tiles."""
     n, (batch, heads, *_, d) = len(tiling.rows), x.shape
-    fill = [(0, row.count * row.size - row.length) for row in reversed(tiling.rows)]
-    x = F.pad(x, (0, 0, *(size for pair in fill for size in pair)))
+    # Joined, and not padded: the gradient of padding is a padding by less than nothing, which
+    # ONNX's exporter may take for the size of a tensor.
+    for i, row in enumerate(tiling.rows):
+        sizes = [*x.shape]
+        sizes[2 + i] = row.count * row.size - row.length
+        x = torch.cat([x, x.new_zeros(sizes)], 2 + i)
     parts = [part for r in tiling.rows for part in (r.of_group, r.size, r.axis.dilation)]
     x = x.reshape(batch, heads, *parts, d)
     numbers = [2 + 3 * i + part for i in range(n) for part in (2, 0)]
