@@ -51,9 +51,25 @@ class Net(nn.Module):
         z, sums = na1d(q, k, v, kernel_size=5, **beside, return_lse=True)
         return y.flatten(2), z.flatten(2), sums
 """
+PARTS = """
+from torch import nn
+from natten.functional import natten1dav, natten1dqkrpb
 
 
-@pytest.mark.parametrize("of", ["images", "sequences"])
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+        weights = natten1dqkrpb(q, k, None, 5, 2).softmax(-1)
+        y = natten1dav(weights, v, 5, 2).permute(0, 2, 1, 3).contiguous()
+        return y.view(*x.shape)
+"""
+
+
+@pytest.mark.parametrize("of", ["images", "sequences", "parts"])
 def test_a_model_that_imports_natten_is_exported(
     tmp_path: Path, saved_with: Callable[..., tuple[Path, str]], of: str
 ) -> None:
@@ -65,6 +81,9 @@ def test_a_model_that_imports_natten_is_exported(
         state = torch.load(checkpoint)
         torch.save(state | {"rpb": torch.randn(2, 5, 5)}, checkpoint)
         inputs, least = ["x:[2,height,width,4]"], {"height": 6, "width": 6}
+    elif of == "parts":
+        checkpoint, model = saved_with(PARTS, qkv=nn.Linear(4, 12))
+        inputs, least = ["x:[2,length,4]"], {"length": 10}
     else:
         checkpoint, model = saved_with(SEQUENCES, qkv=nn.Linear(4, 12))
         inputs, least = ["x:[2,length,4]", "context:[2,more,4]"], {"length": 8}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import _attention as own
@@ -299,8 +300,8 @@ def attention(
     _check_shapes(query, key, value, 0)
     scale = scale or query.shape[-1] ** -0.5
     out, sums = own.attend_all(query, key, value, is_causal, scale)
-    out = out.to(query.dtype).contiguous()
-    return (out, sums.contiguous()) if return_lse else out
+    out = _whole(out.to(query.dtype))
+    return (out, _whole(sums)) if return_lse else out
 
 
 def _attended(
@@ -323,8 +324,8 @@ def _attended(
         _check_added(key, value, call.added)
     scale = call.scale or query.shape[-1] ** -0.5
     out, sums = own.attend(query, key, value, call.axes, scale, call.rpb, call.added)
-    out = out.to(query.dtype).contiguous()
-    return (out, sums.contiguous()) if call.return_lse else out
+    out = _whole(out.to(query.dtype))
+    return (out, _whole(sums)) if call.return_lse else out
 
 
 def _scores(
@@ -348,7 +349,7 @@ def _scores(
     check_lengths(query.shape[2:-1], axes)
     if bias is not None:
         _check_bias(bias, query.shape[1], axes)
-    return own.scores_of(query, key, axes, bias, added).contiguous()
+    return _whole(own.scores_of(query, key, axes, bias, added))
 
 
 def _scores_3d(
@@ -383,7 +384,7 @@ def _weighted(
             f"natten's {name}: attn is {tuple(attn.shape)}, and value {tuple(value.shape)} has "
             f"{columns} weights at each place"
         )
-    return own.weighted(attn, value, axes, added).contiguous()
+    return _whole(own.weighted(attn, value, axes, added))
 
 
 def _weighted_3d(
@@ -409,6 +410,11 @@ def _weighted_of_015(
     kernels = (kernel_size_d, kernel_size, kernel_size)
     dilations = (dilation_d, dilation, dilation)
     return _weighted_3d(attn, value, kernels, dilations, additional_values)
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Contiguous, as natten's results are; copied always, since whether it was depends on sizes."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _check_rank(name: str, x: Tensor, *ranks: int) -> None:
