@@ -16,7 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-_REDUCED = {"max": torch.max, "min": torch.min, "sum": torch.sum}
+_REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": torch.max,
+    "min": torch.min,
+    "sum": torch.sum,
+}
 
 __all__ = ["Listed", "listing", "of_list"]
 
@@ -59,7 +63,7 @@ class _NoNumber:
     def __index__(self) -> int:
         _refuse()
 
-    __int__ = __float__ = __bool__ = __index__  # type: ignore[assignment]
+    __int__ = __float__ = __bool__ = __index__
 
 
 def _refuse() -> NoReturn:

@@ -426,12 +426,8 @@ def require_some(samples: Sequence[Sample]) -> None:
 
 def doubts(samples: Sequence[Sample], planned: Sequence[Case] = ()) -> list[str]:
     """Notes on what nothing can be held against: what the model does not run, what it gives
-    nothing finite of, or not twice, and what depends on a choice that rounding decides.
-
-    Args:
-        samples: from `compute`.
-        planned: the cases that it was asked for.
-    """
+    nothing finite of, or not twice, and what depends on a choice that rounding decides; of the
+    `planned` cases, those that have no sample."""
     notes = [
         f"not compared, {sample.case.name}: {sample.refusal}"
         for sample in samples
