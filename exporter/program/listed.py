@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+__all__ = ["Listed", "listing", "of_list"]
+
 _REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
     "max": torch.max,
     "min": torch.min,
     "sum": torch.sum,
 }
-
-__all__ = ["Listed", "listing", "of_list"]
 
 
 class Listed(list[Any]):
