@@ -34,6 +34,7 @@ with shims.installed():
     from fla.ops.kda.naive import naive_recurrent_kda
     from fla.ops.linear_attn.naive import naive_recurrent_linear_attn
     from fla.ops.retention.naive import naive_retention
+    from fla.ops.rwkv7 import channel_mixing as _channel_mixing  # noqa: F401  # looked up by name
     from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
 
     LOADED = {name: module for name, module in sys.modules.items() if name.startswith("fla.")}

@@ -1,13 +1,11 @@
 """What is planned to be compared."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import sympy
 import torch
-from safetensors import safe_open
-from torch import nn
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from fuseport.exporter import api
@@ -17,7 +15,6 @@ from fuseport.exporter.program import Kind
 from fuseport.exporter.program.conditions import in_words, summarised
 from fuseport.exporter.program.rounding import close
 from fuseport.exporter.verify.plan import admitted, cases, conditional, ungraded
-from fuseport.exporter.verify.sample import read_all
 
 SIZES = {"batch": 2, "length": 16}
 
@@ -28,40 +25,6 @@ def test_cases_break_coincidences() -> None:
     assert {"batch": 1, "length": 1} in [case.sizes for case in planned]
     assert any(case.sizes["batch"] != case.sizes["length"] != 16 for case in planned)
     assert {case.layout for case in planned} == {"contiguous", "transposed", "sliced", "expanded"}
-
-
-def test_masks_are_compared_where_they_select_nothing(
-    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
-) -> None:
-    code = """
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Linear(3, 3)
-
-    def forward(self, x, mask):
-        return FORMULA
-"""
-    inputs = ["x:[batch,3]", "mask:int64[batch]<2"]
-    made = {}
-    for name, formula in (
-        ("kept", "self.w(x[mask > 0]).sum(0)"),
-        ("lost", "self.w(x[mask > 0]).mean(0)"),
-    ):
-        checkpoint, model = saved_with(code.replace("FORMULA", formula), w=nn.Linear(3, 3))
-        made[name] = api.export(
-            checkpoint, tmp_path / name, model=model, inputs=inputs, format="torchscript"
-        )
-    samples = {name: read_all(bundle.folder / "samples") for name, bundle in made.items()}
-    (case,) = (sample for sample in samples["kept"] if sample.case.nothing)
-    with safe_open(case.file, "pt") as file:
-        assert not file.get_tensor("input/mask").any()
-        assert file.get_tensor("input/x").any()
-    assert not any(sample.case.nothing for sample in samples["lost"])
-    note = "not compared, masks of zeros: the model gives nothing there to hold on to"
-    assert [note in bundle.manifest["notes"] for bundle in made.values()] == [False, True]
 
 
 def test_cases_move_up_to_sizes_that_the_program_holds_for() -> None:

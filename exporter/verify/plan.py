@@ -29,7 +29,6 @@ GIVEN = "as given"
 REPEATS = 3
 """How often a job calls its artifact: an op was once right twice and wrong at the third call."""
 
-_NOTHING = "masks of zeros"
 _ODD = (3, 7, 11, 13, 17)
 _MOVED_UP = 16
 _TOGETHER = 3  # dimensions that are moved up each by itself
@@ -51,7 +50,6 @@ class Case:
         layout: of floating inputs and cotangents in memory, see `runtimes._layouts`.
         seed: of the values.
         entry: what of the model takes these inputs.
-        nothing: whether inputs that are masks are all 0, and select nothing.
     """
 
     name: str
@@ -59,7 +57,6 @@ class Case:
     layout: str
     seed: int
     entry: Entry = "forward"
-    nothing: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,6 @@ def cases(
     entry: Entry = "forward",
     *,
     given: bool = False,
-    masks: Collection[str] = (),
     grows: Collection[str] = (),
 ) -> tuple[Case, ...]:
     """The shapes of the export, and held-out shapes chosen to break coincidences.
@@ -98,7 +94,6 @@ def cases(
         seed: of the first case; the others count up from it.
         entry: what of the model; a step has no gradient, so no cotangents.
         given: whether there are inputs of the user's own, at `sizes`.
-        masks: inputs of zeros and ones.
         grows: dimensions of a step's states that are 0 before the first token.
     """
     ones = dict.fromkeys(sizes, 1)
@@ -118,8 +113,6 @@ def cases(
         drafts.append(("export, transposed", sizes, "transposed"))
     if given:
         drafts.append((GIVEN, sizes, "contiguous"))
-    if masks:
-        drafts.append((_NOTHING, sizes, "contiguous"))
     if grows:
         drafts.append(("first token", {**sizes, **dict.fromkeys(grows, 0)}, "contiguous"))
     if entry == "step":
@@ -127,8 +120,7 @@ def cases(
             (f"step, {name}", s, layout) for name, s, layout in drafts if layout != "expanded"
         ]
     return tuple(
-        Case(name, dict(s), layout, seed + i, entry, _NOTHING in name)
-        for i, (name, s, layout) in enumerate(drafts)
+        Case(name, dict(s), layout, seed + i, entry) for i, (name, s, layout) in enumerate(drafts)
     )
 
 
