@@ -24,7 +24,7 @@ from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._integers import OF_FEW_BITS
 from fuseport.exporter.formats._losses import of_loss
 from fuseport.exporter.formats._lowering import Table
-from fuseport.exporter.formats._products import WITH_VECTOR, einsum, of_none
+from fuseport.exporter.formats._products import WITH_VECTOR, einsum, is_none_ever, of_none
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
@@ -51,9 +51,14 @@ def decompositions(exported: ExportedProgram) -> Table:
                 table[target] = decomposition_table[target]
             elif target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
                 table[target] = target.decompose
-        elif target is attention and (node.args[0].meta["val"].dim() != 4 or _masked(node)):
-            # torch.onnx knows it of rank 4 only; and where a mask leaves nothing of a row it takes
-            # the mean of all, as torch does for a mask of numbers: of booleans it gives zeros.
+        elif target is attention and (
+            node.args[0].meta["val"].dim() != 4
+            or _masked(node)
+            or any(map(is_none_ever, node.args[:2]))
+        ):
+            # torch.onnx knows it of rank 4 only, and by products of sizes that are not 0; and where
+            # a mask leaves nothing of a row it takes the mean of all, as torch does for a mask of
+            # numbers: of booleans it gives zeros.
             table[target] = _attention
         elif (inside := of_loss(node)) is not None:
             table[target] = inside
@@ -358,9 +363,7 @@ def _convolution_dweight(
     was the stride is now the dilation, and the reverse.
     """
     batch = x.shape[0]
-    if isinstance(batch, int) and batch == 0:
-        return torch.zeros_like(weight)  # ONNX knows of no convolution of no channels
-    if may_be_none(batch):  # nor ONNX Runtime of when it ends: one more, of zeros
+    if may_be_none(batch):  # ONNX Runtime does not end a convolution of no channels: one of zeros
         x, cotangent = (F.pad(t, [0, 0] * (t.dim() - 1) + [0, 1]) for t in (x, cotangent))
     if max(weight.shape[2:]) == 1:
         return _pointwise_dweight(cotangent, x, weight, stride, padding, groups)

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.program.symbolic import may_be_none
 
-__all__ = ["WITH_VECTOR", "einsum", "of_none"]
+__all__ = ["WITH_VECTOR", "einsum", "is_none_ever", "of_none"]
 
 aten = torch.ops.aten
 
@@ -53,10 +53,11 @@ def einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Any:
 
 def of_none(exported: ExportedProgram) -> Table:
     """Products and means for a program in which a size may be 0; nothing for others."""
-    return _OF_NONE if any(map(_may_be_none, exported.graph.nodes)) else {}
+    return _OF_NONE if any(map(is_none_ever, exported.graph.nodes)) else {}
 
 
-def _may_be_none(node: fx.Node) -> bool:
+def is_none_ever(node: fx.Node) -> bool:
+    """Whether it is a tensor of which a size may be 0."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and any(map(may_be_none, value.shape))
 
@@ -82,12 +83,6 @@ def _matmul(left: Tensor, right: Tensor) -> Any:
     return aten.matmul.default.decompose(left, right)
 
 
-def _attention(query: Tensor, key: Tensor, *more: Any, **by: Any) -> Any:
-    if not may_be_none(query.shape[-2]) and not may_be_none(key.shape[-2]):
-        return NotImplemented
-    return aten._scaled_dot_product_attention_math.default(query, key, *more, **by)[0]
-
-
 def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
     return _mean_dim(x, None, dtype=dtype)
 
@@ -106,7 +101,6 @@ _OF_NONE: Table = {
     aten.bmm.default: _bmm,
     aten.baddbmm.default: _baddbmm,
     aten.matmul.default: _matmul,
-    aten.scaled_dot_product_attention.default: _attention,
     aten.mean.default: _mean,
     aten.mean.dim: _mean_dim,
 }

@@ -113,10 +113,11 @@ def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generat
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
     high = 2 if spec.dtype == "bool" else spec.high
     assert high is not None, f"{spec.name} has no upper bound"
-    lengths = isinstance(high, str) and high.endswith("+1") and len(shape) == 1
+    lengths = False
     if isinstance(high, str):
         dim, more, _ = high.partition("+")
         high = sizes[dim] + bool(more)
+        lengths = bool(more) and len(shape) == 1
     high = max(high, spec.low + 1)  # where no value is valid, the model may refuse one
     drawn = torch.randint(spec.low, high, shape, generator=generator).to(spec.torch_dtype)
     if lengths:

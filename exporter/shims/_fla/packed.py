@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseport.exporter.shims._sizes import always
 from fuseport.ops.packed import Packed
 
 __all__ = ["apart", "numbers", "refuse_states", "spared"]
@@ -51,10 +51,10 @@ def _spared(function: Callable[..., Any]) -> Callable[..., Any]:
     def mixer(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         steps = next(iter(bound.arguments.values())).shape[1]
-        if bound.arguments.get("cu_seqlens") is None or _always(steps > 0):
+        if bound.arguments.get("cu_seqlens") is None or always(steps > 0):
             return function(*args, **kwargs)
         for name, value in bound.arguments.items():
-            if isinstance(value, Tensor) and value.dim() > 2 and _always(value.shape[1] == steps):
+            if isinstance(value, Tensor) and value.dim() > 2 and always(value.shape[1] == steps):
                 bound.arguments[name] = F.pad(value, [0, 0] * (value.dim() - 2) + [0, 1])
         found = function(*bound.args, **bound.kwargs)
         if isinstance(found, Tensor):
@@ -63,8 +63,3 @@ def _spared(function: Callable[..., Any]) -> Callable[..., Any]:
         return out[:, :steps], *states
 
     return mixer
-
-
-def _always(condition: Any) -> bool:
-    """Whether sizes are so for all inputs; those of `torch.jit.trace`, tensors, cannot say."""
-    return not isinstance(condition, Tensor) and statically_known_true(condition)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseport.exporter.shims._sizes import always
 from fuseport.ops.packed import Packed
 
 __all__ = ["Options", "attend", "attend_packed"]
@@ -79,7 +79,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Any:
     _check(q, k, v, 4)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     length, seen = q.shape[2], k.shape[2]
-    if options.is_plain and (not options.causal or _always(length == seen)):
+    if options.is_plain and (not options.causal or always(length == seen)):
         k, v = _for_all_heads(q, k), _for_all_heads(q, v)
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=options.causal, scale=options.softmax_scale
@@ -184,11 +184,6 @@ def _rows(
         if allowed is not None:
             sums = sums.masked_fill(~allowed.any(-1), torch.inf)
     return out, sums
-
-
-def _always(condition: Any) -> bool:
-    """Whether sizes are so for all inputs; those of `torch.jit.trace`, tensors, cannot say."""
-    return not isinstance(condition, Tensor) and statically_known_true(condition)
 
 
 def _returned(out: Tensor, sums: Tensor, options: Options) -> Any:

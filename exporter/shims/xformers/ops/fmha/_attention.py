@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from fuseport.exporter.shims._sizes import always
 from fuseport.exporter.shims.flash_attn._attention import Options, attend_packed
 from fuseport.exporter.shims.flash_attn._attention import attend as attend_flash
 
@@ -15,7 +16,6 @@ from .attn_bias import (
     BlockDiagonalMask,
     LowerTriangularMaskWithTensorBias,
     Reach,
-    always,
 )
 
 __all__ = ["attend"]

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fuseport.exporter.shims._sizes import always
 
 __all__ = [
     "AttentionBias",
@@ -27,7 +28,6 @@ __all__ = [
     "LowerTriangularMask",
     "LowerTriangularMaskWithTensorBias",
     "Reach",
-    "always",
 ]
 
 
@@ -47,11 +47,6 @@ class Reach(NamedTuple):
         if self.back is not None:
             allowed = allowed & (behind <= self.back)
         return allowed if self.ahead is None else allowed & (behind >= -self.ahead)
-
-
-def always(condition: Any) -> bool:
-    """Whether sizes are so for all inputs; those of `torch.jit.trace`, tensors, cannot say."""
-    return not isinstance(condition, Tensor) and statically_known_true(condition)
 
 
 class AttentionBias:
