@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,3 +122,49 @@ def test_a_model_with_an_attention_mask_verifies(kind: str, tmp_path: Path) -> N
     api.export(tmp_path / "saved", tmp_path / "b", format="onnx", inputs=shapes)
     report = api.verify(tmp_path / "b", runtime=["eager", "onnxruntime"])
     assert report.exit_code() == 0, report.failures()
+
+
+NONE = """
+import torch
+from torch import nn
+from fla.ops import simple_gla, kda
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 24)
+
+    def forward(self, x, mask):
+        kept = mask > 0
+        ends = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0))
+        q, k, v = (t.unflatten(-1, (2, 4))[None] for t in self.inner(x[kept]).chunk(3, -1))
+        g = -v[..., 0].abs()
+        of_channels = -v.abs()
+        beta = torch.sigmoid(q[..., 0])
+        first, _ = simple_gla.chunk_simple_gla(q, k, v, g, cu_seqlens=ends)
+        second, _ = kda.chunk_kda(q, k, v, of_channels, beta, cu_seqlens=ends)
+        return first.sum((0, 1)), second.sum((0, 1))
+"""
+
+
+def test_no_step_at_all_is_kept(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    """ONNX Runtime's Scan refuses to go over none."""
+    checkpoint, model = saved_with(NONE, inner=torch.nn.Linear(8, 24))
+    bundle = api.export(
+        checkpoint,
+        tmp_path / "b",
+        model=model,
+        shim="auto",
+        inputs=["x:[batch,l,8]", "mask:int64[batch,l]<2"],
+        format="onnx",
+    )
+    for kind in ("forward", "gradient"):
+        session = onnxruntime.InferenceSession(bundle.folder / f"{kind}.onnx")
+        for kept in (1, 0):
+            feed = {"x": torch.randn(2, 3, 8).numpy(), "mask": torch.full((2, 3), kept).numpy()}
+            for more in session.get_inputs()[2:]:
+                feed[more.name] = torch.ones(2, 4).numpy()
+            results = session.run(None, feed)
+            assert {bool(result.any()) for result in results} == {bool(kept)}

@@ -38,6 +38,8 @@ FORMULAS = {
     "einsum": "torch.einsum('hqd,hkd->hqk', q, k), torch.einsum('hqd,hkd,hkc->hqc', q, k, k)",
     "attention": "F.scaled_dot_product_attention(q[None], k[None], k[None]), every.mean()",
     "attention of none": "F.scaled_dot_product_attention(k[None], q[None], value=q[None]), every",
+    "attention to a rest": "F.scaled_dot_product_attention(*(t.unflatten(-1, (2, 4))"
+    ".transpose(1, 2) for t in (self.inner(x), x[:, 1:], x[:, :-1]))), every",
     "means": "rows.mean(0), rows.mean(), rows.mean((0, 1), keepdim=True), k.mean(1)",
     "convolutions": "self.pointwise(self.depthwise(self.conv("
     "self.inner(x[mask[:, 0] > 0]).transpose(1, 2)))).sum(0), every",
