@@ -1,64 +1,96 @@
-"""What Triton's stand-in is made of: kernels that cannot be launched, and placeholders."""
+"""What Triton's stand-in is made of: kernels that torch computes, and placeholders."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fuseport.exporter.shims import SHIMS, _placeholder
 from fuseport.exporter.shims._overlay import OVERLAID
+from fuseport.exporter.shims._triton.launch import launched
+from fuseport.exporter.shims._triton.values import Unknown
 
 __all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]
 
 
 class JITFunction:
-    """A kernel: `kernel[grid](…)` raises RuntimeError and says so.
+    """A kernel: `kernel[grid](…)` computes by torch what it stores.
 
     Args:
         fn: the function that was decorated, or the kernel.
-        configs: of `autotune`; those of the kernel by default.
+        configs: of `autotune`, the first of which is taken; those of the kernel by default.
+        heuristics: what gives constants of the kernel, by name, of all arguments by name; those of
+            the kernel besides.
     """
 
-    def __init__(self, fn: Any, configs: Sequence["Config"] | None = None) -> None:
-        self.fn: Any = fn.fn if isinstance(fn, JITFunction) else fn
-        inherited: Sequence[Config] = fn.configs if isinstance(fn, JITFunction) else ()
-        self.configs: list[Config] = list(inherited if configs is None else configs)
+    def __init__(
+        self,
+        fn: Any,
+        configs: Sequence["Config"] | None = None,
+        heuristics: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
+    ) -> None:
+        inner = fn if isinstance(fn, JITFunction) else None
+        self.fn: Any = fn if inner is None else inner.fn
+        kept: Sequence[Config] = inner.configs if inner else ()
+        self.configs: list[Config] = list(kept if configs is None else configs)
+        self.values: dict[str, Any] = {**(inner.values if inner else {}), **(heuristics or {})}
         self.__name__: str = getattr(self.fn, "__name__", "kernel")
         self.__doc__ = self.fn.__doc__
         code = getattr(self.fn, "__code__", None)
         self.arg_names = list(code.co_varnames[: code.co_argcount]) if code else []
 
-    def __getitem__(self, grid: Any) -> Callable[..., NoReturn]:
-        return self._refuse
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return partial(self.run, grid=grid)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse()
+        raise RuntimeError(f"the Triton kernel {self.__name__} is called without a grid")
 
-    def run(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses, as a launch does."""
-        self._refuse()
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+        """Computes what a launch stores.
 
-    def warmup(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses, as a launch does."""
-        self._refuse()
+        Raises:
+            RuntimeError: it has no form in torch.
+        """
+        if warmup:
+            return
+        kwargs = {**kwargs, **self.best_config.kwargs}
+        given = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        for name, value in self.values.items():
+            kwargs[name] = given[name] = value(given)
+        if prepare := getattr(
+            self.best_config, "pre_hook", None
+        ):  # which may zero what is added to
+            prepare({**given, **kwargs})
+        try:
+            launched(self.fn, grid, args, kwargs)
+        except Unknown as error:
+            self._refuse(error)
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    @property
+    def best_config(self) -> "Config":
+        """Of `autotune`, the one that is taken."""
+        return self.configs[0] if self.configs else Config({})
+
+    def warmup(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing, as nothing is compiled."""
+
+    def _refuse(self, reason: Exception) -> NoReturn:
         if function := _overlaid_caller():
             raise NotImplementedError(
-                f"{function} launched the Triton kernel {self.__name__}, which runs on GPUs only "
-                "and is in no exported format; fuseport has no form of this function"
-            )
+                f"{function} launched the Triton kernel {self.__name__}, which runs on GPUs only; "
+                f"fuseport has no form of this function, and of the kernel none in torch: {reason}"
+            ) from reason
         code = getattr(self.fn, "__code__", None)
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         known = [name for name in SHIMS if code and name in Path(code.co_filename).parts]
         instead = "".join(f", or have a stand-in for all of it: --shim {name}" for name in known)
         raise RuntimeError(
-            f"the Triton kernel {self.__name__}{place} was launched, but Triton here is fuseport's "
-            "stand-in: Triton kernels run on GPUs only, and no exported format holds one. Take the "
-            "path of the model without Triton, if it has one, or call the op of fuseport.ops that "
-            f"computes the same{instead}"
-        )
+            f"the Triton kernel {self.__name__}{place} was launched, which runs on GPUs only, and "
+            f"fuseport finds no form of it in torch: {reason}. Take the path of the model without "
+            "Triton, if it has one, or call the op of fuseport.ops that computes the same"
+            f"{instead}"
+        ) from reason
 
 
 def _overlaid_caller() -> str | None:
@@ -98,9 +130,9 @@ def autotune(configs: Sequence[Config] = (), *args: Any, **options: Any) -> Any:
     return partial(JITFunction, configs=configs)
 
 
-def heuristics(*args: Any, **options: Any) -> Any:
-    """Decorates a kernel."""
-    return JITFunction
+def heuristics(values: Mapping[str, Any]) -> Any:
+    """Decorates a kernel, which keeps what gives its constants."""
+    return partial(JITFunction, heuristics=values)
 
 
 class Autotuner(JITFunction):
@@ -130,6 +162,25 @@ class Autotuner(JITFunction):
         self.cache: dict[Any, Config] = {}
 
 
+class _Constant:
+    """What code around kernels asks of a constant of theirs, which is a number besides."""
+
+    @property
+    def value(self) -> Any:
+        """The number, as Python's own."""
+        return type(self).__bases__[1](self)
+
+
+_KINDS: Mapping[type, Any] = {
+    kind: type(f"constexpr[{kind.__name__}]", (_Constant, kind), {}) for kind in (int, float, str)
+}
+
+
+def _constant(value: Any) -> Any:
+    kind = _KINDS.get(int if type(value) is bool else type(value))
+    return value if kind is None else kind(value)
+
+
 class _Base:
     """What classes derive from where they derive from any other class of Triton's."""
 
@@ -147,7 +198,7 @@ class Placeholder(_placeholder.Placeholder):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._name.endswith(".constexpr"):
-            return args[0]  # a constant, as kernels and the code around them use it
+            return _constant(args[0])
         if len(args) == 1 and callable(args[0]) and not kwargs:
             return JITFunction(args[0])  # a decorator
         raise RuntimeError(

@@ -1,0 +1,18 @@
+"""What Triton's stand-in is made of: kernels that torch computes, and placeholders.
+
+A kernel's own Python function is called once for all programs of the grid (`launch`), on blocks
+that are tensors of all of them (`values`), by functions of Triton's language (`language`,
+`reductions`, `blocks`); what it points at is read and written as views where offsets are linear
+(`memory`, `places`, `boxes`).
+"""
+
+from fuseport.exporter.shims._triton.kernels import (
+    Config,
+    JITFunction,
+    Placeholder,
+    autotune,
+    heuristics,
+    jit,
+)
+
+__all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]

@@ -1,0 +1,327 @@
+"""Tensors as a Triton kernel sees them: memory behind a pointer.
+
+What a kernel stores is in the tensor when its launch ends: until then a tensor's memory is a value
+that each store makes anew, so that a launch can be left and begun again.
+"""
+
+import itertools
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from fuseport.exporter.shims._gradients import INLINED
+from fuseport.exporter.shims._sizes import always
+from fuseport.exporter.shims._triton.boxes import Box, box
+from fuseport.exporter.shims._triton.dtypes import DType, as_dtype
+from fuseport.exporter.shims._triton.places import Linear, Size, is_one, same
+from fuseport.exporter.shims._triton.values import (
+    Unknown,
+    Value,
+    Within,
+    as_value,
+    binary,
+    programs,
+)
+
+__all__ = ["Memory", "Pointer"]
+
+
+class Memory:
+    """The elements from a tensor's first to its last, by how far they are apart.
+
+    Args:
+        tensor: any that has no two places for one element, but for dimensions of stride 0.
+        name: of the kernel's argument.
+    """
+
+    def __init__(self, tensor: Tensor, name: str) -> None:
+        self.tensor, self.name = tensor, name
+        self.is_stored = False
+        self._flat: Tensor | None = None
+
+    @property
+    def flat(self) -> Tensor:
+        """Its elements, one after the other, with zeros where the tensor has none."""
+        if self._flat is None:
+            self._flat = self._read()
+        return self._flat
+
+    @cached_property
+    def _layout(self) -> tuple[list[int], list[Size]]:
+        """The dimensions that move, from the largest stride to the smallest, and the room in each
+        but the first for those after it, as the last stride."""
+        sizes, strides = self.tensor.shape, self.tensor.stride()
+        moving = [i for i, s in enumerate(sizes) if not is_one(s) and not same(strides[i], 0)]
+        ordered: list[int] = []
+        for i in moving:
+            place = sum(always(strides[o] >= strides[i]) for o in ordered)
+            ordered.insert(place, i)
+        rooms = [strides[a] // strides[b] for a, b in itertools.pairwise(ordered)]
+        if ordered:
+            rooms.append(strides[ordered[-1]])
+        for above, room, i in zip(ordered, rooms, ordered[1:], strict=False):
+            if not same(strides[above], room * strides[i]) or not always(sizes[i] <= room):
+                raise Unknown(
+                    f"{self.name} has the strides {tuple(strides)} for the sizes {tuple(sizes)}"
+                )
+        return ordered, rooms
+
+    def _read(self) -> Tensor:
+        ordered, rooms = self._layout
+        x = self.tensor
+        for i in range(x.dim()):
+            if i not in ordered:
+                x = x.narrow(i, 0, 1)
+        fixed = [i for i in range(x.dim()) if i not in ordered]
+        x = x.permute([*fixed, *ordered]).reshape([x.shape[i] for i in ordered] or [1])
+        if not ordered:
+            return x
+        if not same(rooms[-1], 1):
+            x = x.unsqueeze(-1)
+        gaps = [*rooms[:-1], *([] if same(rooms[-1], 1) else [rooms[-1]])]
+        widths = [
+            room - size
+            for room, size in zip(gaps, x.shape[len(x.shape) - len(gaps) :], strict=True)
+        ]
+        if not all(same(width, 0) for width in widths):
+            x = F.pad(x, [n for width in reversed(widths) for n in (0, width)])
+        return x.reshape(-1)
+
+    def finish(self) -> None:
+        """Writes to the tensor what has been stored."""
+        if not self.is_stored:
+            return
+        ordered, rooms = self._layout
+        sizes = self.tensor.shape
+        if any(i not in ordered and not is_one(size) for i, size in enumerate(sizes)):
+            raise Unknown(f"it stores to {self.name}, of which several places are one element")
+        x = self.flat
+        if ordered:
+            x = x.view([sizes[ordered[0]], *rooms])[..., 0]
+            for at, i in enumerate(ordered):
+                if at and not same(sizes[i], x.shape[at]):
+                    x = x.narrow(at, 0, sizes[i])
+            order = [ordered.index(i) for i in range(len(sizes)) if i in ordered]
+            x = x.permute(order)
+        # In a function's own backward, autograd knows nothing of what kernels write.
+        backward = torch._C._current_graph_task_id() != -1 and not INLINED.get()
+        with torch.no_grad() if backward else nullcontext():
+            self.tensor.copy_(x.reshape(sizes))
+
+    def is_same(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the same elements in the same places."""
+        mine = (self.tensor.storage_offset(), *self.tensor.shape, *self.tensor.stride())
+        other = (tensor.storage_offset(), *tensor.shape, *tensor.stride())
+        return (
+            self.tensor.dtype == tensor.dtype
+            and len(mine) == len(other)
+            and _storage(self.tensor) == _storage(tensor)
+            and all(map(same, mine, other))
+        )
+
+    def may_overlap(self, other: "Memory") -> bool:
+        """Whether another tensor may have elements of this one.
+
+        Of the parts of one tensor, which have the same strides, it is taken that they have none in
+        common.
+        """
+        if _storage(self.tensor) != _storage(other.tensor):
+            return False
+        mine, theirs = self.tensor.stride(), other.tensor.stride()
+        if len(mine) == len(theirs) and all(map(same, mine, theirs)):
+            return False
+        return not any(
+            always(a.tensor.storage_offset() + a._extent() <= b.tensor.storage_offset())
+            for a, b in ((self, other), (other, self))
+        )
+
+    def _extent(self) -> Size:
+        sizes, strides = self.tensor.shape, self.tensor.stride()
+        return 1 + sum(stride * (n - 1) for n, stride in zip(sizes, strides, strict=True))
+
+    # What kernels do.
+
+    def load(self, at: Value, mask: Value | None, other: Value | None) -> Value:
+        """Elements at some places.
+
+        Args:
+            at: how far they are from the first.
+            mask: where there are such; everywhere by default.
+            other: what there is elsewhere; 0 by default.
+        """
+        rank = max(v.rank for v in (at, mask, other) if v is not None)
+        at = at.at_rank(rank)
+        number = 0 if other is None else other.number
+        found = None if number is None else self._box(at, mask)
+        if found is not None:
+            return Value(found.read(self.flat, number), rank)
+        index, kept = self._places(at, mask)
+        out = self.flat[index]
+        if kept is not None:
+            rest = 0 if other is None else other.at_rank(rank).tensor.to(out.dtype)
+            out = torch.where(kept, out, rest)
+        return Value(out, rank)
+
+    def store(self, at: Value, value: Value, mask: Value | None) -> None:
+        """Writes to some places.
+
+        Args:
+            at: how far they are from the first.
+            value: what is written.
+            mask: where; everywhere by default.
+        """
+        rank = max(v.rank for v in (at, mask, value) if v is not None)
+        at, block = at.at_rank(rank), value.at_rank(rank).tensor.to(self.flat.dtype)
+        found = self._box(at, mask)
+        if found is not None and self._is_once(found, block):
+            self._replace(found.written(self.flat, block))
+            return
+        index, kept = self._places(at, mask)
+        sizes = torch.broadcast_shapes(index.shape, block.shape, *_shapes(kept))
+        block, index = (x.expand(sizes).reshape(-1) for x in (block, index))
+        if kept is None:
+            self._replace(self.flat.scatter(0, index, block))
+            return
+        # What the mask leaves out is written behind the end.
+        end = self.flat.numel()
+        index = torch.where(kept.expand(sizes).reshape(-1), index, end)
+        self._replace(F.pad(self.flat, (0, 1)).scatter(0, index, block)[:end])
+
+    def add(self, at: Value, value: Value, mask: Value | None) -> None:
+        """Adds to some places, to one several times where it is there several times."""
+        rank = max(v.rank for v in (at, mask, value) if v is not None)
+        block = value.at_rank(rank).tensor.to(self.flat.dtype)
+        index, kept = self._places(at.at_rank(rank), mask)
+        sizes = [*torch.broadcast_shapes(index.shape, block.shape, *_shapes(kept))]
+        axes = programs()
+        for dim, axis in enumerate(axes.at_once):  # once for each program, alike or not
+            sizes[dim] = axes.grid[axis]
+        if kept is not None:
+            block = torch.where(kept, block, 0)
+        block, index = (x.expand(sizes).reshape(-1) for x in (block, index))
+        self._replace(self.flat.index_add(0, index, block))
+
+    def extreme(self, at: Value, value: Value, mask: Value | None, by: str) -> None:
+        """Replaces places by a value where that is larger, `amax`, or smaller, `amin`."""
+        rank = max(v.rank for v in (at, mask, value) if v is not None)
+        block = value.at_rank(rank).tensor.to(self.flat.dtype)
+        index, kept = self._places(at.at_rank(rank), mask)
+        sizes = torch.broadcast_shapes(index.shape, block.shape, *_shapes(kept))
+        block, index = (x.expand(sizes).reshape(-1) for x in (block, index))
+        end = self.flat.numel()
+        if kept is not None:
+            index = torch.where(kept.expand(sizes).reshape(-1), index, end)
+        new = F.pad(self.flat, (0, 1)).scatter_reduce(0, index, block, by)
+        self._replace(new[:end])
+
+    def _replace(self, flat: Tensor) -> None:
+        self._flat, self.is_stored = flat, True
+
+    def _box(self, at: Value, mask: Value | None) -> Box | None:
+        if at.linear is None or not (mask is None or mask.number is True or _within(mask)):
+            return None
+        linear = at.linear
+        below: Sequence[Linear] = ()
+        if mask is not None and isinstance(mask.of, Within):
+            below = mask.at_rank(at.rank).of.below
+        return box(linear, below, self.flat.numel())
+
+    def _is_once(self, found: Box, block: Tensor) -> bool:
+        """Whether all that differs in what is stored is stored to a place of its own."""
+        moving = {i for dim in found.dims for i in dim.of}
+        return all(i in moving or is_one(size) for i, size in enumerate(block.shape))
+
+    def _places(self, at: Value, mask: Value | None) -> tuple[Tensor, Tensor | None]:
+        """Indices, 0 where there is none, and where there are some, if not everywhere.
+
+        Raises:
+            IndexError: they are beside the memory, and known.
+        """
+        index = at.tensor.to(torch.int64)
+        kept = None if mask is None or mask.number is True else mask.at_rank(at.rank).tensor
+        if kept is not None:
+            index = torch.where(kept, index, 0)
+        if index.numel() and _is_known(index):
+            low, high = (int(x) for x in torch.aminmax(index))
+            if low < 0 or (high >= self.flat.numel() and (high > 0 or kept is None)):
+                raise IndexError(
+                    f"it reads or writes {self.name} at {low if low < 0 else high}, which has "
+                    f"{self.flat.numel()} elements"
+                )
+        return index, kept
+
+
+def _storage(tensor: Tensor) -> int:
+    at: int = tensor.untyped_storage()._cdata
+    return at
+
+
+def _within(mask: Value) -> bool:
+    return isinstance(mask.of, Within)
+
+
+def _shapes(kept: Tensor | None) -> list[torch.Size]:
+    return [] if kept is None else [kept.shape]
+
+
+def _is_known(x: Tensor) -> bool:
+    """Whether its values can be read: it is not traced."""
+    return type(x) is Tensor and not isinstance(x, FakeTensor) and get_proxy_mode() is None
+
+
+@dataclass(frozen=True, eq=False)
+class Pointer:
+    """A pointer, or a block of such.
+
+    Args:
+        memory: what it points into.
+        at: how far from the first element.
+    """
+
+    memory: Memory
+    at: Value
+
+    def __add__(self, offset: Any) -> "Pointer":
+        return Pointer(self.memory, binary("add", self.at, as_value(offset)))
+
+    __radd__ = __add__
+
+    def __sub__(self, offset: Any) -> "Pointer":
+        return Pointer(self.memory, binary("sub", self.at, as_value(offset)))
+
+    def __getitem__(self, item: Any) -> "Pointer":
+        return Pointer(self.memory, self.at[item])
+
+    @property
+    def dtype(self) -> DType:
+        """Of what it points at."""
+        return DType(self.memory.tensor.dtype)
+
+    type = dtype
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Of the block."""
+        return self.at.shape
+
+    def to(self, dtype: Any, bitcast: bool = False) -> "Pointer":
+        """Itself, as a pointer to the same.
+
+        Raises:
+            Unknown: to another dtype.
+        """
+        found = as_dtype(dtype)
+        exact = self.dtype.torch == torch.float64  # as truth is computed
+        if found is None or (found != self.dtype and not (exact and found.is_floating())):
+            raise Unknown(f"a pointer to {self.dtype} is taken for one to {dtype}")
+        return self
+
+    cast = to

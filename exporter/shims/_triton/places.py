@@ -1,0 +1,99 @@
+"""Integers that are a linear function of the place in a block, as most of a kernel's offsets are.
+
+They are no tensors until one is needed: memory that they point at can be read as a view of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseport.exporter.shims._sizes import always
+
+__all__ = ["Linear", "Size", "is_one", "joint", "same"]
+
+Size = Any
+"""An int, or a `SymInt` where a dimension is dynamic."""
+
+
+def same(a: Size, b: Size) -> bool:
+    """Whether two numbers are known to be equal."""
+    return always(a == b)
+
+
+def is_one(size: Size) -> bool:
+    """Whether a dimension is known to have one place."""
+    return same(size, 1)
+
+
+def joint(a: Sequence[Size], b: Sequence[Size]) -> tuple[Size, ...]:
+    """The sizes that two blocks of as many dimensions have together."""
+    return tuple(y if is_one(x) else x for x, y in zip(a, b, strict=True))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`base + sum(step * place)` at each place of a block.
+
+    Args:
+        base: at the first place.
+        steps: by which the number grows from one place to the next, one per dimension; 0 where the
+            dimension has one place.
+        sizes: of the block.
+    """
+
+    base: Size
+    steps: tuple[Size, ...]
+    sizes: tuple[Size, ...]
+
+    @classmethod
+    def of(cls, number: Size, dims: int) -> "Linear":
+        """The same number everywhere."""
+        return cls(number, (0,) * dims, (1,) * dims)
+
+    def __add__(self, other: "Linear") -> "Linear":
+        steps = tuple(a + b for a, b in zip(self.steps, other.steps, strict=True))
+        return Linear(self.base + other.base, steps, joint(self.sizes, other.sizes))
+
+    def times(self, number: Size) -> "Linear":
+        """Each of them times one number."""
+        return Linear(self.base * number, tuple(s * number for s in self.steps), self.sizes)
+
+    def over(self, number: Size) -> "Linear | None":
+        """Each of them divided by a positive number, if it divides all of them."""
+        if type(number) is not int or not all(
+            type(n) is int and n % number == 0 for n in (self.base, *self.steps)
+        ):
+            return None
+        return Linear(self.base // number, tuple(s // number for s in self.steps), self.sizes)
+
+    def last(self) -> Size:
+        """The largest of them, if all sizes are of one place or more."""
+        return self.base + sum(
+            step * (size - 1) for step, size in self._dims() if not always(step <= 0)
+        )
+
+    def first(self) -> Size:
+        """The smallest of them, likewise."""
+        return self.base + sum(
+            step * (size - 1) for step, size in self._dims() if not always(step >= 0)
+        )
+
+    def _dims(self) -> list[tuple[Size, Size]]:
+        return [*zip(self.steps, self.sizes, strict=True)]
+
+    def tensor(self, device: torch.device) -> Tensor:
+        """As int64, of the block's sizes, but 1 in dimensions in which all are alike."""
+        out: Any = None
+        for dim, (step, size) in enumerate(self._dims()):
+            if same(step, 0):
+                continue
+            shape = [size if i == dim else 1 for i in range(len(self.sizes))]
+            part = torch.arange(size, device=device).view(shape) * step
+            out = part if out is None else out + part
+        if out is None:
+            return torch.full([1] * len(self.sizes), self.base, dtype=torch.int64, device=device)
+        whole: Tensor = out if same(self.base, 0) else out + self.base
+        return whole

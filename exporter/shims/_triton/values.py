@@ -1,0 +1,447 @@
+"""What a Triton kernel computes with: numbers, and blocks of all programs at once.
+
+A block is a tensor whose first dimensions are the axes of the grid, `program_id` being a place in
+one of them; what is the same in all programs has one place there. Its other dimensions are those
+that the kernel knows of.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
+
+from fuseport.exporter.shims._sizes import always
+from fuseport.exporter.shims._triton.dtypes import DType
+from fuseport.exporter.shims._triton.places import Linear, Size, is_one, joint
+
+__all__ = [
+    "NUMBERS",
+    "NotUniform",
+    "Programs",
+    "Unknown",
+    "Value",
+    "Within",
+    "as_value",
+    "binary",
+    "programs",
+    "running",
+]
+
+
+class Unknown(NotImplementedError):
+    """Something in a kernel that has no form in torch."""
+
+
+class NotUniform(Exception):
+    """Python asked for one number of what differs from program to program, or in a block.
+
+    Args:
+        axes: of the grid, along which programs differ.
+        what: what the number decides.
+    """
+
+    def __init__(self, axes: Sequence[int], what: str) -> None:
+        super().__init__(what)
+        self.axes = tuple(axes)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Of a launch, the programs that run at once.
+
+    Args:
+        grid: how many there are along each of three axes.
+        at_once: the axes along which all run at once: the first dimensions of blocks.
+        here: the place along the others.
+        device: of the tensors.
+        members: the functions that a block has as its methods, by name.
+    """
+
+    grid: tuple[Size, Size, Size]
+    at_once: tuple[int, ...]
+    here: Sequence[int]
+    device: torch.device
+    members: Callable[[str], Any]
+
+    def place(self, axis: int) -> "Value":
+        """The number of a program along an axis."""
+        if axis not in self.at_once:
+            return Value(self.here[axis], 0)
+        dims = [axis == a for a in self.at_once]
+        sizes = tuple(self.grid[axis] if d else 1 for d in dims)
+        return Value(Linear(0, tuple(int(d) for d in dims), sizes), 0)
+
+
+_RUNNING: ContextVar[Programs] = ContextVar("running")
+
+
+def programs() -> Programs:
+    """The programs that run now."""
+    return _RUNNING.get()
+
+
+@contextmanager
+def running(these: Programs) -> Iterator[None]:
+    """For the time of the context, these programs run."""
+    token = _RUNNING.set(these)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+@dataclass(frozen=True)
+class Within:
+    """Where each of some linear numbers is below 0: a mask.
+
+    Args:
+        below: the numbers, of as many dimensions each.
+    """
+
+    below: tuple[Linear, ...]
+
+    def tensor(self, device: torch.device) -> Tensor:
+        """As bool."""
+        return _all([each.tensor(device) < 0 for each in self.below])
+
+
+def _all(masks: Sequence[Tensor]) -> Tensor:
+    out = masks[0]
+    for mask in masks[1:]:
+        out = out & mask
+    return out
+
+
+NUMBERS = (bool, int, float, SymInt, SymFloat, SymBool)
+"""What a kernel may be passed as a number."""
+
+
+class Value:
+    """A number or a block.
+
+    Args:
+        of: a number, linear numbers, a mask of such, or a tensor.
+        rank: of the block; 0 of a number.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, of: Any, rank: int) -> None:
+        self.of = of
+        self.rank = rank
+
+    # What it is.
+
+    @property
+    def number(self) -> Any:
+        """Where it is one number in all programs, and known without a tensor: that. Else None."""
+        return self.of if isinstance(self.of, NUMBERS) else None
+
+    @property
+    def linear(self) -> Linear | None:
+        """Where it is that."""
+        if isinstance(self.of, Linear):
+            return self.of
+        if isinstance(self.of, int | SymInt) and not isinstance(self.of, bool):
+            return Linear.of(self.of, len(programs().at_once) + self.rank)
+        return None
+
+    @property
+    def tensor(self) -> Tensor:
+        """As a tensor of the axes' dimensions and the block's."""
+        here = programs()
+        if isinstance(self.of, Linear | Within):
+            return self.of.tensor(here.device)
+        if isinstance(self.of, Tensor):
+            return self.of
+        dims = [1] * (len(here.at_once) + self.rank)
+        return torch.full(dims, self.of, dtype=self.dtype.torch, device=here.device)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Of the axes and the block, 1 where all are alike."""
+        if isinstance(self.of, Linear):
+            return self.of.sizes
+        if isinstance(self.of, Within):
+            out: tuple[Size, ...] = (1,) * (len(programs().at_once) + self.rank)
+            for each in self.of.below:
+                out = joint(out, each.sizes)
+            return out
+        if isinstance(self.of, Tensor):
+            return tuple(self.of.shape)
+        return (1,) * (len(programs().at_once) + self.rank)
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Of the block, as the kernel knows it."""
+        return self.sizes[len(programs().at_once) :]
+
+    @property
+    def dtype(self) -> DType:
+        """Of its elements."""
+        if isinstance(self.of, Tensor):
+            return DType(self.of.dtype)
+        if isinstance(self.of, bool | SymBool | Within):
+            return DType(torch.bool)
+        return DType(torch.float32 if isinstance(self.of, float | SymFloat) else torch.int32)
+
+    type = dtype
+
+    def at_rank(self, rank: int) -> "Value":
+        """With dimensions of one place before those of the block."""
+        more = rank - self.rank
+        if more <= 0:
+            return self
+        axes = len(programs().at_once)
+
+        def wider(each: Linear) -> Linear:
+            steps = (*each.steps[:axes], *[0] * more, *each.steps[axes:])
+            sizes = (*each.sizes[:axes], *[1] * more, *each.sizes[axes:])
+            return Linear(each.base, steps, sizes)
+
+        if isinstance(self.of, Linear):
+            return Value(wider(self.of), rank)
+        if isinstance(self.of, Within):
+            return Value(Within(tuple(map(wider, self.of.below))), rank)
+        if isinstance(self.of, Tensor):
+            shape = self.of.shape
+            return Value(self.of.reshape([*shape[:axes], *[1] * more, *shape[axes:]]), rank)
+        return Value(self.of, rank)
+
+    # What Python asks of it.
+
+    def __bool__(self) -> bool:
+        return bool(self._one("which way a kernel goes"))
+
+    def __index__(self) -> int:
+        found = self._one("how often a kernel repeats something")
+        if isinstance(found, SymInt):
+            raise Unknown(
+                "it repeats something as often as a dynamic dimension says: export that dimension "
+                "with a fixed size"
+            )
+        return int(found)
+
+    def _one(self, what: str) -> Any:
+        if self.number is not None:
+            return self.number
+        axes = len(programs().at_once)
+        sizes = self.sizes
+        if not all(map(is_one, sizes[axes:])):
+            raise Unknown(f"{what} hangs on a block of {tuple(sizes[axes:])} numbers")
+        differ = [a for a, size in zip(programs().at_once, sizes, strict=False) if not is_one(size)]
+        if differ:
+            raise NotUniform(differ, what)
+        if isinstance(self.of, Linear):
+            return self.of.base
+        if isinstance(self.of, Within):
+            known = [always(each.base < 0) for each in self.of.below]
+            if all(known):
+                return True
+            return all(bool(each.base < 0) for each in self.of.below)
+        return self.of.item()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        member = programs().members(name)
+        return partial(member, self)
+
+    def __getitem__(self, item: Any) -> "Value":
+        items = item if isinstance(item, tuple) else (item,)
+        axes, out, dim = len(programs().at_once), self, 0
+        for each in items:
+            if each is None:
+                out = out._with(axes + dim)
+            elif each is Ellipsis:
+                dim = out.rank - (len(items) - items.index(Ellipsis) - 1)
+                continue
+            elif each != slice(None):
+                raise Unknown(f"a block is indexed by {each}, where only `:` and None are known")
+            dim += 1
+        return out
+
+    def _with(self, at: int) -> "Value":
+        def wider(each: Linear) -> Linear:
+            steps, sizes = (*each.steps[:at], 0, *each.steps[at:]), each.sizes
+            return Linear(each.base, steps, (*sizes[:at], 1, *sizes[at:]))
+
+        rank = self.rank + 1
+        if isinstance(self.of, Linear):
+            return Value(wider(self.of), rank)
+        if isinstance(self.of, Within):
+            return Value(Within(tuple(map(wider, self.of.below))), rank)
+        if isinstance(self.of, Tensor):
+            return Value(self.of.unsqueeze(at), rank)
+        return Value(self.of, rank)
+
+    # Arithmetic.
+
+    def __neg__(self) -> "Value":
+        if (linear := self.linear) is not None and self.number is None:
+            return Value(linear.times(-1), self.rank)
+        return Value(-self.of if self.number is not None else -self.tensor, self.rank)
+
+    def __pos__(self) -> "Value":
+        return self
+
+    def __invert__(self) -> "Value":
+        if isinstance(self.of, bool):
+            return Value(not self.of, self.rank)
+        if self.number is not None:
+            return Value(~self.of, self.rank)
+        return Value(~self.tensor, self.rank)
+
+    def __abs__(self) -> "Value":
+        return Value(abs(self.of) if self.number is not None else self.tensor.abs(), self.rank)
+
+
+def as_value(value: Any) -> Value:
+    """A number of Python's as a value."""
+    if isinstance(value, Value):
+        return value
+    if isinstance(value, NUMBERS):
+        return Value(value, 0)
+    raise Unknown(f"a kernel computes with {value!r}")
+
+
+def _divided(a: Any, b: Any) -> Any:
+    """Of integers, or of half numbers, in float32, as Triton does."""
+    if all(not isinstance(x, Tensor) or x.dtype.itemsize < 4 for x in (a, b)):
+        a, b = (x.to(torch.float32) if isinstance(x, Tensor) else x for x in (a, b))
+    return a / b
+
+
+def _as_tensors(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """For a function of torch's that takes no numbers: these get the other's dtype."""
+
+    def of_either(a: Any, b: Any) -> Tensor:
+        if not isinstance(a, Tensor):
+            a = torch.full([], a, dtype=(a * b).dtype, device=b.device)
+        elif not isinstance(b, Tensor):
+            b = torch.full([], b, dtype=(a * b).dtype, device=a.device)
+        return function(a, b)
+
+    return of_either
+
+
+_TENSORS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": _divided,
+    "floordiv": _as_tensors(partial(torch.div, rounding_mode="trunc")),
+    "mod": _as_tensors(torch.fmod),
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "maximum": _as_tensors(torch.maximum),
+    "minimum": _as_tensors(torch.minimum),
+}
+
+
+def _toward_zero(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int) and (a < 0) != (b < 0):
+        return -(abs(a) // abs(b))
+    return a // b
+
+
+def _rest(a: Any, b: Any) -> Any:
+    return a % b if isinstance(a, SymInt) or isinstance(b, SymInt) else a - b * _toward_zero(a, b)
+
+
+_NUMERIC: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: f for name, f in _TENSORS.items() if getattr(f, "__module__", "") == "_operator"},
+    "truediv": operator.truediv,
+    "floordiv": _toward_zero,
+    "mod": _rest,
+    "maximum": lambda a, b: max(a, b) if isinstance(a, int | float) else torch.sym_max(a, b),
+    "minimum": lambda a, b: min(a, b) if isinstance(a, int | float) else torch.sym_min(a, b),
+}
+
+
+def binary(name: str, left: Any, right: Any) -> Value:
+    """An operator of two values, or of a value and a number of Python's."""
+    a, b = as_value(left), as_value(right)
+    if a.number is not None and b.number is not None:
+        return Value(_NUMERIC[name](a.of, b.of), max(a.rank, b.rank))
+    rank = max(a.rank, b.rank)
+    a, b = a.at_rank(rank), b.at_rank(rank)
+    found = _of_linear(name, a, b)
+    if found is not None:
+        return Value(found, rank)
+    return Value(_TENSORS[name](*_operands(a, b, left, right)), rank)
+
+
+def _of_linear(name: str, a: Value, b: Value) -> Linear | Within | None:
+    """What stays linear, or is a comparison of that."""
+    if name == "and" and isinstance(a.of, Within) and isinstance(b.of, Within):
+        return Within((*a.of.below, *b.of.below))
+    first, second = a.linear, b.linear
+    if first is None or second is None:
+        return None
+    match name:
+        case "add":
+            return first + second
+        case "sub":
+            return first + second.times(-1)
+        case "mul" if b.number is not None:
+            return first.times(b.of)
+        case "mul" if a.number is not None:
+            return second.times(a.of)
+        case "floordiv" if b.number is not None:
+            return first.over(b.of)
+        case "lt" | "gt":
+            less = (first, second) if name == "lt" else (second, first)
+            return Within((less[0] + less[1].times(-1),))
+        case "le" | "ge":
+            less = (first, second) if name == "le" else (second, first)
+            difference = less[0] + less[1].times(-1)
+            return Within((Linear(difference.base - 1, difference.steps, difference.sizes),))
+    return None
+
+
+def _operands(a: Value, b: Value, left: Any, right: Any) -> tuple[Any, Any]:
+    """As torch takes them: a number of the code's own has the other's dtype, one that is an
+    argument has its own."""
+    x, y = _operand(a, b, isinstance(left, Value)), _operand(b, a, isinstance(right, Value))
+    return (x, y) if isinstance(x, Tensor) or isinstance(y, Tensor) else (a.tensor, b.tensor)
+
+
+def _operand(value: Value, other: Value, typed: bool) -> Any:
+    if value.number is None:
+        return value.tensor
+    narrow = other.dtype.torch.itemsize < 4 and other.dtype.torch != torch.bool
+    if typed and narrow and (value.dtype.is_floating() or other.dtype.is_int()):
+        return value.tensor
+    return value.of
+
+
+def _operators() -> None:
+    def normal(name: str) -> Callable[[Value, Any], Value]:
+        return lambda self, other: binary(name, self, other)
+
+    def swapped(name: str) -> Callable[[Value, Any], Value]:
+        return lambda self, other: binary(name, other, self)
+
+    for name in _TENSORS:
+        if name not in ("maximum", "minimum"):
+            setattr(Value, f"__{name}__", normal(name))
+            setattr(Value, f"__r{name}__", swapped(name))
+
+
+_operators()
