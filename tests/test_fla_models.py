@@ -91,11 +91,17 @@ def test_what_has_no_form_here_is_named_at_the_export(tmp_path: Path) -> None:
         theirs.GSAForCausalLM(config).save_pretrained(tmp_path / "saved")
     with pytest.raises(ExportFailed, match=r"fla\.ops\.gsa\.\S+gsa launched the Triton kernel"):
         api.export(tmp_path / "saved", tmp_path / "b")
-    done = CliRunner().invoke(main, ["inspect", str(tmp_path / "saved")])
-    assert "ops           not known: " in done.output
-    assert "launched the Triton kernel" in done.output
-    assert "next          no export: it is refused for that reason" in done.output
-    assert "fuseport export" not in done.output
+    with pytest.raises(ExportFailed, match="export that dimension with a fixed size"):
+        api.export(tmp_path / "saved", tmp_path / "b")
+
+
+def test_kernels_of_what_has_no_form_here_are_computed_at_a_fixed_length(tmp_path: Path) -> None:
+    with shims.installed():
+        config = theirs.GSAConfig(**COMMON, num_heads=2, num_slots=4, use_cache=False)
+        theirs.GSAForCausalLM(config).save_pretrained(tmp_path / "saved")
+    given = f"input_ids:int64[batch,3]<{COMMON['vocab_size']}"
+    made = api.export(tmp_path / "saved", tmp_path / "b", inputs=given, format="exported_program")
+    assert api.verify(made).passed
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_folder_that_happens_to_have_the_name_is_no_package(
     assert used == ["mamba_ssm"]
 
 
-def test_a_triton_kernel_says_what_it_is_when_it_is_launched() -> None:
+def test_a_triton_kernel_says_what_it_is_when_it_has_no_form() -> None:
     with shims.installed("triton"):
         import triton
         import triton.language as tl
@@ -260,8 +260,7 @@ def test_classes_may_derive_from_triton_s() -> None:
     cached = Cached(scale_kernel, scale_kernel.arg_names, [triton.Config({})], warmup=25)
     assert (cached.kernel_name, cached.arg_names) == ("scale_kernel", ["x", "n"])
     assert (cached.keys, cached.restore_value, len(cached.configs)) == (["n"], ["x"], 1)
-    with pytest.raises(RuntimeError, match="Triton kernel scale_kernel"):
-        cached[(1,)](None, 3)
+    cached[(1,)](None, 3)
     assert Own() is not None
 
 
@@ -298,11 +297,11 @@ ASKS_TORCH = (
 
 
 def test_a_triton_kernel_of_a_package_with_a_stand_in_names_that() -> None:
-    code = compile("def step(): pass", "/somewhere/mamba_ssm/ops/step.py", "exec")
+    code = compile("def step(x): x.rand()", "/somewhere/mamba_ssm/ops/step.py", "exec")
     scope: dict[str, Any] = {}
     exec(code, scope)
     with pytest.raises(RuntimeError, match=r"computes the same, or .*: --shim mamba_ssm$"):
-        JITFunction(scope["step"])[(1,)]()
+        JITFunction(scope["step"])[(1,)](3)
 
 
 @pytest.mark.parametrize("first", ["", "import torch._inductor.runtime.triton_compat"])

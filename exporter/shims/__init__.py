@@ -22,7 +22,8 @@ and one of a compiler, `torch.utils.cpp_extension`, which then leaves CUDA sourc
 what computes the same, see `_cuda_sources`.
 
 Kernels that CuPy compiles of their text have a form in torch where they are known, see
-`_raw_kernels`.
+`_raw_kernels`. Those that are written in Triton are computed by torch, see `_triton`, by Triton's
+stand-in, and where Triton itself is installed, too.
 """
 
 import importlib.util
@@ -69,6 +70,10 @@ SHIMS: tuple[str, ...] = (
 
 _FOLDER = Path(__file__).parent
 
+_LAUNCHES = "triton.runtime.jit"
+_INSIDE = (_cuda.MOVES, COMPILER, _LAUNCHES)
+"""Modules of packages that are there, of which a part has a stand-in."""
+
 _KERNELS = "mamba_ssm.ops"
 _COPIED = re.compile(
     r"(\.mamba_ssm)?(?:\.|^)ops\.(triton\.\w+|(?:triton|tilelang|cute)\.mamba3\.\w+)$"
@@ -104,8 +109,8 @@ def chosen(which: str | Iterable[str]) -> tuple[str, ...]:
     given = [which] if isinstance(which, str) else which
     names = tuple(dict.fromkeys(name for some in given for name in some.split(",")))
     for name in names:
-        if name not in (AUTO, _cuda.MOVES, COMPILER, *SHIMS, *OVERLAID):
-            known = ", ".join((AUTO, *SHIMS, *OVERLAID, _cuda.MOVES, COMPILER))
+        if name not in (AUTO, *SHIMS, *OVERLAID, *_INSIDE):
+            known = ", ".join((AUTO, *SHIMS, *OVERLAID, *_INSIDE))
             raise UsageError(f"shim {name}: there is no such stand-in; there are: {known}")
     return names
 
@@ -167,6 +172,7 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
             _device(names, used),
             _compiler(names, used),
             _kernels(names),
+            _launches(names, finder),
         ):
             yield used
     finally:
@@ -209,6 +215,15 @@ def _kernels(names: Iterable[str]) -> AbstractContextManager[Any]:
     return computed(_of_extensions)
 
 
+def _launches(names: Iterable[str], finder: "_Finder") -> AbstractContextManager[Any]:
+    wanted = _LAUNCHES in names or (AUTO in names and "triton" not in names)
+    if not wanted or not finder.is_there("triton"):
+        return nullcontext()
+    from fuseport.exporter.shims._triton.installed import computed
+
+    return computed(finder.used)
+
+
 class _Finder(MetaPathFinder):
     """Serves stand-ins, from the front of `sys.meta_path`."""
 
@@ -230,6 +245,10 @@ class _Finder(MetaPathFinder):
         root = _root(fullname)
         if fullname == COMPILER:
             return watched(self._elsewhere(fullname, path))
+        if fullname == _LAUNCHES and not _is_ours(parent):
+            from fuseport.exporter.shims._triton import installed as kernels
+
+            return kernels.watched(self._elsewhere(fullname, path))
         if root in OVERLAID and self.overlays():
             return _overlay.lent(fullname, self._elsewhere(fullname, path), self.used)
         if (own := self._kernels_of(fullname, path)) and self._replaces_kernels():

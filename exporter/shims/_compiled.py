@@ -10,11 +10,12 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+
+from fuseport.exporter.shims._patching import patching
 
 __all__ = ["COMPILER", "Extension", "none_compiled", "watched"]
 
@@ -82,23 +83,7 @@ def none_compiled(names: Sequence[str], used: list[str], beside: list[Any]) -> I
 
 def watched(spec: ModuleSpec | None) -> ModuleSpec | None:
     """How the compiler is imported while extensions are not compiled, by how it is otherwise."""
-    if spec is not None and spec.loader is not None:
-        spec.loader = _Patching(spec.loader)
-    return spec
-
-
-class _Patching(Loader):
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        if _active:
-            _patch(module)
+    return patching(spec, lambda compiler: _patch(compiler) if _active else None)
 
 
 def _patch(compiler: ModuleType) -> None:

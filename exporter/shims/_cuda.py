@@ -7,11 +7,12 @@ or `x.device.index`, also where x may be on the CPU. And moves: research code sa
 for CUDA raises unless `x.is_cuda`, which its stand-in does not want.
 """
 
+import linecache
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # torch takes seconds to load
@@ -32,6 +33,15 @@ _CONSTRUCTORS = {
     "LongTensor": "int64",
 }
 """In `torch.cuda`, with the dtypes of what they make."""
+
+
+_ANSWERS: Mapping[str, Callable[..., Any]] = {
+    "get_device_capability": lambda *device: (8, 0),
+    "get_device_properties": lambda *device: SimpleNamespace(
+        name="none", major=8, minor=0, multi_processor_count=1, warp_size=32, total_memory=2**36
+    ),
+}
+"""What code asks that launches kernels: by how many processors it divides its work, for one."""
 
 
 def is_there() -> bool:
@@ -76,7 +86,8 @@ def said_beside(stand_ins: Collection[Any]) -> Iterator[None]:
 
     def is_cuda(tensor: torch.Tensor) -> bool:
         on_cuda: bool = before.__get__(tensor)  # type: ignore[attr-defined]  # a descriptor
-        return on_cuda or _names_one(sys._getframe(1), stand_ins)
+        frame = sys._getframe(1)
+        return on_cuda or _names_one(frame, stand_ins) or _insists(frame)
 
     with replaced(torch.Tensor, is_cuda=property(is_cuda)):
         yield
@@ -104,6 +115,25 @@ def _names_one(frame: FrameType, stand_ins: Collection[Any]) -> bool:
     classes = {id(one) for one in stand_ins if isinstance(one, type)}
     modules = [vars(value) for value in named if classes and isinstance(value, ModuleType)]
     return any(id(value) in classes for names in modules for value in [*names.values()])
+
+
+def _insists(frame: FrameType) -> bool:
+    """Whether code with kernels in Triton asserts it, or raises otherwise.
+
+    Code that goes another way on the CPU is left to go it.
+    """
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    here, after = (linecache.getline(file, n, frame.f_globals).strip() for n in (line, line + 1))
+    raises = here.startswith(("if not ", "if (not ")) and after.startswith("raise ")
+    return (here.startswith("assert ") or raises) and _names_triton(frame)
+
+
+def _names_triton(frame: FrameType) -> bool:
+    named = [*frame.f_globals.values()]
+    modules = (value.__name__ for value in named if isinstance(value, ModuleType))
+    return any(name.partition(".")[0] == "triton" for name in modules) or any(
+        hasattr(type(value), "__getitem__") and hasattr(value, "arg_names") for value in named
+    )
 
 
 class _Constructor(type):
@@ -143,11 +173,14 @@ def _mode() -> Any:
                 self._replaced[name] = getattr(torch.cuda, name)
                 made = {"make": partial(self._tensor, name), "real": self._replaced[name]}
                 setattr(torch.cuda, name, _Constructor(name, (), made))
+            for name, answer in ({} if is_there() else _ANSWERS).items():
+                self._replaced[name] = getattr(torch.cuda, name)
+                setattr(torch.cuda, name, answer)
             return super().__enter__()  # type: ignore[no-untyped-call]
 
         def __exit__(self, *raised: Any) -> None:
-            for name, constructor in self._replaced.items():
-                setattr(torch.cuda, name, constructor)
+            for name, replaced in self._replaced.items():
+                setattr(torch.cuda, name, replaced)
             super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
         def _tensor(self, name: str, *given: Any, device: Any = None) -> Any:

@@ -116,7 +116,7 @@ def _overlay(
             table.update({key: replaced for key, value in table.items() if value is own})
     for kernel in names.values():
         if type(kernel).__module__.startswith("triton.") and hasattr(kernel, "run"):
-            _refuse(kernel)
+            _compute(kernel)
 
 
 def _is_of(function: Any, root: str) -> bool:
@@ -174,11 +174,8 @@ def _flat(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _refuse(kernel: Any) -> None:
-    """Has a kernel of Triton itself say what it is when it is launched, as its stand-in does."""
+def _compute(kernel: Any) -> None:
+    """Has a kernel of Triton itself computed by torch when it is launched, as by its stand-in."""
     from fuseport.exporter.shims._triton import JITFunction
 
-    function = kernel
-    while hasattr(function, "fn") and not inspect.isfunction(function):
-        function = function.fn
-    kernel.run = JITFunction(function).run
+    kernel.run = JITFunction.of(kernel).run

@@ -274,10 +274,18 @@ def saving_copies() -> AbstractContextManager[Any]:
     return saved_tensors_hooks(Tensor.clone, lambda saved: saved)
 
 
-def in_place(error: BaseException) -> str | None:
-    """What autograd says of a write in place into what a gradient needs; None of other errors."""
-    said, _, _ = one_line(error).partition(" Hint:")
-    return said if "inplace operation" in said or "in-place operation" in said else None
+def in_place(error: BaseException | str) -> str | None:
+    """What autograd says of a write in place into what a gradient needs; None of other errors.
+
+    Args:
+        error: or its text.
+    """
+    text = error if isinstance(error, str) else one_line(error)
+    said, _, _ = text.partition(" Hint:")
+    return said if any(words in said for words in _IN_PLACE) else None
+
+
+_IN_PLACE = ("inplace operation", "in-place operation", "modified inplace")
 
 
 def _detached(result: Any, which: tuple[Tensor, ...]) -> Any:

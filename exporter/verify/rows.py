@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 
 from fuseport.exporter import runtimes
 from fuseport.exporter.checkpoint.content import show
+from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify.compare import Expected, Judgement, Tolerance, Verdict, judge, share
 from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.plan import Job
@@ -211,7 +212,13 @@ def _of_forms(
     functions = _own_functions(answer.job, program)
     for name, call, error in answer.forms:
         judgement = Judgement("pass")
-        if error is not None:
+        if error is not None and functions and own_backward.in_place(error) is not None:
+            judgement = Judgement(
+                "unsupported",
+                "the model's own backward writes into what its forward has saved, and so can be "
+                "asked for once",
+            )
+        elif error is not None:
             judgement = Judgement("fail", f"backward fails when it is asked for so: {error}")
         elif call is not None:
             try:

@@ -40,6 +40,17 @@ class JITFunction:
         code = getattr(self.fn, "__code__", None)
         self.arg_names = list(code.co_varnames[: code.co_argcount]) if code else []
 
+    @classmethod
+    def of(cls, kernel: Any) -> "JITFunction":
+        """A kernel of Triton itself, with what is wrapped around it."""
+        configs: Sequence[Config] | None = None
+        values: dict[str, Any] = {}
+        while not inspect.isfunction(kernel) and hasattr(kernel, "fn"):
+            configs = getattr(kernel, "configs", None) if configs is None else configs
+            values = {**getattr(kernel, "values", {}), **values}
+            kernel = kernel.fn
+        return cls(kernel, configs, values)
+
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return partial(self.run, grid=grid)
 

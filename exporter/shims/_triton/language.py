@@ -5,7 +5,7 @@ fast something is done, and not what, are taken and left alone.
 """
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from fuseport.exporter.shims._triton.values import (
     programs,
 )
 
-__all__ = ["LANGUAGE"]
+__all__ = ["LANGUAGE", "extreme", "numbers"]
 
 
 # Programs.
@@ -256,8 +256,13 @@ def static_assert(condition: Any, message: Any = "", **by: Any) -> None:
         raise AssertionError(message)
 
 
+def numbers(*given: Any, **by: Any) -> Iterator[Value]:
+    """`range`, whose numbers are a kernel's own."""
+    return (Value(number, 0) for number in static_range(*given))
+
+
 def static_range(start: Any, stop: Any = None, step: Any = 1, **by: Any) -> range:
-    """Python's range."""
+    """Python's range, of constants."""
     first, last = (0, start) if stop is None else (start, stop)
     return range(*map(_index, (first, last, step)))
 
@@ -342,7 +347,7 @@ LANGUAGE: dict[str, Any] = {
     "fabs": _absolute,
     "fmaf": fma,
     "to": cast,
-    "range": static_range,
+    "range": numbers,
     "pointer_type": lambda dtype, *by: dtype,
     "make_block_ptr": BlockPointer.made,
     "advance": lambda pointer, offsets, **by: pointer.advanced(offsets),

@@ -10,7 +10,7 @@ import builtins
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.shims._triton.dtypes import as_dtype
-from fuseport.exporter.shims._triton.language import LANGUAGE, extreme, static_range
+from fuseport.exporter.shims._triton.language import LANGUAGE, extreme, numbers
 from fuseport.exporter.shims._triton.memory import Memory, Pointer
 from fuseport.exporter.shims._triton.places import Size, is_one
 from fuseport.exporter.shims._triton.values import (
@@ -83,6 +83,7 @@ def _run(
 ) -> None:
     """Runs all programs, and writes what they stored."""
     memories: list[Memory] = []
+    rewriting = _Rewriting()
 
     def passed(name: str, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -93,14 +94,14 @@ def _run(
         if isinstance(value, tuple | list):
             return tuple(passed(name, v) for v in value)
         known = name in constants or not isinstance(value, NUMBERS)
-        return resolved(value) if known else Value(value, 0)
+        return rewriting.resolved(value) if known else Value(value, 0)
 
     given = {name: passed(name, value) for name, value in arguments.items()}
     device = memories[0].tensor.device if memories else torch.device("cpu")
     turns = [range(1) if a in at_once or is_one(n) else range(n) for a, n in enumerate(grid)]
     if (count := math.prod(map(len, turns))) > _MOST:
         raise Unknown(f"its {count} programs go each its own way")
-    body = _rewritten(function)
+    body = rewriting.function(function)
     for here in itertools.product(*turns):
         with running(Programs(grid, tuple(at_once), here, device, member)):
             body(**given)
@@ -148,28 +149,56 @@ class _Name:
 _NAMES = _Names()
 
 
-def resolved(value: Any) -> Any:
-    """What a kernel finds where its code names something: Triton's own as ours.
+class _Rewriting:
+    """Kernels' functions with what they name of Triton's replaced, each once."""
 
-    Args:
-        value: what the name has outside the kernel.
-    """
-    inner = getattr(value, "fn", None)
-    ours = getattr(value, "_name", None)
-    if isinstance(ours, str):  # a placeholder
-        return _named(ours.partition(".")[2])
-    of = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    if isinstance(value, ModuleType):
-        return _NAMES if _is_triton(of) else value
-    if _is_triton(of) and getattr(value, "__name__", None) in LANGUAGE:
-        return LANGUAGE[value.__name__]
-    if inner is not None and callable(inner):
-        return _rewritten(_innermost(value))
-    if isinstance(value, torch.dtype) or (_is_triton(type(value).__module__) and as_dtype(value)):
-        return as_dtype(value)
-    if type(value).__name__ == "constexpr" and _is_triton(type(value).__module__):
-        return value.value
-    return value
+    def __init__(self) -> None:
+        self._made: dict[Any, FunctionType] = {}
+
+    def function(self, function: Any) -> FunctionType:
+        """A kernel's function, or that of one it calls."""
+        if function in self._made:
+            return self._made[function]
+        names: dict[str, Any] = {"__builtins__": _BUILTINS, "__name__": f"triton.{__name__}"}
+        cells = tuple(CellType() for _ in function.__closure__ or ())
+        new = FunctionType(function.__code__, names, function.__name__, None, cells)
+        self._made[function] = new  # it may call itself, or have its own name among its words
+        given = function.__globals__
+        mentioned = [name for name in _mentioned(function.__code__) if name in given]
+        names.update((name, self.resolved(given[name])) for name in mentioned)
+        for cell, theirs in zip(cells, function.__closure__ or (), strict=True):
+            cell.cell_contents = self.resolved(theirs.cell_contents)
+        new.__defaults__ = tuple(map(self.resolved, function.__defaults__ or ()))
+        new.__kwdefaults__ = {
+            n: self.resolved(v) for n, v in (function.__kwdefaults__ or {}).items()
+        }
+        return new
+
+    def resolved(self, value: Any) -> Any:
+        """What a kernel finds where its code names something: Triton's own as ours.
+
+        Args:
+            value: what the name has outside the kernel.
+        """
+        name = getattr(value, "_name", None)
+        if isinstance(name, str):  # a placeholder
+            return _named(name.partition(".")[2])
+        if isinstance(value, ModuleType):
+            return _NAMES if _is_triton(value.__name__) else value
+        if _is_triton(getattr(value, "__module__", None)) and _word(value) in LANGUAGE:
+            return LANGUAGE[_word(value)]
+        if callable(getattr(value, "fn", None)):
+            return self.function(_innermost(value))
+        if isinstance(value, torch.dtype):
+            return as_dtype(value)
+        if _is_triton(type(value).__module__):
+            constant = type(value).__name__ == "constexpr"
+            return value.value if constant else as_dtype(value) or value
+        return value
+
+
+def _word(value: Any) -> str:
+    return str(getattr(value, "__name__", ""))
 
 
 def _is_triton(module: Any) -> bool:
@@ -189,22 +218,6 @@ def _innermost(kernel: Any) -> Any:
     return kernel
 
 
-def _rewritten(function: Any) -> Callable[..., Any]:
-    """A kernel's function with what it names of Triton's replaced."""
-    names = {
-        name: resolved(function.__globals__[name])
-        for name in _mentioned(function.__code__)
-        if name in function.__globals__
-    }
-    names["__builtins__"] = _BUILTINS
-    cells = tuple(CellType(resolved(cell.cell_contents)) for cell in function.__closure__ or ())
-    defaults = tuple(map(resolved, function.__defaults__ or ()))
-    new = FunctionType(function.__code__, names, function.__name__, defaults, cells)
-    if function.__kwdefaults__:
-        new.__kwdefaults__ = {n: resolved(v) for n, v in function.__kwdefaults__.items()}
-    return new
-
-
 def _mentioned(code: CodeType) -> set[str]:
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
     return set(code.co_names).union(*map(_mentioned, inner))
@@ -214,6 +227,6 @@ _BUILTINS = {
     **vars(builtins),
     "min": extreme("min"),
     "max": extreme("max"),
-    "range": static_range,
+    "range": numbers,
     "print": lambda *args, **by: None,
 }
