@@ -215,13 +215,16 @@ def _kernels(names: Iterable[str]) -> AbstractContextManager[Any]:
     return computed(_of_extensions)
 
 
-def _launches(names: Iterable[str], finder: "_Finder") -> AbstractContextManager[Any]:
-    wanted = _LAUNCHES in names or (AUTO in names and "triton" not in names)
-    if not wanted or not finder.is_there("triton"):
-        return nullcontext()
-    from fuseport.exporter.shims._triton.installed import computed
+@contextmanager
+def _launches(names: Iterable[str], finder: "_Finder") -> Iterator[None]:
+    if not {AUTO, "triton", _LAUNCHES}.isdisjoint(names):
+        from fuseport.exporter.shims._triton import installed, library
 
-    return computed(finder.used)
+        theirs = "triton" not in names and finder.is_there("triton")
+        with library.inlined(), installed.computed(finder.used) if theirs else nullcontext():
+            yield
+    else:
+        yield
 
 
 class _Finder(MetaPathFinder):
@@ -246,9 +249,9 @@ class _Finder(MetaPathFinder):
         if fullname == COMPILER:
             return watched(self._elsewhere(fullname, path))
         if fullname == _LAUNCHES and not _is_ours(parent):
-            from fuseport.exporter.shims._triton import installed as kernels
+            from fuseport.exporter.shims._triton import installed as of_triton
 
-            return kernels.watched(self._elsewhere(fullname, path))
+            return of_triton.watched(self._elsewhere(fullname, path))
         if root in OVERLAID and self.overlays():
             return _overlay.lent(fullname, self._elsewhere(fullname, path), self.used)
         if (own := self._kernels_of(fullname, path)) and self._replaces_kernels():
