@@ -200,7 +200,7 @@ def export(
                 built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress
             )
             truth.require_some(samples)
-            manifest["notes"] += truth.doubts(samples)
+            manifest["notes"] += truth.doubts(samples, cases)
             manifest["notes"] += ways.untaken(built, samples, manifest["programs"])
     bundle = open_bundle(target)
     with suppress(StorageError):  # without a cache folder to write to, `verify` asks

@@ -114,7 +114,7 @@ def test_states_of_packed_sequences_are_refused() -> None:
                 function(x, x, x, decay, x[..., 0], **ends, **states)
 
 
-@pytest.mark.parametrize("kind", ["gated_deltanet", "kda"])
+@pytest.mark.parametrize("kind", ["gated_deltanet", "gla", "kda"])
 def test_a_model_with_an_attention_mask_verifies(kind: str, tmp_path: Path) -> None:
     """Its layers take the steps that count out of their rows, and pack them."""
     saved(kind, tmp_path / "saved")

@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fuseport.exporter import api
+from fuseport.exporter.formats import _none
 from fuseport.exporter.program.symbolic import may_be_none
 
 CODE = """
@@ -31,6 +32,7 @@ class Net(nn.Module):
         q, k = (t.unflatten(-1, (2, 4)).transpose(0, 1) for t in (every, rows))
         return FORMULA
 """
+INPUTS = ["x:[batch,length,8]", "mask:int64[batch,length]<2"]
 # Of q (2, batch · length, 4), k (2, selected, 4), rows (selected, 8), x and the mask.
 FORMULAS = {
     "products": "torch.sigmoid(q @ k.transpose(-1, -2)) @ k, torch.bmm(k, q.transpose(1, 2))",
@@ -43,6 +45,11 @@ FORMULAS = {
     "means": "rows.mean(0), rows.mean(), rows.mean((0, 1), keepdim=True), k.mean(1)",
     "convolutions": "self.pointwise(self.depthwise(self.conv("
     "self.inner(x[mask[:, 0] > 0]).transpose(1, 2)))).sum(0), every",
+    "repeats": "k.repeat_interleave(2, 0), k.repeat_interleave(3, -1), rows.repeat_interleave(2), "
+    "x[:, 1:].repeat_interleave(2, 0)",
+    "grouped attention": "F.scaled_dot_product_attention(k.repeat(2, 1, 1)[None], "
+    "*(k[None].repeat_interleave(2, 1) for _ in 'kv')), every",
+    "gates": "F.logsigmoid(rows), F.logsigmoid(3 * (rows - rows.detach())), every",
     "a rest": "x[:, 1:].transpose(1, 2) @ self.inner(x[:, :-1]), rows.sum(0)",
 }
 
@@ -56,13 +63,7 @@ def test_it_is_what_torch_gives(
     formula: str, tmp_path: Path, saved_net: Callable[[str], tuple[nn.Module, Path, str]]
 ) -> None:
     module, checkpoint, name = saved_net(CODE.replace("FORMULA", FORMULAS[formula]))
-    bundle = api.export(
-        checkpoint,
-        tmp_path / "b",
-        model=name,
-        inputs=["x:[batch,length,8]", "mask:int64[batch,length]<2"],
-        format="onnx",
-    )
+    bundle = api.export(checkpoint, tmp_path / "b", model=name, inputs=INPUTS, format="onnx")
     forward, gradient = (
         onnxruntime.InferenceSession(bundle.folder / f"{kind}.onnx")
         for kind in ("forward", "gradient")
@@ -89,6 +90,28 @@ def test_it_is_what_torch_gives(
                 torch.testing.assert_close(
                     result, wanted[key], equal_nan=True, atol=1e-4, rtol=1e-4
                 )
+
+
+@pytest.mark.parametrize(
+    ("formula", "case"),
+    [
+        ("a rest", "every dimension but batch 1, cotangents of stride 0"),
+        ("repeats", "masks of zeros"),
+    ],
+)
+def test_verification_sees_it(
+    formula: str,
+    case: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    saved_net: Callable[[str], tuple[nn.Module, Path, str]],
+) -> None:
+    """Where ONNX has the forms that torch gives it."""
+    monkeypatch.setattr(_none, "_OF_NONE", {})
+    _, checkpoint, name = saved_net(CODE.replace("FORMULA", FORMULAS[formula]))
+    api.export(checkpoint, tmp_path / "b", model=name, inputs=INPUTS, format="onnx")
+    report = api.verify(tmp_path / "b", model=name, runtime=["onnxruntime"])
+    assert case in {row.case for row in report.results if row.verdict in ("fail", "error")}
 
 
 def test_what_may_be_none() -> None:

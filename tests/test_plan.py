@@ -1,20 +1,23 @@
 """What is planned to be compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import sympy
 import torch
+from safetensors import safe_open
+from torch import nn
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from fuseport.exporter import api
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program import Kind
+from fuseport.exporter.program import Entry, Kind
 from fuseport.exporter.program.conditions import in_words, summarised
 from fuseport.exporter.program.rounding import close
 from fuseport.exporter.verify.plan import admitted, cases, conditional, ungraded
+from fuseport.exporter.verify.sample import read_all
 
 SIZES = {"batch": 2, "length": 16}
 
@@ -23,8 +26,57 @@ def test_cases_break_coincidences() -> None:
     planned = cases(SIZES, seed=7)
     assert len({case.name for case in planned}) == len({case.seed for case in planned}) == 5
     assert {"batch": 1, "length": 1} in [case.sizes for case in planned]
+    assert {"batch": 2, "length": 1} in [case.sizes for case in planned]
     assert any(case.sizes["batch"] != case.sizes["length"] != 16 for case in planned)
     assert {case.layout for case in planned} == {"contiguous", "transposed", "sliced", "expanded"}
+
+
+@pytest.mark.parametrize("entry", ["forward", "step"])
+def test_several_are_compared_where_all_else_is_1(entry: Entry) -> None:
+    """A batch, or what comes first; of one dimension, 1 and others are told apart anyway."""
+    for sizes, wanted in (
+        ({"length": 16, "batch": 3}, {"length": 1, "batch": 2}),
+        ({"height": 8, "width": 8, "n": 2}, {"height": 2, "width": 1, "n": 1}),
+    ):
+        (case,) = (case for case in cases(sizes, 0, entry) if case.sizes == wanted)
+        assert case.layout == ("contiguous" if entry == "step" else "expanded")
+    planned = cases({"length": 16}, 0, entry)
+    assert len(planned) == (4 if entry == "step" else 5)
+    assert {"length": 2} not in [case.sizes for case in planned]
+
+
+def test_masks_are_compared_where_they_select_nothing(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    code = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Linear(3, 3)
+
+    def forward(self, x, mask):
+        return FORMULA
+"""
+    inputs = ["x:[batch,3]", "mask:int64[batch]<2"]
+    made = {}
+    for name, formula in (
+        ("kept", "self.w(x[mask > 0]).sum(0)"),
+        ("lost", "self.w(x[mask > 0]).mean(0)"),
+    ):
+        checkpoint, model = saved_with(code.replace("FORMULA", formula), w=nn.Linear(3, 3))
+        made[name] = api.export(
+            checkpoint, tmp_path / name, model=model, inputs=inputs, format="torchscript"
+        )
+    samples = {name: read_all(bundle.folder / "samples") for name, bundle in made.items()}
+    (case,) = (sample for sample in samples["kept"] if sample.case.nothing)
+    with safe_open(case.file, "pt") as file:
+        assert not file.get_tensor("input/mask").any()
+        assert file.get_tensor("input/x").any()
+    assert not any(sample.case.nothing for sample in samples["lost"])
+    note = "not compared, masks of zeros: the model gives nothing there to hold on to"
+    assert [note in bundle.manifest["notes"] for bundle in made.values()] == [False, True]
 
 
 def test_cases_move_up_to_sizes_that_the_program_holds_for() -> None:
@@ -48,7 +100,9 @@ def test_cases_of_a_large_example_have_its_sizes_but_for_one() -> None:
 
     kept, notes = admitted(cases(usual, seed=0), halved)
     assert not notes
-    assert {case.name: dict(case.sizes) for case in kept[2:]} == {
+    assert {case.name: dict(case.sizes) for case in kept[1:]} == {
+        "every dimension but batch 1, cotangents of stride 0, moved to batch 2, height 64, "
+        "width 128": {**usual, "width": 128},
         "every dimension 1, moved to batch 1, height 64, width 96": {**usual, "batch": 1},
         "odd, transposed, moved to batch 3, height 64, width 128": {
             **usual, "batch": 3, "width": 128
@@ -63,13 +117,15 @@ def test_cases_of_a_large_example_have_its_sizes_but_for_one() -> None:
 
 
 def test_a_case_that_cannot_be_kept_is_said() -> None:
-    def exact(sizes: Mapping[str, int]) -> bool:
-        return dict(sizes) == SIZES
+    usual = {"batch": 2, "length": 40}
 
-    kept, notes = admitted(cases(SIZES, seed=0), exact)
-    assert {case.name for case in kept if case.sizes == SIZES} >= {"export"}
+    def exact(sizes: Mapping[str, int]) -> bool:
+        return dict(sizes) == usual
+
+    kept, notes = admitted(cases(usual, seed=0), exact)
+    assert [case.layout for case in kept] == ["contiguous", "expanded"]
+    assert all(case.sizes == usual for case in kept)
     assert len(kept) + len(notes) == 5
-    assert notes
     assert all("not compared" in note for note in notes)
 
 

@@ -24,7 +24,8 @@ from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._integers import OF_FEW_BITS
 from fuseport.exporter.formats._losses import of_loss
 from fuseport.exporter.formats._lowering import Table
-from fuseport.exporter.formats._products import WITH_VECTOR, einsum, is_none_ever, of_none
+from fuseport.exporter.formats._none import is_none_ever, of_none
+from fuseport.exporter.formats._products import WITH_VECTOR, einsum
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING

@@ -1,9 +1,9 @@
-"""Products of matrices, and means, that ONNX or ONNX Runtime take for something else.
+"""Products of matrices that ONNX or ONNX Runtime take for something else.
 
 Of a size that may be 0, such as how many a mask selects: where it fuses transposes with a batch of
 products, ONNX Runtime, up to 1.31 at least, writes only the first that is over none, and leaves
 what was in its memory for the others; of matrices without rows or columns it divides by zero, which
-ends the process. And its mean of none is 0, where torch has NaN.
+ends the process.
 """
 
 import math
@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
-from torch.export import ExportedProgram
+from torch import Tensor
 
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.program.symbolic import may_be_none
 
-__all__ = ["WITH_VECTOR", "einsum", "is_none_ever", "of_none"]
+__all__ = ["OF_NONE", "WITH_VECTOR", "einsum"]
 
 aten = torch.ops.aten
 
@@ -51,17 +50,6 @@ def einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Any:
     return aten.einsum.default.decompose(equation, operands)
 
 
-def of_none(exported: ExportedProgram) -> Table:
-    """Products and means for a program in which a size may be 0; nothing for others."""
-    return _OF_NONE if any(map(is_none_ever, exported.graph.nodes)) else {}
-
-
-def is_none_ever(node: fx.Node) -> bool:
-    """Whether it is a tensor of which a size may be 0."""
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and any(map(may_be_none, value.shape))
-
-
 def _bmm(left: Tensor, right: Tensor) -> Any:
     # Of matrices alone, `mm`, all is right.
     rows, terms, columns = (int(may_be_none(n)) for n in (*left.shape[1:], right.shape[2]))
@@ -83,24 +71,8 @@ def _matmul(left: Tensor, right: Tensor) -> Any:
     return aten.matmul.default.decompose(left, right)
 
 
-def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _mean_dim(x, None, dtype=dtype)
-
-
-def _mean_dim(
-    x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Any:
-    dims = list(dim or range(x.dim()))
-    count = math.prod(x.shape[i] for i in dims)
-    if not may_be_none(count):
-        return NotImplemented
-    return x.sum(dims, keepdim, dtype=dtype) / count
-
-
-_OF_NONE: Table = {
+OF_NONE: Table = {
     aten.bmm.default: _bmm,
     aten.baddbmm.default: _baddbmm,
     aten.matmul.default: _matmul,
-    aten.mean.default: _mean,
-    aten.mean.dim: _mean_dim,
 }

@@ -84,6 +84,11 @@ class TensorSpec:
         return self.torch_dtype.is_floating_point
 
     @property
+    def mask(self) -> bool:
+        """Whether it is of zeros and ones."""
+        return self.dtype == "bool" or (self.low, self.high) == (0, 2)
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype as torch's object."""
         dtype = getattr(torch, self.dtype)

@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fuseport.exporter.program._antialiased import antialiased
 from fuseport.exporter.program._bags import BAGS, bilinear
 from fuseport.exporter.program._grouped import convolution, transposed_convolution
+from fuseport.exporter.program.symbolic import may_be_none
 from fuseport.exporter.program.volumes import grid_sampler_3d
 
 __all__ = ["DIFFERENTIABLE", "PORTABLE", "masked_select"]
@@ -66,6 +67,13 @@ def _bag(operator: Callable[..., Any], *arguments: Any) -> Any:
     # Gradients that are scaled by how often rows occur (argument 3) are none of a function.
     scaled = arguments[3:4] == (True,)
     return (operator if scaled else BAGS[operator])(*arguments)
+
+
+def _log_sigmoid(x: Tensor) -> Any:
+    # Its backward asks whether there is anything at all.
+    if not any(map(may_be_none, x.shape)):
+        return aten.log_sigmoid.default(x)
+    return torch.minimum(x, torch.zeros_like(x)) - torch.log1p(torch.exp(-x.abs()))
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Any:
@@ -153,6 +161,7 @@ of complex numbers, or that ONNX has no form of; NotImplemented leaves it where 
 PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.view.default: aten.reshape.default,  # what stands before it may have other strides here
     aten.as_strided.default: _as_strided,
+    aten.log_sigmoid.default: _log_sigmoid,
     aten.masked_select.default: masked_select,
     aten.pad.default: _pad,
     aten.grid_sampler.default: _grid_sampler,

@@ -57,7 +57,12 @@ def planned(
         entry = at(model, program.kind)
         grows = [name for name in entry.sizes if name not in model.sizes]
         wanted = plan.cases(
-            entry.sizes, seed, program.kind, given=entry.given is not None, grows=grows
+            entry.sizes,
+            seed,
+            program.kind,
+            given=entry.given is not None,
+            masks=[spec.name for spec in entry.inputs if spec.mask],
+            grows=grows,
         )
         of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
         _relieve(entry, of_entry, wanted)

@@ -29,6 +29,7 @@ GIVEN = "as given"
 REPEATS = 3
 """How often a job calls its artifact: an op was once right twice and wrong at the third call."""
 
+_NOTHING = "masks of zeros"
 _ODD = (3, 7, 11, 13, 17)
 _MOVED_UP = 16
 _TOGETHER = 3  # dimensions that are moved up each by itself
@@ -50,6 +51,7 @@ class Case:
         layout: of floating inputs and cotangents in memory, see `runtimes._layouts`.
         seed: of the values.
         entry: what of the model takes these inputs.
+        nothing: whether inputs that are masks are all 0, and select nothing.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Case:
     layout: str
     seed: int
     entry: Entry = "forward"
+    nothing: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def cases(
     entry: Entry = "forward",
     *,
     given: bool = False,
+    masks: Collection[str] = (),
     grows: Collection[str] = (),
 ) -> tuple[Case, ...]:
     """The shapes of the export, and held-out shapes chosen to break coincidences.
@@ -94,15 +98,18 @@ def cases(
         seed: of the first case; the others count up from it.
         entry: what of the model; a step has no gradient, so no cotangents.
         given: whether there are inputs of the user's own, at `sizes`.
+        masks: inputs of zeros and ones.
         grows: dimensions of a step's states that are 0 before the first token.
     """
     ones = dict.fromkeys(sizes, 1)
     odd = dict(zip(sizes, (_ODD[i % len(_ODD)] for i in range(len(sizes))), strict=True))
     edge = {name: 1 if name == "batch" else _EDGE for name in sizes}
-    drafts: list[tuple[str, Mapping[str, int], str]] = [
-        ("export", sizes, "contiguous"),
-        ("export, cotangents of stride 0", sizes, "expanded"),
-    ]
+    drafts: list[tuple[str, Mapping[str, int], str]] = [("export", sizes, "contiguous")]
+    name, few = _several(sizes)
+    if entry != "step":
+        drafts.append((f"{name}, cotangents of stride 0", few, "expanded"))
+    elif few != sizes:
+        drafts.append((name, few, "contiguous"))
     if sizes:
         drafts += [
             ("every dimension 1", ones, "contiguous"),
@@ -113,15 +120,28 @@ def cases(
         drafts.append(("export, transposed", sizes, "transposed"))
     if given:
         drafts.append((GIVEN, sizes, "contiguous"))
+    if masks:
+        drafts.append((_NOTHING, sizes, "contiguous"))
     if grows:
         drafts.append(("first token", {**sizes, **dict.fromkeys(grows, 0)}, "contiguous"))
     if entry == "step":
-        drafts = [
-            (f"step, {name}", s, layout) for name, s, layout in drafts if layout != "expanded"
-        ]
+        drafts = [(f"step, {name}", s, layout) for name, s, layout in drafts]
     return tuple(
-        Case(name, dict(s), layout, seed + i, entry) for i, (name, s, layout) in enumerate(drafts)
+        Case(name, dict(s), layout, seed + i, entry, _NOTHING in name)
+        for i, (name, s, layout) in enumerate(drafts)
     )
+
+
+def _several(sizes: Mapping[str, int]) -> tuple[str, Mapping[str, int]]:
+    """A name for sizes of 1 but for one of 2, and these; those of the export where there is one.
+
+    Of a length of 1 there are no steps but the first: what a runtime computes of none can be wrong
+    for all of a batch but the first.
+    """
+    if len(sizes) < 2:
+        return "export", sizes
+    one = "batch" if "batch" in sizes else next(iter(sizes))
+    return f"every dimension but {one} 1", {**dict.fromkeys(sizes, 1), one: 2}
 
 
 def far(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -155,6 +175,8 @@ def admitted(
         moved = "to" if sizes is None else "up to"
         if sizes is None:
             sizes = _beside(planned[0].sizes, case.sizes, turn, admits)
+        if sizes is None and case.layout == "expanded":  # no other case has such cotangents
+            sizes = dict(planned[0].sizes)
         if sizes is None:
             said = "the program holds for no sizes near it, as one of a larger example may: --size"
             notes.append(f"not compared, {case.name}: {said}")

@@ -81,7 +81,10 @@ def compute(
         with own_backward.inlined():
             known = (given or {}).get(case.name)
             sample = _sample(called, wide[1], case, file, limit, known, spent)
-        samples.append(sample)
+        if case.nothing and given is None and not _of_use(sample):
+            file.unlink(missing_ok=True)
+        else:
+            samples.append(sample)
     write_index(folder, samples)
     return tuple(samples)
 
@@ -141,6 +144,8 @@ def _drawn(model: Model, case: Case) -> tuple[Tensors, Tensors]:
         inputs = dict(model.given)
     else:
         inputs = {spec.name: example(spec, case.sizes, generator) for spec in model.inputs}
+    if case.nothing:
+        inputs |= {s.name: torch.zeros_like(inputs[s.name]) for s in model.inputs if s.mask}
     try:
         with References():
             outputs = session(model, model.module).run(inputs)
@@ -419,14 +424,18 @@ def require_some(samples: Sequence[Sample]) -> None:
             )
 
 
-def doubts(samples: Sequence[Sample]) -> list[str]:
+def doubts(samples: Sequence[Sample], planned: Sequence[Case] = ()) -> list[str]:
     """Notes on what nothing can be held against: what the model does not run, what it gives
-    nothing finite of, or not twice, and what depends on a choice that rounding decides."""
+    nothing finite of, or not twice, and what depends on a choice that rounding decides; of the
+    `planned` cases, those that have no sample."""
     notes = [
         f"not compared, {sample.case.name}: {sample.refusal}"
         for sample in samples
         if sample.refused is not None
     ]
+    there = [sample.case.name for sample in samples]
+    lost = [case.name for case in planned if case.name not in there]
+    notes += [f"not compared, {name}: the model gives nothing there to hold on to" for name in lost]
     if nowhere := {sample.case.name: found for sample in samples if (found := _nowhere(sample))}:
         outputs = ", ".join(sorted({name for found in nowhere.values() for name in found}))
         notes.append(
@@ -450,6 +459,15 @@ def doubts(samples: Sequence[Sample]) -> list[str]:
             "the values differ (--inputs)"
         )
     return notes
+
+
+def _of_use(sample: Sample) -> bool:
+    """Whether the model runs, and every tensor is decided and finite somewhere."""
+    if sample.refused is not None or sample.undecided or sample.unstable:
+        return False
+    stored = [name for name in sample.expected if name not in sample.omitted]
+    with opened(sample) as truth:
+        return all(is_finite_somewhere(truth(name)) for name in stored)
 
 
 def _nowhere(sample: Sample) -> list[str]:

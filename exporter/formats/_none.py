@@ -1,0 +1,68 @@
+"""Operators whose forms in ONNX, or in ONNX Runtime, take none for something else.
+
+Of a size that may be 0, such as how many a mask selects. The form that torch.onnx has of some
+reshapes to sizes of which one is left open, for which a size of 0 is the one that stood there.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from fuseport.exporter.formats import _products
+from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.program.symbolic import may_be_none
+
+__all__ = ["is_none_ever", "of_none"]
+
+aten = torch.ops.aten
+
+
+def of_none(exported: ExportedProgram) -> Table:
+    """Forms for a program in which a size may be 0; nothing for others."""
+    return _OF_NONE if any(map(is_none_ever, exported.graph.nodes)) else {}
+
+
+def is_none_ever(node: fx.Node) -> bool:
+    """Whether it is a tensor of which a size may be 0."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and any(map(may_be_none, value.shape))
+
+
+def _repeat_interleave(
+    x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
+) -> Any:
+    if not any(map(may_be_none, x.shape)):
+        return NotImplemented
+    if dim is None:
+        x, dim = x.reshape(math.prod(x.shape)), 0
+    dim %= x.dim()
+    sizes, more = list(x.shape[: dim + 1]), list(x.shape[dim + 1 :])
+    repeated = x.unsqueeze(dim + 1).expand([*sizes, repeats, *more])
+    return repeated.reshape([*sizes[:dim], sizes[dim] * repeats, *more])
+
+
+def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
+    return _mean_dim(x, None, dtype=dtype)
+
+
+def _mean_dim(
+    x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    # ONNX Runtime's mean of none is 0, where torch has NaN.
+    dims = list(dim or range(x.dim()))
+    count = math.prod(x.shape[i] for i in dims)
+    if not may_be_none(count):
+        return NotImplemented
+    return x.sum(dims, keepdim, dtype=dtype) / count
+
+
+_OF_NONE: Table = {
+    **_products.OF_NONE,
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean_dim,
+    aten.repeat_interleave.self_int: _repeat_interleave,
+}
