@@ -82,7 +82,7 @@ def test_a_bundle_verifies_in_python_and_in_cpp(bundle: Path) -> None:
         assert {(row.program, row.way) for row in rows} == {
             ("forward", "run"), ("gradient", "run"), ("gradient", "forms"),
         }  # fmt: skip
-        assert len({row.case for row in rows}) == 5
+        assert len({row.case for row in rows}) == 6
 
 
 def test_python_and_cpp_give_the_same_bits_even_of_nothing(bundle: Path) -> None:

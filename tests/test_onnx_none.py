@@ -47,6 +47,14 @@ FORMULAS = {
     "self.inner(x[mask[:, 0] > 0]).transpose(1, 2)))).sum(0), every",
     "repeats": "k.repeat_interleave(2, 0), k.repeat_interleave(3, -1), rows.repeat_interleave(2), "
     "x[:, 1:].repeat_interleave(2, 0)",
+    "repeats by values": "rows.repeat_interleave((rows[:, 0] > 0).long() + 1, 0), every",
+    "places": "every.masked_scatter((mask.flatten() > 0)[:, None].expand(every.shape), rows), "
+    "F.unfold(rows.unflatten(1, (1, 2, 4)), 2)",
+    "axes from the back": "x[:, 1:].amax(-1), x[:, 1:].max(-1).values, x[:, 1:].amin(-1, True), "
+    "rows.sum(-1), (x[:, 1:] > 0).any(-1).float() * rows.sum(), k.sum(-1), rows.norm(dim=-1), "
+    "k.argmax(-1).float() * rows.sum()",
+    "squares": "F.mse_loss(rows, 2 * rows), rows.var(0, correction=0), k.var((0, 1)), "
+    "x[:, 1:].var(1), x[:, 1:].var(-1)",
     "grouped attention": "F.scaled_dot_product_attention(k.repeat(2, 1, 1)[None], "
     "*(k[None].repeat_interleave(2, 1) for _ in 'kv')), every",
     "gates": "F.logsigmoid(rows), F.logsigmoid(3 * (rows - rows.detach())), every",
@@ -95,7 +103,7 @@ def test_it_is_what_torch_gives(
 @pytest.mark.parametrize(
     ("formula", "case"),
     [
-        ("a rest", "every dimension but batch 1, cotangents of stride 0"),
+        ("a rest", "batch 2, all else 1"),
         ("repeats", "masks of zeros"),
     ],
 )

@@ -45,7 +45,7 @@ def test_truth_is_computed_once_for_all_runtimes(
     runtimes = ["onnxruntime", "torchscript"]
     report = api.verify(state_spaces_bundle, runtime=runtimes)
     cases = {row.case for row in report.results if row.runtime in runtimes}
-    assert len(computed) == len(cases) == 5
+    assert len(computed) == len(cases) == 6
     assert set(report.spent) == set(PARTS)
     for part in set(PARTS) - {"localising"}:
         assert report.spent[part] > 0.0, part

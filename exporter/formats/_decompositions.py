@@ -243,8 +243,10 @@ def _masked_scatter_backward(cotangent: Tensor, mask: Tensor, sizes: Sequence[in
     taken = mask.expand(cotangent.shape).reshape(-1)
     places = (taken.to(torch.int64).cumsum(0) - 1).clamp(min=0)
     values = torch.where(taken, cotangent.reshape(-1), 0)
-    source = torch.zeros([math.prod(sizes)], dtype=values.dtype, device=values.device)
-    return source.scatter_add(0, places, values).reshape(sizes)
+    count = math.prod(sizes)
+    some = count + int(may_be_none(count))  # or there would be no place at all
+    source = torch.zeros([some], dtype=values.dtype, device=values.device)
+    return source.scatter_add(0, places, values)[:count].reshape(sizes)
 
 
 def _convolution_backward(

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
 
 from fuseport.exporter.formats import _products
@@ -28,14 +30,17 @@ def of_none(exported: ExportedProgram) -> Table:
 
 def is_none_ever(node: fx.Node) -> bool:
     """Whether it is a tensor of which a size may be 0."""
-    value = node.meta.get("val")
+    return _is_none_ever(node.meta.get("val"))
+
+
+def _is_none_ever(value: Any) -> bool:
     return isinstance(value, Tensor) and any(map(may_be_none, value.shape))
 
 
 def _repeat_interleave(
     x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
 ) -> Any:
-    if not any(map(may_be_none, x.shape)):
+    if not _is_none_ever(x):
         return NotImplemented
     if dim is None:
         x, dim = x.reshape(math.prod(x.shape)), 0
@@ -43,6 +48,19 @@ def _repeat_interleave(
     sizes, more = list(x.shape[: dim + 1]), list(x.shape[dim + 1 :])
     repeated = x.unsqueeze(dim + 1).expand([*sizes, repeats, *more])
     return repeated.reshape([*sizes[:dim], sizes[dim] * repeats, *more])
+
+
+def _repeats(repeats: Tensor, *, output_size: int | None = None) -> Any:
+    # One more, of which there is none, for how many there are to be found at the last of some.
+    if not may_be_none(repeats.shape[0]):
+        return NotImplemented
+    return aten.repeat_interleave.Tensor(F.pad(repeats, (0, 1)), output_size=output_size)
+
+
+def _im2col(x: Tensor, *sizes: Any) -> Any:
+    return (
+        decomposition_table[aten.im2col.default](x, *sizes) if _is_none_ever(x) else NotImplemented
+    )
 
 
 def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
@@ -60,9 +78,33 @@ def _mean_dim(
     return x.sum(dims, keepdim, dtype=dtype) / count
 
 
+def _mse_loss(x: Tensor, *more: Any) -> Any:
+    return (
+        decomposition_table[aten.mse_loss.default](x, *more) if _is_none_ever(x) else NotImplemented
+    )
+
+
+def _var(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    dims = list(dim or range(x.dim()))
+    count = math.prod(x.shape[i] for i in dims)
+    squares = (x - x.sum(dims, True) / count).square().sum(dims, keepdim)
+    free = torch.scalar_tensor(count, dtype=x.dtype) - (1 if correction is None else correction)
+    return squares / free.clamp(min=0)
+
+
 _OF_NONE: Table = {
     **_products.OF_NONE,
     aten.mean.default: _mean,
     aten.mean.dim: _mean_dim,
+    aten.mse_loss.default: _mse_loss,
+    aten.var.correction: _var,
+    aten.im2col.default: _im2col,
     aten.repeat_interleave.self_int: _repeat_interleave,
+    aten.repeat_interleave.Tensor: _repeats,
 }

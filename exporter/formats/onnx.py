@@ -32,6 +32,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
+from fuseport.exporter.formats._axes import from_the_front
 from fuseport.exporter.formats._bfloat16 import in_float32
 from fuseport.exporter.formats._checks import refuse, refuse_values, returning_conditions
 from fuseport.exporter.formats._complex import in_parts
@@ -162,6 +163,7 @@ def _translate(
     without_sequences(model)
     in_float32(model)
     one_axis_at_a_time(model)
+    from_the_front(model)
     values = _values(model, onnx_program.exported_program)
     with quiet("onnx_ir"):
         _clean(model)

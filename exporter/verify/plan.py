@@ -104,12 +104,10 @@ def cases(
     ones = dict.fromkeys(sizes, 1)
     odd = dict(zip(sizes, (_ODD[i % len(_ODD)] for i in range(len(sizes))), strict=True))
     edge = {name: 1 if name == "batch" else _EDGE for name in sizes}
-    drafts: list[tuple[str, Mapping[str, int], str]] = [("export", sizes, "contiguous")]
-    name, few = _several(sizes)
-    if entry != "step":
-        drafts.append((f"{name}, cotangents of stride 0", few, "expanded"))
-    elif few != sizes:
-        drafts.append((name, few, "contiguous"))
+    drafts: list[tuple[str, Mapping[str, int], str]] = [
+        ("export", sizes, "contiguous"),
+        ("export, cotangents of stride 0", sizes, "expanded"),
+    ]
     if sizes:
         drafts += [
             ("every dimension 1", ones, "contiguous"),
@@ -118,6 +116,11 @@ def cases(
         ]
     else:
         drafts.append(("export, transposed", sizes, "transposed"))
+    if len(sizes) > 1:
+        # Of a length of 1 there are no steps but the first: what a runtime computes of none can be
+        # right for the first of a batch, and for no other.
+        several = "batch" if "batch" in sizes else next(iter(sizes))
+        drafts.append((f"{several} 2, all else 1", {**ones, several: 2}, "contiguous"))
     if given:
         drafts.append((GIVEN, sizes, "contiguous"))
     if masks:
@@ -125,23 +128,13 @@ def cases(
     if grows:
         drafts.append(("first token", {**sizes, **dict.fromkeys(grows, 0)}, "contiguous"))
     if entry == "step":
-        drafts = [(f"step, {name}", s, layout) for name, s, layout in drafts]
+        drafts = [
+            (f"step, {name}", s, layout) for name, s, layout in drafts if layout != "expanded"
+        ]
     return tuple(
         Case(name, dict(s), layout, seed + i, entry, _NOTHING in name)
         for i, (name, s, layout) in enumerate(drafts)
     )
-
-
-def _several(sizes: Mapping[str, int]) -> tuple[str, Mapping[str, int]]:
-    """A name for sizes of 1 but for one of 2, and these; those of the export where there is one.
-
-    Of a length of 1 there are no steps but the first: what a runtime computes of none can be wrong
-    for all of a batch but the first.
-    """
-    if len(sizes) < 2:
-        return "export", sizes
-    one = "batch" if "batch" in sizes else next(iter(sizes))
-    return f"every dimension but {one} 1", {**dict.fromkeys(sizes, 1), one: 2}
 
 
 def far(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -175,8 +168,6 @@ def admitted(
         moved = "to" if sizes is None else "up to"
         if sizes is None:
             sizes = _beside(planned[0].sizes, case.sizes, turn, admits)
-        if sizes is None and case.layout == "expanded":  # no other case has such cotangents
-            sizes = dict(planned[0].sizes)
         if sizes is None:
             said = "the program holds for no sizes near it, as one of a larger example may: --size"
             notes.append(f"not compared, {case.name}: {said}")

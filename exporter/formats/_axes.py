@@ -1,0 +1,64 @@
+"""Axes of reductions in ONNX, counted from the front.
+
+Where there is nothing to reduce and an axis is counted from the back, ONNX Runtime, 1.31 at least,
+gives the shape of what it was given: of (2, 0, 8), reduced over the axis -1, that and not (2, 0).
+"""
+
+import onnx_ir as ir
+
+__all__ = ["from_the_front"]
+
+_OF_POSITION = ("ArgMax", "ArgMin")
+_OF_THE_SAME_SIZES = (
+    "Abs", "Add", "And", "Cast", "CastLike", "Div", "Equal", "Exp", "Greater", "Identity", "IsNaN",
+    "Less", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Sqrt", "Sub",
+    "Where",
+)  # fmt: skip
+
+
+def from_the_front(model: ir.Model) -> None:
+    """Count the axes of all reductions so, where the number of dimensions is known."""
+    for node in tuple(model.graph.all_nodes()):
+        if node.domain:
+            continue
+        if node.op_type in _OF_POSITION:
+            axis, rank = node.attributes.get_int("axis", 0), _rank(node.inputs[0])
+            if axis < 0 and rank is not None:
+                node.attributes["axis"] = ir.AttrInt64("axis", axis + rank)
+        elif node.op_type.startswith("Reduce"):
+            _count(node)
+
+
+def _count(node: ir.Node) -> None:
+    axes, rank = _axes(node), _rank(node.inputs[0])
+    if rank is None or node.graph is None or all(axis >= 0 for axis in axes):
+        return
+    counted = ir.tensor([axis % rank for axis in axes], dtype=ir.DataType.INT64)
+    constant = ir.node("Constant", [], {"value": counted})
+    node.graph.insert_before(node, constant)
+    node.replace_input_with(1, constant.outputs[0])
+
+
+def _axes(node: ir.Node) -> list[int]:
+    """As they are given; none where they are not known, or all are reduced."""
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    maker = None if given is None else given.producer()
+    if maker is not None and maker.op_type == "Reshape":  # as torch.onnx gives a single one
+        given = maker.inputs[0]
+    known = None if given is None else ir.convenience.get_const_tensor(given)
+    return [] if known is None else [int(axis) for axis in known.numpy().reshape(-1)]
+
+
+def _rank(x: ir.Value | None) -> int | None:
+    """torch.onnx notes sizes of what nodes of the program give, and of nothing in between."""
+    if x is None:
+        return None
+    if x.shape is not None:
+        return len(x.shape)
+    if (known := ir.convenience.get_const_tensor(x)) is not None:
+        return known.numpy().ndim
+    node = x.producer()
+    if node is None or node.domain or node.op_type not in _OF_THE_SAME_SIZES:
+        return None
+    ranks = [_rank(value) for value in node.inputs]
+    return None if None in ranks else max(rank for rank in ranks if rank is not None)
