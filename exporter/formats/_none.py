@@ -93,8 +93,10 @@ def _var(
 ) -> Tensor:
     dims = list(dim or range(x.dim()))
     count = math.prod(x.shape[i] for i in dims)
+    wide = torch.promote_types(x.dtype, torch.float32)  # halves do not hold such sums
+    x = x.to(wide)
     squares = (x - x.sum(dims, True) / count).square().sum(dims, keepdim)
-    free = torch.scalar_tensor(count, dtype=x.dtype) - (1 if correction is None else correction)
+    free = torch.scalar_tensor(count, dtype=wide) - (1 if correction is None else correction)
     return squares / free.clamp(min=0)
 
 

@@ -73,7 +73,9 @@ def _log_sigmoid(x: Tensor) -> Any:
     # Its backward asks whether there is anything at all.
     if not any(map(may_be_none, x.shape)):
         return aten.log_sigmoid.default(x)
-    return torch.minimum(x, torch.zeros_like(x)) - torch.log1p(torch.exp(-x.abs()))
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as its kernel takes halves
+    out = torch.minimum(wide, torch.zeros_like(wide)) - torch.log1p(torch.exp(-wide.abs()))
+    return out.to(x.dtype)
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Any:
