@@ -28,6 +28,7 @@ LISTED = "many = lengths.long().tolist(); count = int(len(many)); "
 # What is made of lengths: how many there are, the longest, and they as a tensor.
 FORMULAS = {
     "item": "count, longest, ends = len(lengths), lengths.max().item(), lengths",
+    "int": "count, longest, ends = len(lengths), int(torch.max(lengths)), lengths",
     "new": LISTED + "longest, ends = int(max(many)), x.long().new(many)",
     "tensor": LISTED + "longest, ends = x.shape[1], torch.tensor(many, dtype=torch.int32)",
     "like": LISTED + "longest, ends = x.shape[1], lengths.new_tensor(many[:])",

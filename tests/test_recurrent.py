@@ -178,32 +178,3 @@ def test_a_layer_whose_weights_are_computed(tmp_path: Path, saved_with: SavedWit
     assert "grad/a.weight_hh_l0_g" in {row.tensor for row in report.results}
     x = torch.randn(2, 9, 3)
     torch.testing.assert_close(torch.jit.load(bundle.folder / "forward.pt")(x), layer(x)[0])
-
-
-def packed_by_lengths(layer: nn.Module, x: Tensor) -> Tensor:
-    lengths = x[:, 0].abs().long() + 1
-    packed = nn.utils.rnn.pack_padded_sequence(x[..., None], lengths, enforce_sorted=False)
-    last: Tensor = layer(packed)[1][0]
-    return last
-
-
-def packed_by_hand(layer: nn.Module, x: Tensor) -> Tensor:
-    sizes = torch.ones(x.shape[0], dtype=torch.int64)
-    packed = nn.utils.rnn.PackedSequence(x, sizes)
-    data: Tensor = layer(packed)[0].data
-    return data
-
-
-@pytest.mark.parametrize("call", [packed_by_lengths, packed_by_hand])
-def test_packed_sequences_are_refused_in_a_line(call: Callable[..., Tensor]) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.LSTM(1 if call is packed_by_lengths else 5, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return call(self.layer, x)
-
-    spec = TensorSpec("x", "float32", ("length", 5))
-    with pytest.raises(ExportFailed, match="padded sequences, without pack_padded_sequence"):
-        capture_forward(Net().eval(), {"x": torch.randn(5, 5)}, [spec])

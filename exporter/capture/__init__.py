@@ -15,6 +15,7 @@ from fuseport.exporter import shims
 from fuseport.exporter.capture import blockers, counts, decisions, integers
 from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.capture.guards import guards
+from fuseport.exporter.capture.lengths import in_order
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable
 from fuseport.exporter.models.model import Model, at, example, examples
@@ -70,7 +71,11 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
             torch.no_grad(),
             own_backward.seen() as functions,
         ):
-            result = repeatable(model.module, model.module)(*inputs.values())
+            call = repeatable(model.module, model.module)
+            ordered = in_order(model, inputs, call)
+            if ordered is not model:
+                model, inputs = ordered, examples(ordered, torch.Generator().manual_seed(seed))
+            result = call(*inputs.values())
     except Exception as error:  # the user's code can raise anything
         failed = ExportFailed(f"the model itself does not run, {_at(model, inputs, error)}")
         raise _explained(failed, model, inputs, runs=False) from error
@@ -82,6 +87,8 @@ def tried(model: Model, seed: int) -> tuple[Model, tuple[str, ...]]:
         if names := [name for name, verdict in functions.items() if verdict == kind]:
             config[kind] = names
     notes = [*own_backward.doubts(config)]
+    if names := [spec.name for spec in model.inputs if spec.descending]:
+        notes.append(f"{', '.join(names)}: in decreasing order wherever drawn, as the model asks")
     if late:
         names = sorted(late)
         notes.append(

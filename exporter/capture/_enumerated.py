@@ -17,6 +17,8 @@ from torch import SymBool, SymInt, Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from fuseport.exporter.program.listed import Listed
+
 __all__ = ["Enumerated"]
 
 _MOST = 1024  # of such values
@@ -131,7 +133,8 @@ class Enumerated(TorchFunctionMode):
             if always or (may_be and self._assume(all_there, sys._getframe(2))):
                 given = whole
         if func in (Tensor.numpy, Tensor.__array__) and _has_numbers(given):
-            return np.array(given.tolist(), dtype=object)
+            numbers = given.tolist()
+            return numbers if isinstance(numbers, Listed) else np.array(numbers, dtype=object)
         return func(given, *rest, **kwargs)
 
 

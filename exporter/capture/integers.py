@@ -43,7 +43,7 @@ def noticed() -> Iterator[list[Place]]:
 
         return mock.patch.object(kind, f"__{called}__", to_number)
 
-    numbers = noting(SymInt, "int"), noting(SymFloat, "int")
+    numbers = noting(SymInt, "int"), noting(SymFloat, "int"), noting(Tensor, "int")
     lengths = noting(Tensor, "len"), noting(Listed, "len")
     with ExitStack() as stack:
         for noted in (*numbers, *lengths, unseen(__file__)):
@@ -98,6 +98,8 @@ class _AsInt(type):
 
 class _Int(int, metaclass=_AsInt):
     def __new__(cls, *arguments: Any) -> Any:
+        if len(arguments) == 1 and isinstance(arguments[0], Tensor):
+            arguments = (arguments[0].item(),)
         if len(arguments) != 1 or not isinstance(arguments[0], SymInt | SymFloat):
             return builtins.int(*arguments)
         size = arguments[0]

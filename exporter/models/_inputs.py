@@ -13,9 +13,7 @@ __all__ = ["kept", "with_inputs"]
 
 def with_inputs(model: Model, specs: Sequence[TensorSpec]) -> Model:
     """The same model, of any code, with other inputs."""
-    described = [
-        [s.name, s.dtype, list(s.dims), s.high, *([s.low] if s.low else [])] for s in specs
-    ]
+    described = [[s.name, s.dtype, list(s.dims), s.high, *_more(s)] for s in specs]
     config = {**model.config, "inputs": described}
     sizes = _sizes(specs)
     return replace(
@@ -25,6 +23,12 @@ def with_inputs(model: Model, specs: Sequence[TensorSpec]) -> Model:
         config=config,
         step=lambda: decoding.step(model.module, config, specs, sizes, model.stand_ins),
     )
+
+
+def _more(spec: TensorSpec) -> list[Any]:
+    if spec.descending:
+        return [spec.low, spec.descending]
+    return [spec.low] if spec.low else []
 
 
 def kept(config: Mapping[str, Any]) -> list[TensorSpec]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.program import Entry, TensorSpec, named_outputs
 
-__all__ = ["OWN_CODE", "Model", "at", "example", "examples", "named"]
+__all__ = ["OWN_CODE", "Model", "at", "example", "examples", "named", "up_to_a_dimension"]
 
 OWN_CODE = "give your own code: --model your_code.py:Model --input-shapes 'x:[batch,length,64]'"
 """What to do about a checkpoint of which no architecture is known."""
@@ -100,8 +100,7 @@ def at(model: Model, entry: Entry) -> Model:
 def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
     """A random tensor of a spec: normal, or uniform over the valid integers.
 
-    Of a vector of integers up to a dynamic dimension, such as lengths, the first is that size: a
-    batch is as long as the longest in it.
+    Of lengths the first is the largest that there can be: a batch is as long as the longest in it.
 
     Args:
         spec: what to make.
@@ -113,13 +112,16 @@ def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generat
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
     high = 2 if spec.dtype == "bool" else spec.high
     assert high is not None, f"{spec.name} has no upper bound"
-    lengths = False
     if isinstance(high, str):
         dim, more, _ = high.partition("+")
         high = sizes[dim] + bool(more)
-        lengths = bool(more) and len(shape) == 1
     high = max(high, spec.low + 1)  # where no value is valid, the model may refuse one
     drawn = torch.randint(spec.low, high, shape, generator=generator).to(spec.torch_dtype)
-    if lengths:
+    if up_to_a_dimension(spec):
         drawn[:1] = high - 1
-    return drawn
+    return drawn.sort(descending=True).values if spec.descending else drawn
+
+
+def up_to_a_dimension(spec: TensorSpec) -> bool:
+    """Whether an input is a vector of integers up to a dynamic dimension, such as lengths."""
+    return isinstance(spec.high, str) and spec.high.endswith("+1") and len(spec.dims) == 1

@@ -70,6 +70,7 @@ class TensorSpec:
         high: for integers, the exclusive upper bound of valid values: a number, a dynamic dimension
             of an input, or one more, `length+1`.
         low: the lower one, which is a valid value.
+        descending: for a vector of lengths, whether they are valid in decreasing order alone.
     """
 
     name: str
@@ -77,6 +78,7 @@ class TensorSpec:
     dims: tuple[int | str, ...]
     high: int | str | None = None
     low: int = 0
+    descending: bool = False
 
     @property
     def floating(self) -> bool:

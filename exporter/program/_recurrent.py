@@ -6,12 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from fuseport.exporter.errors import ExportFailed
-
-__all__ = ["recurrent"]
+__all__ = ["is_layer", "over_steps", "recurrent"]
 
 # One step of a layer: (what inputs add to the gates, states, weights of the states, their bias, and
 # those of an LSTM's projection) → states; the first of them is the output. Formulas and order of
@@ -62,42 +58,58 @@ _STEPS: dict[Any, _Step] = {
     torch.rnn_relu: _relu,
 }
 
-_PACK = torch._VF._pack_padded_sequence
-_PACKED = (
-    "a packed sequence has lengths, and so sizes, that depend on values: give recurrent layers "
-    "padded sequences, without pack_padded_sequence"
-)
+
+def is_layer(func: Any) -> bool:
+    """Whether a function of torch's is that of a recurrent layer."""
+    return func in _STEPS
 
 
 def recurrent(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` returns, or None.
 
     None is for other functions, for a length that is a number and for dropout.
-
-    Raises:
-        ExportFailed: a packed sequence, whose sizes depend on values.
     """
-    if func is _PACK and isinstance(args[1], FakeTensor) and args[1].constant is None:
-        raise ExportFailed(_PACKED)
-    step = _STEPS.get(func)
-    if step is None or kwargs or len(args) != 9:
+    if func not in _STEPS or kwargs or len(args) != 9:
         return None
-    if not isinstance(args[3], bool):  # (packed, sizes of batches, states, weights, …)
-        try:
-            return func(*args)
-        except GuardOnDataDependentSymNode as error:
-            raise ExportFailed(_PACKED) from error
-    x, given, weights, biased, layers, dropout, training, both, batch_first = args
-    directions = 2 if both else 1
+    x, first, weights, biased, layers, dropout, training, both, batch_first = args
     if training and dropout:
         return None
     if batch_first:
         x = x.transpose(0, 1)
     if not isinstance(x.shape[0], torch.SymInt):
         return None
+    y, *last = over_steps(func, x, first, weights, biased, layers, both)
+    return (y.transpose(0, 1) if batch_first else y, *last)
+
+
+def over_steps(
+    func: Any,
+    x: Tensor,
+    first: Tensor | Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biased: bool,
+    layers: int,
+    both: bool,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """The outputs and the last states of the layers of `func`.
+
+    Args:
+        func: one for which `is_layer`.
+        x: (length, batch, features).
+        first: states, (layers * directions, batch, …).
+        weights: of all layers and directions, as torch has them in a list.
+        biased: whether they have biases.
+        layers: how many.
+        both: whether each goes in both directions.
+        mask: (length, batch, 1); where it is False a sequence has ended, and its states stay what
+            they are. Of the outputs, those mean nothing.
+    """
+    step = _STEPS[func]
+    directions = 2 if both else 1
     of_layer = len(weights) // (layers * directions)
-    first = given if isinstance(given, (list, tuple)) else [given]
-    last: list[list[Tensor]] = [[] for _ in first]
+    states_first = first if isinstance(first, list | tuple) else [first]
+    last: list[list[Tensor]] = [[] for _ in states_first]
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
@@ -105,17 +117,16 @@ def recurrent(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             output, states = _layer(
                 step,
                 x,
-                [state[at] for state in first],
+                [state[at] for state in states_first],
                 weights[at * of_layer : (at + 1) * of_layer],
                 biased,
                 backwards=direction == 1,
+                mask=mask,
             )
             outputs.append(output)
             for of_kind, state in zip(last, states, strict=True):
                 of_kind.append(state)
         x = torch.cat(outputs, -1) if both else outputs[0]
-    if batch_first:
-        x = x.transpose(0, 1)
     return (x, *(torch.stack(states) for states in last))
 
 
@@ -126,6 +137,7 @@ def _layer(
     weights: Sequence[Tensor],
     biased: bool,
     backwards: bool,
+    mask: Tensor | None,
 ) -> tuple[Tensor, Sequence[Tensor]]:
     given, weight = x @ weights[0].mT, weights[1].mT.contiguous()
     bias = weights[3] if biased else torch.zeros_like(weight[0])
@@ -133,11 +145,16 @@ def _layer(
         given = given + weights[2]
     projection = [w.mT.contiguous() for w in weights[4 if biased else 2 :]]
 
-    def one(states: list[Tensor], at: Tensor) -> tuple[list[Tensor], Tensor]:
-        after = step(at, states, weight, bias, *projection)
+    def one(states: list[Tensor], at: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
+        after = step(at[0], states, weight, bias, *projection)
+        for kept in at[1:]:
+            after = tuple(
+                torch.where(kept, new, old) for new, old in zip(after, states, strict=True)
+            )
         # A state and an output must not be one tensor, nor a state what comes in.
         return list(after), after[0].clone()
 
     # Those given may be one tensor, as the zeros of nn.LSTM are, or expanded.
-    states, output = scan(one, [s.clone() for s in first], given, dim=0, reverse=backwards)
+    over = (given,) if mask is None else (given, mask)
+    states, output = scan(one, [s.clone() for s in first], over, dim=0, reverse=backwards)
     return output, states

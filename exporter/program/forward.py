@@ -43,6 +43,7 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program.listed import listing
+from fuseport.exporter.program.packed import packing, with_values
 from fuseport.exporter.program.portable import DIFFERENTIABLE
 from fuseport.exporter.program.symbolic import (
     Symbolic,
@@ -98,13 +99,16 @@ def capture_forward(
     beside: list[str] = []
 
     def call(*tensors: Tensor) -> Any:
-        with Symbolic(), listing(), within or nullcontext():
+        with Symbolic(), listing(), packing(), within or nullcontext():
             result = module.forward(*tensors)
-        outputs = named_outputs(result, output_names, list(inputs))
+            found = named_outputs(result, output_names, list(inputs))
+            outputs = with_values(found)
         names[:] = outputs
         beside[:] = left_out(result)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
+    # What a loop was traced as before, maybe for one size, would be taken for what it is at any.
+    torch._dynamo.reset()
     with failing_as(kind), any_sizes(), known_constants(), warnings.catch_warnings():
         # That of a recurrent layer is a list of its parameters, which all enter the graph.
         warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[")

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from fuseport.exporter.program._recurrent import recurrent
 from fuseport.exporter.program.listed import of_list
+from fuseport.exporter.program.packed import Packing, Unmade, with_values
 
 __all__ = [
     "Symbolic",
@@ -43,7 +45,16 @@ _USUAL = 16  # a size of which nothing is known
 class Symbolic(TorchFunctionMode):
     """Computes the same by other functions of torch where a size would become a number."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._packing = Packing()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packed = self._packing.result(func, args, kwargs or {})
+        if packed is not NotImplemented:
+            return packed
+        if any(issubclass(kind, Unmade) for kind in types):
+            args, kwargs = with_values((tuple(args), kwargs or {}))
         if func is F.max_pool1d:
             return _max_pool1d(*args, **(kwargs or {}))
         if func == _DATA:  # of which torch.export makes a constant that it cannot write
@@ -213,6 +224,8 @@ def _of_numbers(
     data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **others: Any
 ) -> Tensor | None:
     # Lists of sizes, `torch.tensor([height, width])`: torch's own takes them for numbers.
+    if isinstance(data, np.ndarray) and data.dtype == object:
+        data = data.tolist()
     leaves, shape = _numbers(data)
     if any(others.values()) or not any(
         isinstance(x, torch.SymInt | torch.SymFloat) for x in leaves
