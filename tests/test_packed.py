@@ -335,6 +335,19 @@ def test_lengths_are_what_code_makes_of_them(
     assert "lengths: in decreasing order wherever drawn, as the model asks" in notes
 
 
+def test_sizes_may_be_numbers(tmp_path: Path, saved_net: SavedNet) -> None:
+    net, checkpoint, model = saved_net(HEAD + STATES.replace("LENGTHS", "lengths"))
+    inputs = ["x:[3,9,3]", "lengths:int64[3]>=1<=9"]
+    bundle = api.export(
+        checkpoint, tmp_path / "b", model=model, inputs=inputs, format="torchscript"
+    )
+    report = api.verify(bundle.folder, model=model, runtime="torchscript")
+    assert report.exit_code(strict=True) == 0, report.failures()
+    x, lengths = torch.randn(3, 9, 3), torch.tensor([5, 2, 1])
+    program = torch.jit.load(bundle.folder / "forward.pt")
+    torch.testing.assert_close(program(x, lengths), net(x, lengths))
+
+
 def test_lengths_are_drawn_in_the_order_that_is_asked_for() -> None:
     (spec,) = parse_inputs(["lengths:int64[batch]>=1<=batch"])
     sizes, generator = {"batch": 40}, torch.Generator().manual_seed(0)

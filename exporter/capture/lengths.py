@@ -24,9 +24,11 @@ def in_order(model: Model, inputs: Mapping[str, Tensor], call: Callable[..., Any
         inputs: that it may be called with.
         call: calls it; it is called with lengths that increase.
     """
-    specs = [replace(s, descending=up_to_a_dimension(s)) for s in model.inputs]
-    if model.given is not None or not any(spec.descending for spec in specs):
+    vectors = [s for s in model.inputs if s.high is not None and len(s.dims) == 1]
+    lengths = list(filter(up_to_a_dimension, vectors)) or vectors
+    if model.given is not None or not lengths:
         return model
+    specs = [replace(s, descending=s in lengths) for s in model.inputs]
     increasing = {s.name: _increasing(s, inputs[s.name]) for s in specs if s.descending}
     try:
         call(*{**inputs, **increasing}.values())
@@ -37,4 +39,6 @@ def in_order(model: Model, inputs: Mapping[str, Tensor], call: Callable[..., Any
 
 
 def _increasing(spec: TensorSpec, like: Tensor) -> Tensor:
-    return torch.linspace(spec.low, int(like.max()), like.shape[0]).to(like.dtype)
+    # Of those up to a dimension, the first one drawn is that.
+    largest = spec.high - 1 if isinstance(spec.high, int) else int(like.max())
+    return torch.linspace(spec.low, largest, like.shape[0]).to(like.dtype)
