@@ -278,6 +278,26 @@ def test_kernels_of_triton_itself_are_computed(which: str, before: str, tmp_path
     assert done.returncode == 0, done.stderr
 
 
+PRODUCT = (
+    HEAD
+    + """
+@triton.jit
+def product_kernel(x, y, out):
+    at = tl.arange(0, 16)
+    here = at[:, None] * 16 + at
+    tl.store(out + here, tl.dot(tl.load(x + here), tl.load(y + here)))
+"""
+)
+
+
+def test_a_kernel_computes_in_what_it_says_under_autocast() -> None:
+    x, y = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0))
+    out = torch.empty(16, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        module(PRODUCT).product_kernel[(1,)](x, y, out)
+    torch.testing.assert_close(out, x @ y)
+
+
 ASKED = (
     HEAD
     + KERNELS

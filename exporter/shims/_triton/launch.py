@@ -11,6 +11,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -103,13 +104,20 @@ def _run(
         raise Unknown(f"its {count} programs go each its own way")
     body = rewriting.function(function)
     for here in itertools.product(*turns):
-        with running(Programs(grid, tuple(at_once), here, device, member)):
+        with running(Programs(grid, tuple(at_once), here, device, member)), _own_dtypes(device):
             body(**given)
     for memory, other in itertools.permutations(memories, 2):
         if memory.is_stored and memory.may_overlap(other):
             raise Unknown(f"it stores to {memory.name}, which may be a part of {other.name}")
     for memory in memories:
         memory.finish()
+
+
+def _own_dtypes(device: torch.device) -> AbstractContextManager[Any]:
+    """Kernels compute in the dtypes that they say, also where a model is under autocast."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _plain(size: Any) -> Any:
