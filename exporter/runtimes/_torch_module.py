@@ -76,7 +76,7 @@ class ModuleSession:
             return self._differentiated(inputs, cotangents)
         except RuntimeError as error:
             if own_backward.in_place(error) is None:
-                raise
+                raise self.explained(error) from error
         try:
             with own_backward.saving_copies():
                 return self._differentiated(inputs, cotangents)

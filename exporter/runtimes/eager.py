@@ -90,6 +90,11 @@ def _blame_layout(module: nn.Module, inputs: Sequence[Tensor], error: Exception)
 
 
 def _explained(error: RuntimeError) -> Exception:
+    if isinstance(error, NotImplementedError) and "backward or vjp" in str(error):
+        return Unsupported(
+            "an autograd function of the model's own has no backward: artifacts have the gradient "
+            "of its forward"
+        )
     if own_backward.in_place(error) is None:
         return error
     return Unsupported(

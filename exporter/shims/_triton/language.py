@@ -5,7 +5,7 @@ fast something is done, and not what, are taken and left alone.
 """
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from fuseport.exporter.shims._triton.shapes import (
     whole,
 )
 from fuseport.exporter.shims._triton.values import (
+    Repeats,
     Unknown,
     Value,
     as_value,
@@ -261,14 +262,22 @@ def numbers(*given: Any, **by: Any) -> Iterator[Value]:
     return (Value(number, 0) for number in static_range(*given))
 
 
-def static_range(start: Any, stop: Any = None, step: Any = 1, **by: Any) -> range:
-    """Python's range, of constants."""
-    first, last = (0, start) if stop is None else (start, stop)
-    return range(*map(_index, (first, last, step)))
+def static_range(start: Any, stop: Any = None, step: Any = 1, **by: Any) -> Sequence[Any]:
+    """Python's range, of constants.
 
-
-def _index(number: Any) -> int:
-    return Value(number, 0).__index__() if isinstance(number, SymInt) else number.__index__()
+    Raises:
+        Repeats: how often it repeats is as dynamic as a dimension.
+    """
+    bounds = (0, start, step) if stop is None else (start, stop, step)
+    first, last, by_ = (as_value(n).uniform("how often a kernel repeats something") for n in bounds)
+    if all(isinstance(n, int) for n in (first, last, by_)):
+        return range(first, last, by_)
+    times = -(-(last - first) // by_)
+    if isinstance(times, SymInt):
+        if not times.node.expr.is_number:
+            raise Repeats(last - first, by_)
+        times = int(times)
+    return [first + i * by_ for i in range(times)]
 
 
 def extreme(name: str) -> Callable[..., Any]:

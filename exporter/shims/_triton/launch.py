@@ -3,29 +3,29 @@
 The kernel's own Python function is called, with functions of `language` in the place of Triton's
 and blocks of all programs as what these give. Where Python has to know something that differs from
 program to program, such as which way an `if` goes, the programs along that axis of the grid run one
-after the other, if it is known how many there are.
+after the other, if it is known how many there are. Where a loop goes over a dynamic dimension block
+by block, the kernel is computed with one block for all of it.
 """
 
-import builtins
 import inspect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import CellType, CodeType, FunctionType, ModuleType
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuseport.exporter.shims._triton.dtypes import as_dtype
-from fuseport.exporter.shims._triton.language import LANGUAGE, extreme, numbers
 from fuseport.exporter.shims._triton.memory import Memory, Pointer
-from fuseport.exporter.shims._triton.places import Size, is_one
+from fuseport.exporter.shims._triton.places import Size, is_one, same
+from fuseport.exporter.shims._triton.rewriting import Rewriting, member
 from fuseport.exporter.shims._triton.values import (
     NUMBERS,
     NotUniform,
     Programs,
+    Repeats,
     Unknown,
     Value,
     running,
@@ -55,16 +55,67 @@ def launched(function: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str,
     known = {n: v for n, v in kwargs.items() if n in signature.parameters}
     bound = signature.bind(*args, **known)
     bound.apply_defaults()
-    sizes = tuple(grid({**kwargs, **bound.arguments}) if callable(grid) else grid)
-    sizes = tuple(_plain(size) for size in (*sizes, *[1] * (3 - len(sizes))))
+    constants = {n for n, p in signature.parameters.items() if _is_constant(p.annotation)}
+    _launch(
+        _Launch(function, grid, {**kwargs, **bound.arguments}, dict(bound.arguments), constants)
+    )
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A kernel and its arguments.
+
+    Args:
+        function: the kernel.
+        grid: as it is given.
+        meta: what a function for the grid gets.
+        arguments: of the kernel.
+        constants: the names of those that it is compiled for.
+        loops: over dynamic dimensions, by how far they go and in what steps, for each of which a
+            block has been made as large.
+    """
+
+    function: Any
+    grid: Any
+    meta: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    constants: Collection[str]
+    loops: tuple[tuple[Size, Size], ...] = ()
+
+    def sizes(self) -> tuple[Size, ...]:
+        """How many programs there are along each of three axes."""
+        sizes = tuple(self.grid(dict(self.meta)) if callable(self.grid) else self.grid)
+        return tuple(_plain(size) for size in (*sizes, *[1] * (3 - len(sizes))))
+
+    def with_block(self, name: str, size: Size) -> "_Launch":
+        """Compiled for another size of block."""
+        changed = {name: size}
+        return replace(self, meta={**self.meta, **changed}, arguments={**self.arguments, **changed})
+
+    def blocks(self) -> Iterator[tuple[str, int]]:
+        """Constants that may be sizes of blocks."""
+        for name in self.arguments:
+            value = self.arguments[name]
+            if name in self.constants and type(value) is int and value > 1:
+                yield name, value
+
+
+def _launch(this: _Launch) -> None:
+    sizes = this.sizes()
     if any(isinstance(size, int) and size < 1 for size in sizes):
         return
-    constants = {n for n, p in signature.parameters.items() if _is_constant(p.annotation)}
+    for axis, size in enumerate(sizes):
+        if not is_one(size) and not isinstance(size, int) and _is_run(_along(this, axis)):
+            return
     at_once = [axis for axis, size in enumerate(sizes) if not is_one(size)]
     while True:
         try:
-            _run(function, sizes, at_once, bound.arguments, constants)
+            _run(this, sizes, at_once)
             return
+        except Repeats as error:
+            if _is_run(_over(this, error)):
+                return
+            raise
         except NotUniform as error:
             for axis in error.axes:
                 if not isinstance(sizes[axis], int):
@@ -75,16 +126,45 @@ def launched(function: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str,
                 at_once.remove(axis)
 
 
-def _run(
-    function: Any,
-    grid: tuple[Size, Size, Size],
-    at_once: Sequence[int],
-    arguments: Mapping[str, Any],
-    constants: set[str],
-) -> None:
+def _is_run(others: Iterable[_Launch]) -> bool:
+    """Whether one can be run, of kernels with blocks as large as the dynamic dimension they part.
+
+    What a kernel computes depends on the size of a block as little as its author could choose one.
+    """
+    for other in others:
+        try:
+            _launch(other)
+        except Exception:  # of the kernel, which may take no such block
+            continue
+        return True
+    return False
+
+
+def _over(this: _Launch, error: Repeats) -> Iterator[_Launch]:
+    """With a block for all of what a loop goes over; where one did not change that, with none."""
+    if any(same(error.over, over) and same(error.step, step) for over, step in this.loops):
+        return
+    for name, value in this.blocks():
+        if same(value, error.step):
+            other = this.with_block(name, error.over)
+            yield replace(other, loops=(*this.loops, (error.over, error.step)))
+
+
+def _along(this: _Launch, axis: int) -> Iterator[_Launch]:
+    """With one program along an axis of the grid, which has one for each block of a dimension."""
+    programs = this.sizes()[axis]
+    dynamic = [value for value in this.arguments.values() if isinstance(value, torch.SymInt)]
+    for name, block in this.blocks():
+        for size in dynamic:
+            other = this.with_block(name, size)
+            if same(programs, -(-size // block)) and is_one(other.sizes()[axis]):
+                yield other
+
+
+def _run(this: _Launch, grid: tuple[Size, ...], at_once: Sequence[int]) -> None:
     """Runs all programs, and writes what they stored."""
     memories: list[Memory] = []
-    rewriting = _Rewriting()
+    rewriting = Rewriting()
 
     def passed(name: str, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -94,15 +174,15 @@ def _run(
             return Pointer(found, Value(0, 0))
         if isinstance(value, tuple | list):
             return tuple(passed(name, v) for v in value)
-        known = name in constants or not isinstance(value, NUMBERS)
+        known = name in this.constants or not isinstance(value, NUMBERS)
         return rewriting.resolved(value) if known else Value(value, 0)
 
-    given = {name: passed(name, value) for name, value in arguments.items()}
+    given = {name: passed(name, value) for name, value in this.arguments.items()}
     device = memories[0].tensor.device if memories else torch.device("cpu")
     turns = [range(1) if a in at_once or is_one(n) else range(n) for a, n in enumerate(grid)]
     if (count := math.prod(map(len, turns))) > _MOST:
         raise Unknown(f"its {count} programs go each its own way")
-    body = rewriting.function(function)
+    body = rewriting.function(this.function)
     for here in itertools.product(*turns):
         with running(Programs(grid, tuple(at_once), here, device, member)), _own_dtypes(device):
             body(**given)
@@ -127,114 +207,3 @@ def _plain(size: Any) -> Any:
 def _is_constant(annotation: Any) -> bool:
     name = annotation if isinstance(annotation, str) else getattr(annotation, "_name", None)
     return str(name or getattr(annotation, "__name__", "")).endswith("constexpr")
-
-
-def member(name: str) -> Any:
-    """A function that a block has as its method."""
-    if name in LANGUAGE:
-        return LANGUAGE[name]
-    raise Unknown(f"triton.language.{name} has no form in torch here")
-
-
-class _Names:
-    """`triton.language`, or a module of it, as a kernel finds it."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in LANGUAGE:
-            return LANGUAGE[name]
-        if (dtype := as_dtype(_Name(name))) is not None:
-            return dtype
-        if name in ("extra", "cuda", "libdevice", "math", "core", "standard", "language", "hip"):
-            return self
-        raise Unknown(f"triton.language.{name} has no form in torch here")
-
-
-class _Name:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-_NAMES = _Names()
-
-
-class _Rewriting:
-    """Kernels' functions with what they name of Triton's replaced, each once."""
-
-    def __init__(self) -> None:
-        self._made: dict[Any, FunctionType] = {}
-
-    def function(self, function: Any) -> FunctionType:
-        """A kernel's function, or that of one it calls."""
-        if function in self._made:
-            return self._made[function]
-        names: dict[str, Any] = {"__builtins__": _BUILTINS, "__name__": f"triton.{__name__}"}
-        cells = tuple(CellType() for _ in function.__closure__ or ())
-        new = FunctionType(function.__code__, names, function.__name__, None, cells)
-        self._made[function] = new  # it may call itself, or have its own name among its words
-        given = function.__globals__
-        mentioned = [name for name in _mentioned(function.__code__) if name in given]
-        names.update((name, self.resolved(given[name])) for name in mentioned)
-        for cell, theirs in zip(cells, function.__closure__ or (), strict=True):
-            cell.cell_contents = self.resolved(theirs.cell_contents)
-        new.__defaults__ = tuple(map(self.resolved, function.__defaults__ or ()))
-        new.__kwdefaults__ = {
-            n: self.resolved(v) for n, v in (function.__kwdefaults__ or {}).items()
-        }
-        return new
-
-    def resolved(self, value: Any) -> Any:
-        """What a kernel finds where its code names something: Triton's own as ours.
-
-        Args:
-            value: what the name has outside the kernel.
-        """
-        name = getattr(value, "_name", None)
-        if isinstance(name, str):  # a placeholder
-            return _named(name.partition(".")[2])
-        if isinstance(value, ModuleType):
-            return _NAMES if _is_triton(value.__name__) else value
-        if _is_triton(getattr(value, "__module__", None)) and _word(value) in LANGUAGE:
-            return LANGUAGE[_word(value)]
-        if callable(getattr(value, "fn", None)):
-            return self.function(_innermost(value))
-        if isinstance(value, torch.dtype):
-            return as_dtype(value)
-        if _is_triton(type(value).__module__):
-            constant = type(value).__name__ == "constexpr"
-            return value.value if constant else as_dtype(value) or value
-        return value
-
-
-def _word(value: Any) -> str:
-    return str(getattr(value, "__name__", ""))
-
-
-def _is_triton(module: Any) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] == "triton"
-
-
-def _named(path: str) -> Any:
-    found: Any = _NAMES
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
-def _innermost(kernel: Any) -> Any:
-    while not inspect.isfunction(kernel) and hasattr(kernel, "fn"):
-        kernel = kernel.fn
-    return kernel
-
-
-def _mentioned(code: CodeType) -> set[str]:
-    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-    return set(code.co_names).union(*map(_mentioned, inner))
-
-
-_BUILTINS = {
-    **vars(builtins),
-    "min": extreme("min"),
-    "max": extreme("max"),
-    "range": numbers,
-    "print": lambda *args, **by: None,
-}

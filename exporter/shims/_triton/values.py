@@ -24,6 +24,7 @@ __all__ = [
     "NUMBERS",
     "NotUniform",
     "Programs",
+    "Repeats",
     "Unknown",
     "Value",
     "Within",
@@ -36,6 +37,22 @@ __all__ = [
 
 class Unknown(NotImplementedError):
     """Something in a kernel that has no form in torch."""
+
+
+class Repeats(Unknown):
+    """A loop goes over a dynamic dimension.
+
+    Args:
+        over: how far.
+        step: how much of it at a time.
+    """
+
+    def __init__(self, over: Size, step: Size) -> None:
+        super().__init__(
+            "it repeats something as often as a dynamic dimension says: export that dimension with "
+            "a fixed size"
+        )
+        self.over, self.step = over, step
 
 
 class NotUniform(Exception):
@@ -63,7 +80,7 @@ class Programs:
         members: the functions that a block has as its methods, by name.
     """
 
-    grid: tuple[Size, Size, Size]
+    grid: tuple[Size, ...]
     at_once: tuple[int, ...]
     here: Sequence[int]
     device: torch.device
@@ -217,18 +234,24 @@ class Value:
     # What Python asks of it.
 
     def __bool__(self) -> bool:
-        return bool(self._one("which way a kernel goes"))
+        return bool(self.uniform("which way a kernel goes"))
 
     def __index__(self) -> int:
-        found = self._one("how often a kernel repeats something")
+        found = self.uniform("how often a kernel repeats something")
         if isinstance(found, SymInt):
-            raise Unknown(
-                "it repeats something as often as a dynamic dimension says: export that dimension "
-                "with a fixed size"
-            )
+            raise Repeats(found, 1)
         return int(found)
 
-    def _one(self, what: str) -> Any:
+    def uniform(self, what: str) -> Any:
+        """The number that it is in all programs.
+
+        Args:
+            what: it is asked for.
+
+        Raises:
+            NotUniform: it differs from program to program.
+            Unknown: it is a block of numbers.
+        """
         if self.number is not None:
             return self.number
         axes = len(programs().at_once)
