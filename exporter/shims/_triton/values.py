@@ -274,7 +274,7 @@ class Value:
         if name.startswith("__"):
             raise AttributeError(name)
         member = programs().members(name)
-        return partial(member, self)
+        return member(self) if name == "T" else partial(member, self)
 
     def __getitem__(self, item: Any) -> "Value":
         items = item if isinstance(item, tuple) else (item,)
