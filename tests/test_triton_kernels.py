@@ -263,9 +263,9 @@ def strided_kernel(x, y, out, rows, cols, x0, x1, y0, y1, o0, o1, SIDE: tl.const
     tl.store(out + i * o0 + j * o1, value, mask)
 
 
-def strided(x: Tensor, y: Tensor) -> Tensor:
+def strided(x: Tensor, y: Tensor, more: int = 0, step: int = 2) -> Tensor:
     rows, cols = x.shape
-    out = x.new_zeros(rows + 1, 2 * cols)[1:, ::2]
+    out = x.new_zeros(rows + 1, step * cols + more)[1:, : step * cols : step]
     grid = (triton.cdiv(rows, 4), triton.cdiv(cols, 4))
     strided_kernel[grid](x, y, out, rows, cols, *x.stride(), *y.stride(), *out.stride(), SIDE=4)
     return out
@@ -275,6 +275,30 @@ def of_views(of_x: Callable[[Tensor], Tensor], *sizes: int) -> Case:
     """A case of a view of a tensor, times a tensor."""
     rows, cols = of_x(torch.empty(sizes)).shape
     return Case(lambda x, y: strided(of_x(x), y), lambda x, y: of_x(x) * y, (sizes, (rows, cols)))
+
+
+# Masks that begin and end somewhere, and steps.
+
+
+@triton.jit
+def masked_kernel(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = tl.arange(0, BLOCK)
+    inner = tl.load(x + there, mask=(there >= 2) & (there < n), other=5.0)
+    every_other = tl.load(x + 2 * at, mask=2 * at < n, other=-1.0)
+    tl.store(out + at, inner * every_other, mask=at > 0)
+
+
+def masked(x: Tensor) -> Tensor:
+    out = x.new_full((16,), 3)
+    masked_kernel[(2,)](x, out, len(x), BLOCK=8)
+    return out
+
+
+def masked_formula(x: Tensor) -> Tensor:
+    inner = torch.cat([x.new_full((2,), 5), x[2:], x.new_full((8 - len(x),), 5)]).repeat(2)
+    every_other = torch.cat([x[::2], x.new_full((16 - (len(x) + 1) // 2,), -1)])
+    return torch.cat([x.new_full((1,), 3), (inner * every_other)[1:]])
 
 
 # In place.
@@ -310,6 +334,19 @@ def columns(x: Tensor) -> Tensor:
     rows, n = x.shape
     out = x.new_zeros(n)
     columns_kernel[(triton.cdiv(rows, 2), triton.cdiv(n, 4))](x, out, rows, n, ROWS=2, BLOCK=4)
+    return out
+
+
+@triton.jit
+def counted_kernel(x, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.atomic_add(out + at, tl.load(x + at), mask=at < n)
+
+
+def counted(x: Tensor) -> Tensor:
+    """Every program adds the same."""
+    out = x.new_zeros(5)
+    counted_kernel[(3,)](torch.cat([x, x[:1]]), out, 5, BLOCK=8)
     return out
 
 
@@ -367,6 +404,15 @@ CASES = {
     "contiguous": of_views(lambda x: x, 6, 7),
     "transposed": of_views(lambda x: x.mT, 6, 7),
     "every other column": of_views(lambda x: x[:, 1::2], 6, 12),
+    "strides of 11 and 2": of_views(lambda x: x[:, 1::2], 6, 11),
+    "stored with strides of 11 and 2": Case(
+        lambda x, y: strided(x, y, more=1), lambda x, y: x * y, ((6, 5), (6, 5))
+    ),
+    "stored to a part": Case(
+        lambda x, y: strided(x, y, more=3, step=1), lambda x, y: x * y, ((6, 5), (6, 5))
+    ),
+    "masked": Case(masked, masked_formula, ((7,),)),
+    "counted": Case(counted, lambda x: 3 * x[:5], ((7,),)),
     "a part": of_views(lambda x: x[2:, 3:8], 7, 10),
     "expanded": of_views(lambda x: x[:, None].expand(-1, 5), 6),
     "one of several": of_views(lambda x: x[1, :, 2], 3, 5, 4, 6),
@@ -380,6 +426,8 @@ CASES = {
 GATHERED = {
     "product": "rows and columns are taken modulo how many there are",
     "transposed product": "likewise",
+    "strides of 11 and 2": "11 is no multiple of 2",
+    "stored with strides of 11 and 2": "likewise",
     "expanded": "a mask says how often one element is read",
     "rows of a table": "the table says where",
 }

@@ -57,7 +57,8 @@ class Memory:
     @cached_property
     def _layout(self) -> tuple[list[int], list[Size]]:
         """The dimensions that move, from the largest stride to the smallest, and the room in each
-        but the first for those after it, as the last stride."""
+        but the first for those after it, as the last stride; no rooms where strides are no
+        multiples of one another."""
         sizes, strides = self.tensor.shape, self.tensor.stride()
         moving = [i for i, s in enumerate(sizes) if not is_one(s) and not same(strides[i], 0)]
         ordered: list[int] = []
@@ -67,12 +68,22 @@ class Memory:
         rooms = [strides[a] // strides[b] for a, b in itertools.pairwise(ordered)]
         if ordered:
             rooms.append(strides[ordered[-1]])
-        for above, room, i in zip(ordered, rooms, ordered[1:], strict=False):
-            if not same(strides[above], room * strides[i]) or not always(sizes[i] <= room):
+        for at, (above, i) in enumerate(itertools.pairwise(ordered)):
+            if same(strides[above], rooms[at] * strides[i]) and always(sizes[i] <= rooms[at]):
+                continue
+            if not always(self._extent(ordered[at + 1 :]) <= strides[above]):
                 raise Unknown(
                     f"{self.name} has the strides {tuple(strides)} for the sizes {tuple(sizes)}"
                 )
+            return ordered, []
         return ordered, rooms
+
+    def _own_places(self) -> Tensor:
+        """How far each element is from the first, by the dimensions that move."""
+        dims = self._layout[0]
+        sizes, strides = self.tensor.shape, self.tensor.stride()
+        each = Linear(0, tuple(strides[i] for i in dims), tuple(sizes[i] for i in dims))
+        return each.tensor(self.tensor.device)
 
     def _read(self) -> Tensor:
         ordered, rooms = self._layout
@@ -84,6 +95,9 @@ class Memory:
         x = x.permute([*fixed, *ordered]).reshape([x.shape[i] for i in ordered] or [1])
         if not ordered:
             return x
+        if not rooms:
+            places = self._own_places().reshape(-1)
+            return x.new_zeros(self._extent()).scatter(0, places, x.reshape(-1))
         if not same(rooms[-1], 1):
             x = x.unsqueeze(-1)
         gaps = [*rooms[:-1], *([] if same(rooms[-1], 1) else [rooms[-1]])]
@@ -105,10 +119,13 @@ class Memory:
             raise Unknown(f"it stores to {self.name}, of which several places are one element")
         x = self.flat
         if ordered:
-            x = x.view([sizes[ordered[0]], *rooms])[..., 0]
-            for at, i in enumerate(ordered):
-                if at and not same(sizes[i], x.shape[at]):
-                    x = x.narrow(at, 0, sizes[i])
+            if rooms:
+                x = x.view([sizes[ordered[0]], *rooms])[..., 0]
+                for at, i in enumerate(ordered):
+                    if at and not same(sizes[i], x.shape[at]):
+                        x = x.narrow(at, 0, sizes[i])
+            else:
+                x = x[self._own_places()]
             order = [ordered.index(i) for i in range(len(sizes)) if i in ordered]
             x = x.permute(order)
         # In a function's own backward, autograd knows nothing of what kernels write.
@@ -143,9 +160,11 @@ class Memory:
             for a, b in ((self, other), (other, self))
         )
 
-    def _extent(self) -> Size:
+    def _extent(self, dims: Sequence[int] | None = None) -> Size:
+        """How many elements there are from the first to the last, along all or some dimensions."""
+        of = range(self.tensor.dim()) if dims is None else dims
         sizes, strides = self.tensor.shape, self.tensor.stride()
-        return 1 + sum(stride * (n - 1) for n, stride in zip(sizes, strides, strict=True))
+        return 1 + sum(strides[i] * (sizes[i] - 1) for i in of)
 
     # What kernels do.
 

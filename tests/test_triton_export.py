@@ -1,0 +1,328 @@
+"""Models with kernels of their own in Triton, exported and verified; their own backward, too."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from fuseport.cli import main
+from fuseport.exporter import api, shims
+from fuseport.exporter.errors import FuseportError
+from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.user_code import imported
+from fuseport.exporter.verify.report import OWN_BACKWARD, Report
+
+# Written as libraries of kernels are: an autograd function around one kernel for the forward pass,
+# and one for the backward; kernels for rows, for elements, and for blocks of a transposed tensor.
+CODE = """
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+EPS = tl.constexpr(1e-5)
+
+
+@triton.jit
+def norm_forward(x, w, y, scales, stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < n
+    v = tl.load(x + row * stride + at, mask=mask, other=0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(v * v, axis=0) / n + EPS)
+    tl.store(scales + row, scale)
+    tl.store(y + row * stride + at, v * scale * tl.load(w + at, mask=mask), mask=mask)
+
+
+@triton.jit
+def norm_backward(dy, x, w, scales, dx, dw, stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < n
+    v = tl.load(x + row * stride + at, mask=mask, other=0)
+    g = tl.load(dy + row * stride + at, mask=mask, other=0)
+    scale = tl.load(scales + row)
+    gw = g * tl.load(w + at, mask=mask, other=0)
+    inner = tl.sum(gw * v, axis=0) * scale * scale / n
+    tl.store(dx + row * stride + at, scale * (gw - v * inner), mask=mask)
+    tl.atomic_add(dw + at, g * v * scale, mask=mask)
+
+
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        y = torch.empty_like(rows)
+        scales = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
+        block = triton.next_power_of_2(rows.shape[1])
+        norm_forward[(rows.shape[0],)](rows, w, y, scales, rows.stride(0), rows.shape[1], block)
+        ctx.save_for_backward(rows, w, scales)
+        ctx.block = block
+        return y.view(x.shape)
+
+    @staticmethod
+    def backward(ctx, dy):
+        rows, w, scales = ctx.saved_tensors
+        dy_rows = dy.reshape(rows.shape).contiguous()
+        dx, dw = torch.empty_like(rows), torch.zeros_like(w)
+        norm_backward[(rows.shape[0],)](
+            dy_rows, rows, w, scales, dx, dw, rows.stride(0), rows.shape[1], BLOCK=ctx.block
+        )
+        return dx.view(dy.shape), dw
+
+
+@triton.jit
+def silu(x):
+    return x * tl.sigmoid(x)
+
+
+@triton.jit
+def gate_forward(a, b, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    tl.store(y + at, silu(tl.load(a + at, mask=mask)) * tl.load(b + at, mask=mask), mask=mask)
+
+
+@triton.jit
+def gate_backward(dy, a, b, da, db, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    g, x, z = (tl.load(dy + at, mask=mask), tl.load(a + at, mask=mask), tl.load(b + at, mask=mask))
+    s = tl.sigmoid(x)
+    tl.store(da + at, g * z * (s + x * s * (1 - s)), mask=mask)
+    tl.store(db + at, g * x * s, mask=mask)
+
+
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        a, b = a.contiguous(), b.contiguous()
+        ctx.save_for_backward(a, b)
+        y = torch.empty_like(a)
+        grid = lambda meta: (triton.cdiv(a.numel(), meta["BLOCK"]),)
+        gate_forward[grid](a, b, y, a.numel(), BLOCK=32)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        a, b = ctx.saved_tensors
+        da, db = torch.empty_like(a), torch.empty_like(b)
+        grid = (triton.cdiv(a.numel(), 32),)
+        gate_backward[grid](dy.contiguous(), a, b, da, db, a.numel(), BLOCK=32)
+        return da, db
+
+
+@triton.jit
+def scaled(x, s, y, length, width, x0, x1, x2, y0, y1, y2, L: tl.constexpr, W: tl.constexpr):
+    batch = tl.program_id(0)
+    i = tl.program_id(1) * L + tl.arange(0, L)
+    j = tl.program_id(2) * W + tl.arange(0, W)
+    mask = (i[:, None] < length) & (j[None, :] < width)
+    v = tl.load(x + batch * x0 + i[:, None] * x1 + j[None, :] * x2, mask=mask, other=0.0)
+    s = tl.load(s + j, mask=j < width)
+    tl.store(y + batch * y0 + i[:, None] * y1 + j[None, :] * y2, v * s[None, :], mask=mask)
+
+
+def scale_channels(x, s):
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    batch, length, width = x.shape
+    grid = (batch, triton.cdiv(length, 4), triton.cdiv(width, 8))
+    scaled[grid](x, s, y, length, width, *x.stride(), *y.stride(), L=4, W=8)
+    return y
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(12, bias=False)
+        self.both = nn.Linear(12, 20)
+        self.conv = nn.Conv1d(10, 12, 3, padding=1)
+
+    def forward(self, x):
+        a, b = self.both(Norm.apply(x, self.norm.weight)).chunk(2, -1)
+        y = self.conv(Gate.apply(a, b).mT).mT
+        return x + scale_channels(y, self.norm.weight)
+"""
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "norm": lambda: nn.LayerNorm(12, bias=False),
+    "both": lambda: nn.Linear(12, 20),
+    "conv": lambda: nn.Conv1d(10, 12, 3, padding=1),
+}
+Saved = tuple[Path, str]
+ALL = ("exported_program", "onnx", "onnx_native", "torchscript")
+
+
+def saved(folder: Path, code: str) -> Saved:
+    """A checkpoint of random weights, and what --model is."""
+    torch.manual_seed(0)
+    net = nn.ModuleDict({name: layer() for name, layer in LAYERS.items()})
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    torch.save(net.state_dict(), folder / "net.pt")
+    (folder / "net.py").write_text(code)
+    return folder / "net.pt", f"{folder / 'net.py'}:Net"
+
+
+def exported(folder: Path, code: str, formats: tuple[str, ...], inputs: str) -> tuple[Any, str]:
+    checkpoint, model = saved(folder, code)
+    bundle = api.export(
+        checkpoint,
+        folder / "bundle",
+        model=model,
+        shim="triton",
+        inputs=parse_inputs([inputs]),
+        format=formats,
+    )
+    return bundle, model
+
+
+@pytest.fixture(scope="module")
+def in_all(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
+    """The bundle of all formats, of any batch and length, and what --model is."""
+    return exported(tmp_path_factory.mktemp("all"), CODE, ALL, "x:[batch,length,12]")
+
+
+def test_kernels_are_in_every_format_with_gradients(in_all: tuple[Any, str]) -> None:
+    """At any batch and length, and no row but passes."""
+    bundle, model = in_all
+    config = bundle.manifest["architecture"]["config"]
+    assert config["shims"] == ["triton"]
+    assert config["functions"] == ["Norm", "Gate"]
+    conditions = bundle.manifest["programs"]["forward"].get("conditions", [])
+    assert conditions == []
+    report = api.verify(bundle.folder, model=model)
+    assert report.exit_code() == 0, report.failures()
+    assert {row.verdict for row in report.results} == {"pass"}
+    ways = {(row.runtime, row.program, row.way) for row in report.results}
+    assert ("eager", "gradient", OWN_BACKWARD) in ways
+    for runtime in ("eager", "exported_program", "torchscript", "onnxruntime"):
+        assert {(runtime, "forward"), (runtime, "gradient")} <= {way[:2] for way in ways}
+
+
+def test_elements_are_views_of_memory_in_a_program(in_all: tuple[Any, str]) -> None:
+    """Nothing is gathered or scattered where offsets are linear."""
+    (file,) = list(in_all[0].folder.rglob("*forward*.pt2"))
+    targets = {str(node.target) for node in torch.export.load(file).graph.nodes}
+    assert any("mm" in t or "linear" in t for t in targets)
+    assert not [t for t in targets if "index" in t or "scatter" in t or "gather" in t]
+
+
+WRONG = {
+    "Norm": ("g * v * scale", "g * v"),
+    "Gate": ("1 - s", "1 + s"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_backward_kernel_is_found(tmp_path: Path, name: str) -> None:
+    assert CODE.count(WRONG[name][0]) == 1
+    bundle, model = exported(tmp_path, CODE.replace(*WRONG[name]), ("torchscript",), "x:[2,3,12]")
+    assert bundle.manifest["architecture"]["config"]["wrong"] == [name]
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
+    failed = [row for row in report.results if row.verdict == "fail"]
+    assert {row.way for row in failed} == {OWN_BACKWARD}
+    assert all(name in str(row.reason) for row in failed)
+    assert {row.runtime for row in report.results if row.way == "autograd"} == {"torchscript"}
+
+
+def test_the_command_says_that_a_stand_in_took_the_place_of_triton(tmp_path: Path) -> None:
+    checkpoint, model = saved(tmp_path, CODE)
+    command = ["export", str(checkpoint), "-o", str(tmp_path / "bundle"), "--model", model]
+    command += ["--shim", "triton", "--input-shapes", "x:[2,length,12]", "--format", "onnx"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    assert "stand-ins took the place of triton" in done.output
+    out = tmp_path / "report.json"
+    command = ["verify", str(tmp_path / "bundle"), "--model", model, "--json", str(out)]
+    command += ["--runtime", "eager", "--runtime", "onnxruntime"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    assert Report.from_json(out.read_text()).exit_code() == 0
+
+
+LOOP = """
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+
+@triton.jit
+def sums(x, y, n, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, n, BLOCK):
+        total += tl.load(x + row * n + start + at, mask=start + at < n, other=0.0)
+    if ODD:
+        if row % 2 == 1:
+            total = -total
+    tl.store(y + row, tl.sum(total, axis=0))
+
+
+ODD = tl.constexpr(False)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.both = nn.Linear(5, 5)
+
+    def forward(self, x):
+        x = self.both(x).transpose(1, 2).contiguous()
+        y = torch.empty(x.shape[:2], dtype=x.dtype, device=x.device)
+        sums[(x.shape[0] * x.shape[1],)](x, y, x.shape[2], BLOCK=4)
+        return y
+"""
+FIXED = "export that dimension with a fixed size"
+
+
+def test_loops_over_a_dynamic_dimension_are_refused(
+    tmp_path: Path, saved_with: Callable[..., Saved]
+) -> None:
+    checkpoint, model = saved_with(LOOP, both=nn.Linear(5, 5))
+
+    def bundle(inputs: str, folder: str) -> Any:
+        given = parse_inputs([inputs])
+        return api.export(
+            checkpoint, tmp_path / folder, model=model, shim="triton", inputs=given, format="onnx"
+        )
+
+    with pytest.raises(FuseportError, match=f"repeats something as often as .*{FIXED}"):
+        bundle("x:[batch,length,5]", "dynamic")
+    done = bundle("x:[batch,7,5]", "fixed")
+    report = api.verify(done.folder, model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+
+
+def test_programs_of_a_dynamic_grid_do_not_go_their_own_ways(
+    tmp_path: Path, saved_with: Callable[..., Saved]
+) -> None:
+    code = LOOP.replace("ODD = tl.constexpr(False)", "ODD = tl.constexpr(True)")
+    checkpoint, model = saved_with(code, both=nn.Linear(5, 5))
+    given = parse_inputs(["x:[batch,7,5]"])
+    options: Any = {"model": model, "shim": "triton", "format": "onnx"}
+    with pytest.raises(FuseportError, match=f"differs along axis 0 of its grid.*{FIXED}"):
+        api.export(checkpoint, tmp_path / "dynamic", inputs=given, **options)
+    given = parse_inputs(["x:[2,7,5]"])
+    done = api.export(checkpoint, tmp_path / "fixed", inputs=given, **options)
+    report = api.verify(done.folder, model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+
+
+def test_a_model_computes_in_float64_as_truth_is(tmp_path: Path) -> None:
+    """Though its kernels name float32."""
+    _, model = saved(tmp_path, CODE)
+    with shims.installed("triton"):
+        net = imported("test", model.rpartition(":")[0]).Net()
+    x = torch.randn(3, 5, 12, dtype=torch.float64)
+    net.double()
+    with torch.no_grad():
+        got = net(x)
+        scales = x.square().mean(-1, keepdim=True).add(1e-5).rsqrt()
+        a, b = net.both(x * scales * net.norm.weight).chunk(2, -1)
+        y = net.conv((nn.functional.silu(a) * b).mT).mT
+    torch.testing.assert_close(got, x + y * net.norm.weight, rtol=1e-6, atol=1e-6)
