@@ -176,6 +176,21 @@ def test_the_first_config_its_hook_and_heuristics_are_taken(n: int, squared: boo
 
 
 @triton.jit
+def sized_kernel(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
+    width: tl.constexpr = triton.next_power_of_2(N)
+    at = tl.arange(0, width)
+    for part in range(triton.cdiv(N, BLOCK)):
+        mask = (at >= part * BLOCK) & (at < N) & (at < (part + 1) * BLOCK)
+        tl.store(out + at, tl.load(x + at, mask=mask) + width * part, mask=mask)
+
+
+def test_kernels_compute_sizes_by_functions_of_triton_s() -> None:
+    x, out = drawn(5), torch.empty(5)
+    sized_kernel[(1,)](x, out, 5, 2)
+    torch.testing.assert_close(out, x + 8 * torch.tensor([0, 0, 1, 1, 2]))
+
+
+@triton.jit
 def optional_kernel(x, bias, out, n, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     v = tl.load(x + at, mask=at < n)

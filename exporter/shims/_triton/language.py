@@ -169,6 +169,11 @@ def cdiv(x: Any, y: Any, **by: Any) -> Any:
     return -(-x // y)
 
 
+def next_power_of_2(n: Any, **by: Any) -> int:
+    """The smallest power of 2 that is not below a number that the kernel is compiled for."""
+    return 1 << max(0, as_value(n).__index__() - 1).bit_length()
+
+
 def dot(
     a: Value,
     b: Value,
@@ -340,7 +345,7 @@ _NOTHING = ("debug_barrier", "device_assert", "device_print", "static_print", "a
 
 _OWN = (
     program_id, num_programs, load, store, atomic_add, atomic_max, atomic_min, cast, where, clamp,
-    fma, cdiv, dot, softmax, swizzle2d, static_assert, static_range,
+    fma, cdiv, next_power_of_2, dot, softmax, swizzle2d, static_assert, static_range,
 )  # fmt: skip
 
 LANGUAGE: dict[str, Any] = {
