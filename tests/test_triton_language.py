@@ -375,3 +375,37 @@ def test_two_arguments_may_be_one_tensor() -> None:
     expected = 2 * x
     doubled_kernel[(1,)](x, x, 4, BLOCK=4)
     assert torch.equal(x, expected)
+
+
+@triton.jit
+def read_again_kernel(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, at < n), at < n)
+    tl.store(out + at, tl.load(x + at, at < n), at < n)
+
+
+def test_two_views_of_the_same_elements_are_one_memory() -> None:
+    x, out = drawn(4), torch.empty(4)
+    expected = 2 * x
+    read_again_kernel[(1,)](x.view(2, 2)[:, :].view(4), x[:], out, 4, BLOCK=4)
+    assert torch.equal(x, expected)
+    assert torch.equal(out, expected)
+
+
+@triton.jit
+def shifted_kernel(x, out, M, N, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """What is above, and to the left, of each place; nan, and 0, beside the tensor."""
+    row, col = tl.program_id(0) * ROWS, tl.program_id(1) * COLS
+    above = tl.make_block_ptr(x, (M, N), (N, 1), (row - 1, col), (ROWS, COLS), (1, 0))
+    left = tl.make_block_ptr(x, (M, N), (N, 1), (row, col - 1), (ROWS, COLS), (1, 0))
+    to = tl.make_block_ptr(out, (M, N), (N, 1), (row, col), (ROWS, COLS), (1, 0))
+    first = tl.load(above, boundary_check=(0, 1), padding_option="nan")
+    second = tl.load(left, boundary_check=(0, 1), padding_option="zero")
+    tl.store(to, tl.where(first == first, first, 9.0) + second, boundary_check=(0, 1))
+
+
+def test_blocks_may_begin_before_a_tensor() -> None:
+    x, out = drawn(6, 7), torch.empty(6, 7)
+    shifted_kernel[(2, 2)](x, out, 6, 7, ROWS=4, COLS=4)
+    above = torch.cat([torch.full((1, 7), 9.0), x[:-1]])
+    torch.testing.assert_close(out, above + torch.cat([torch.zeros(6, 1), x[:, :-1]], 1))
