@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from click.testing import CliRunner
 from torch import nn
 
@@ -256,7 +257,8 @@ def sums(x, y, n, BLOCK: tl.constexpr):
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, n, BLOCK):
-        total += tl.load(x + row * n + start + at, mask=start + at < n, other=0.0)
+        here = tl.load(x + row * n + start + at, mask=start + at < n, other=0.0)
+        total += here * here
     if ODD:
         if row % 2 == 1:
             total = -total
@@ -280,10 +282,23 @@ class Net(nn.Module):
 FIXED = "export that dimension with a fixed size"
 
 
-def test_loops_over_a_dynamic_dimension_are_refused(
+def test_loops_over_a_dynamic_dimension_have_one_block_for_all_of_it(
     tmp_path: Path, saved_with: Callable[..., Saved]
 ) -> None:
     checkpoint, model = saved_with(LOOP, both=nn.Linear(5, 5))
+    given = parse_inputs(["x:[batch,length,5]"])
+    options: Any = {"model": model, "shim": "triton", "inputs": given, "format": "onnx"}
+    done = api.export(checkpoint, tmp_path / "bundle", **options)
+    report = api.verify(done.folder, model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+    assert not any("only where" in note for note in done.manifest["notes"])
+
+
+def test_loops_in_steps_of_no_block_are_refused_where_they_are_dynamic(
+    tmp_path: Path, saved_with: Callable[..., Saved]
+) -> None:
+    code = LOOP.replace("range(0, n, BLOCK)", "range(0, n, 4)")
+    checkpoint, model = saved_with(code, both=nn.Linear(5, 5))
 
     def bundle(inputs: str, folder: str) -> Any:
         given = parse_inputs([inputs])
@@ -291,6 +306,7 @@ def test_loops_over_a_dynamic_dimension_are_refused(
             checkpoint, tmp_path / folder, model=model, shim="triton", inputs=given, format="onnx"
         )
 
+    # One of 4 places at a time is what the other block is not, which a wider one would change.
     with pytest.raises(FuseportError, match=f"repeats something as often as .*{FIXED}"):
         bundle("x:[batch,length,5]", "dynamic")
     done = bundle("x:[batch,7,5]", "fixed")
@@ -326,3 +342,74 @@ def test_a_model_computes_in_float64_as_truth_is(tmp_path: Path) -> None:
         a, b = net.both(x * scales * net.norm.weight).chunk(2, -1)
         y = net.conv((nn.functional.silu(a) * b).mT).mT
     torch.testing.assert_close(got, x + y * net.norm.weight, rtol=1e-6, atol=1e-6)
+
+
+ATTENTION = """
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+
+@triton.jit
+def attention(q, k, v, y, scale, n, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    first = tl.program_id(1) * n * D
+    row, at = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
+    queries = tl.load(q + first + row[:, None] * D + at, mask=row[:, None] < n, other=0.0)
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total, out = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, D], tl.float32)
+    for start in range(0, min((tl.program_id(0) + 1) * ROWS, n), KEYS):
+        key = start + tl.arange(0, KEYS)
+        here = first + key[:, None] * D + at
+        scores = tl.dot(queries, tl.load(k + here, mask=key[:, None] < n, other=0.0).T) * scale
+        scores = tl.where((key < n) & (key <= row[:, None]), scores, float("-inf"))
+        larger = tl.maximum(most, tl.max(scores, 1))
+        weights, left = tl.exp(scores - larger[:, None]), tl.exp(most - larger)
+        total = total * left + tl.sum(weights, 1)
+        values = tl.load(v + here, mask=key[:, None] < n, other=0.0)
+        out, most = out * left[:, None] + tl.dot(weights, values), larger
+    tl.store(y + first + row[:, None] * D + at, out / total[:, None], mask=row[:, None] < n)
+
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        b, n, d = q.shape
+        y = torch.empty_like(q)
+        attention[lambda meta: (triton.cdiv(n, meta["ROWS"]), b)](
+            q, k, v, y, d**-0.5, n, D=d, ROWS=16, KEYS=16
+        )
+        return y
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(5, 16), nn.Linear(5, 16), nn.Linear(5, 16)
+
+    def forward(self, x):
+        return Attention.apply(*(f(x).contiguous() for f in (self.q, self.k, self.v)))
+"""
+
+
+def test_attention_block_by_block_is_exported_at_any_length(
+    tmp_path: Path, saved_with: Callable[..., Saved]
+) -> None:
+    """The size of a head is that of a block, too, and stays what it is. There is no backward."""
+    layers = {name: nn.Linear(5, 16) for name in ("q", "k", "v")}
+    checkpoint, model = saved_with(ATTENTION, **layers)
+    given = parse_inputs(["x:[batch,length,5]"])
+    options: Any = {"model": model, "shim": "triton", "inputs": given, "format": "onnx"}
+    options["format"] = ["onnx", "exported_program"]
+    done = api.export(checkpoint, tmp_path / "bundle", **options)
+    program = torch.export.load(done.folder / "forward.pt2").module()
+    for length in (1, 7, 40):
+        x = torch.randn(2, length, 5, generator=torch.Generator().manual_seed(0))
+        expected = F.scaled_dot_product_attention(
+            *(layers[name](x) for name in ("q", "k", "v")), is_causal=True
+        )
+        torch.testing.assert_close(program(x), expected, rtol=1e-4, atol=1e-5)
+    report = api.verify(done.folder, model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+    others = {(r.runtime, r.verdict) for r in report.results if r.verdict != "pass"}
+    assert others == {("eager", "unsupported")}
