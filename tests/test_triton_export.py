@@ -279,13 +279,15 @@ class Net(nn.Module):
         sums[(x.shape[0] * x.shape[1],)](x, y, x.shape[2], BLOCK=4)
         return y
 """
+WIDE = LOOP.replace("BLOCK=4)", "BLOCK=triton.next_power_of_2(x.shape[2]))")
 FIXED = "export that dimension with a fixed size"
 
 
+@pytest.mark.parametrize("code", [LOOP, WIDE])
 def test_loops_over_a_dynamic_dimension_have_one_block_for_all_of_it(
-    tmp_path: Path, saved_with: Callable[..., Saved]
+    code: str, tmp_path: Path, saved_with: Callable[..., Saved]
 ) -> None:
-    checkpoint, model = saved_with(LOOP, both=nn.Linear(5, 5))
+    checkpoint, model = saved_with(code, both=nn.Linear(5, 5))
     given = parse_inputs(["x:[batch,length,5]"])
     options: Any = {"model": model, "shim": "triton", "inputs": given, "format": "onnx"}
     done = api.export(checkpoint, tmp_path / "bundle", **options)

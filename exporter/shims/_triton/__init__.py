@@ -14,5 +14,14 @@ from fuseport.exporter.shims._triton.kernels import (
     heuristics,
     jit,
 )
+from fuseport.exporter.shims._triton.language import next_power_of_2
 
-__all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]
+__all__ = [
+    "Config",
+    "JITFunction",
+    "Placeholder",
+    "autotune",
+    "heuristics",
+    "jit",
+    "next_power_of_2",
+]

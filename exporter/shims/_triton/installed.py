@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -11,8 +11,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from fuseport.exporter.shims._cuda import replaced
 from fuseport.exporter.shims._patching import patching
 from fuseport.exporter.shims._triton.kernels import JITFunction
+from fuseport.exporter.shims._triton.language import next_power_of_2
 
 __all__ = ["KERNELS", "computed", "watched"]
 
@@ -33,8 +35,11 @@ def computed(used: list[str]) -> Iterator[None]:
     _active.append(used)
     if KERNELS in sys.modules:
         _patch(sys.modules[KERNELS])
+    there = sys.modules.get("triton")
+    sizes = nullcontext() if there is None else replaced(there, next_power_of_2=next_power_of_2)
     try:
-        yield
+        with sizes:
+            yield
     finally:
         _active.pop()
 

@@ -31,7 +31,7 @@ from fuseport.exporter.shims._triton.values import (
     programs,
 )
 
-__all__ = ["LANGUAGE", "extreme", "numbers"]
+__all__ = ["LANGUAGE", "extreme", "next_power_of_2", "numbers"]
 
 
 # Programs.
@@ -169,9 +169,13 @@ def cdiv(x: Any, y: Any, **by: Any) -> Any:
     return -(-x // y)
 
 
-def next_power_of_2(n: Any, **by: Any) -> int:
-    """The smallest power of 2 that is not below a number that the kernel is compiled for."""
-    return 1 << max(0, as_value(n).__index__() - 1).bit_length()
+def next_power_of_2(n: Any, **by: Any) -> Any:
+    """The smallest power of 2 that is not below n; of a dynamic n, n itself, which is a size of a
+    block as good."""
+    number = size_of(n)
+    if isinstance(number, SymInt):
+        return number
+    return 1 << max(0, as_value(number).__index__() - 1).bit_length()
 
 
 def dot(

@@ -85,7 +85,7 @@ class _Launch:
     def sizes(self) -> tuple[Size, ...]:
         """How many programs there are along each of three axes."""
         sizes = tuple(self.grid(dict(self.meta)) if callable(self.grid) else self.grid)
-        return tuple(_plain(size) for size in (*sizes, *[1] * (3 - len(sizes))))
+        return (*sizes, *[1] * (3 - len(sizes)))
 
     def with_block(self, name: str, size: Size) -> "_Launch":
         """Compiled for another size of block."""
@@ -198,10 +198,6 @@ def _own_dtypes(device: torch.device) -> AbstractContextManager[Any]:
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
-
-
-def _plain(size: Any) -> Any:
-    return size.number if isinstance(size, Value) else size
 
 
 def _is_constant(annotation: Any) -> bool:

@@ -12,6 +12,7 @@ from fuseport.exporter.shims._triton import (
     autotune,
     heuristics,
     jit,
+    next_power_of_2,
 )
 
 __all__ = [
@@ -29,11 +30,6 @@ __version__ = "3.4.0"
 def cdiv(x: int, y: int) -> int:
     """x / y, rounded up."""
     return -(-x // y)
-
-
-def next_power_of_2(n: int) -> int:
-    """The smallest power of 2 that is not below n."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def __getattr__(name: str) -> Any:
