@@ -354,8 +354,8 @@ from torch import nn
 
 
 @triton.jit
-def attention(q, k, v, y, scale, n, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    first = tl.program_id(1) * n * D
+def attention(q, k, v, y, scale, step, n, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    first = tl.program_id(1) * step
     row, at = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     queries = tl.load(q + first + row[:, None] * D + at, mask=row[:, None] < n, other=0.0)
     most = tl.full([ROWS], float("-inf"), tl.float32)
@@ -379,7 +379,7 @@ class Attention(torch.autograd.Function):
         b, n, d = q.shape
         y = torch.empty_like(q)
         attention[lambda meta: (triton.cdiv(n, meta["ROWS"]), b)](
-            q, k, v, y, d**-0.5, n, D=d, ROWS=16, KEYS=16
+            q, k, v, y, d**-0.5, q.stride(0), n, D=d, ROWS=16, KEYS=16
         )
         return y
 
