@@ -19,6 +19,41 @@ def drawn(*sizes: int, seed: int = 0) -> Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(seed))
 
 
+SCALE = 2.0
+
+
+def numbers(scale: float) -> Any:
+    @triton.jit
+    def kernel(x, out, at, HALF: tl.constexpr):
+        a, b = tl.load(x), tl.load(x + 1)
+        tl.store(out + at, a * 1.0 + b)
+        total, zero = 0.0, 0
+        total += a
+        total += b
+        tl.store(out + at + 1, total)
+        first: tl.constexpr = HALF // 2
+        whole = HALF * 2
+        tl.store(out + 2 + tl.arange(0, whole), tl.full([first * 4], scale, tl.float32))
+        tl.store(out + 6, zero.to(tl.float32) + a.to(x.dtype.element_ty))
+
+    return kernel
+
+
+def test_a_number_with_a_name_is_float32_and_another_what_it_meets() -> None:
+    """Of 2048 and 1, half numbers do not have the sum."""
+    out = torch.zeros(7)
+    numbers(SCALE)[(1,)](torch.tensor([2048, 1], dtype=torch.float16), out, 0, HALF=2)
+    assert out.tolist() == [2048, 2049, 2, 2, 2, 2, 2048]
+
+
+def test_a_kernel_without_its_text_is_computed_as_python_has_it() -> None:
+    scope: dict[str, Any] = {"triton": triton, "tl": tl}
+    exec("def kernel(x):\n    two = 2\n    tl.store(x, tl.load(x) * two)", scope)
+    x = torch.ones(2)
+    triton.jit(scope["kernel"])[(1,)](x)
+    assert x.tolist() == [2, 1]
+
+
 @triton.jit
 def halves_kernel(x, y, out, wide, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)

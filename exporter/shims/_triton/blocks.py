@@ -8,6 +8,7 @@ from fuseport.exporter.shims._sizes import always
 from fuseport.exporter.shims._triton.dtypes import DType
 from fuseport.exporter.shims._triton.memory import Pointer
 from fuseport.exporter.shims._triton.places import Linear
+from fuseport.exporter.shims._triton.shapes import size_of
 from fuseport.exporter.shims._triton.values import Value, as_value, binary, programs
 
 __all__ = ["BlockPointer"]
@@ -44,7 +45,7 @@ class BlockPointer:
     ) -> "BlockPointer":
         """As `make_block_ptr` takes it."""
         sizes, steps, places = (tuple(map(as_value, each)) for each in (shape, strides, offsets))
-        return cls(base, sizes, steps, places, tuple(block_shape))
+        return cls(base, sizes, steps, places, tuple(map(size_of, block_shape)))
 
     @classmethod
     def described(

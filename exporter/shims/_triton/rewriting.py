@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fuseport.exporter.shims._triton.assigning import ASSIGNED, assigned, assigning
 from fuseport.exporter.shims._triton.dtypes import as_dtype
 from fuseport.exporter.shims._triton.language import LANGUAGE, extreme, numbers
 from fuseport.exporter.shims._triton.values import Unknown
@@ -52,15 +53,21 @@ class Rewriting:
         """A kernel's function, or that of one it calls."""
         if function in self._made:
             return self._made[function]
-        names: dict[str, Any] = {"__builtins__": _BUILTINS, "__name__": f"triton.{__name__}"}
-        cells = tuple(CellType() for _ in function.__closure__ or ())
-        new = FunctionType(function.__code__, names, function.__name__, None, cells)
+        names: dict[str, Any] = {
+            "__builtins__": _BUILTINS,
+            "__name__": f"triton.{__name__}",
+            ASSIGNED: assigned,
+        }
+        theirs = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        code = assigning(function)
+        cells = tuple(CellType() for _ in code.co_freevars)
+        new = FunctionType(code, names, function.__name__, None, cells)
         self._made[function] = new  # it may call itself, or have its own name among its words
         given = function.__globals__
         mentioned = [name for name in _mentioned(function.__code__) if name in given]
         names.update((name, self.resolved(given[name])) for name in mentioned)
-        for cell, theirs in zip(cells, function.__closure__ or (), strict=True):
-            cell.cell_contents = self.resolved(theirs.cell_contents)
+        for cell, name in zip(cells, code.co_freevars, strict=True):
+            cell.cell_contents = self.resolved(theirs[name].cell_contents)
         new.__defaults__ = tuple(map(self.resolved, function.__defaults__ or ()))
         new.__kwdefaults__ = {
             n: self.resolved(v) for n, v in (function.__kwdefaults__ or {}).items()
