@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from fuseport.exporter.shims import SHIMS, _placeholder
 from fuseport.exporter.shims._overlay import OVERLAID
 from fuseport.exporter.shims._triton.launch import launched
+from fuseport.exporter.shims._triton.rewriting import layers
 from fuseport.exporter.shims._triton.values import Unknown
 
 __all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]
@@ -43,13 +44,12 @@ class JITFunction:
     @classmethod
     def of(cls, kernel: Any) -> "JITFunction":
         """A kernel of Triton itself, with what is wrapped around it."""
-        configs: Sequence[Config] | None = None
+        *wrapped, function = layers(kernel)
+        configs = next((each.configs for each in wrapped if hasattr(each, "configs")), None)
         values: dict[str, Any] = {}
-        while not inspect.isfunction(kernel) and hasattr(kernel, "fn"):
-            configs = getattr(kernel, "configs", None) if configs is None else configs
-            values = {**getattr(kernel, "values", {}), **values}
-            kernel = kernel.fn
-        return cls(kernel, configs, values)
+        for each in reversed(wrapped):
+            values.update(getattr(each, "values", {}))
+        return cls(function, configs, values)
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return partial(self.run, grid=grid)
@@ -69,9 +69,7 @@ class JITFunction:
         given = dict(zip(self.arg_names, args, strict=False)) | kwargs
         for name, value in self.values.items():
             kwargs[name] = given[name] = value(given)
-        if prepare := getattr(
-            self.best_config, "pre_hook", None
-        ):  # which may zero what is added to
+        if prepare := self.best_config.pre_hook:  # it may zero what is added to
             prepare({**given, **kwargs})
         try:
             launched(self.fn, grid, args, kwargs)
@@ -126,6 +124,7 @@ class Config:
 
     def __init__(self, kwargs: dict[str, Any], *args: Any, **options: Any) -> None:
         self.kwargs = kwargs
+        self.pre_hook: Any = None
         self.__dict__.update(options)
         names = ("num_warps", "num_stages", "num_ctas")
         self.__dict__.update(zip(names, args, strict=False))

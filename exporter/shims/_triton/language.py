@@ -115,13 +115,14 @@ def cast(
     value, wanted = as_value(x), torch_dtype(dtype)
     if bitcast and value.dtype.torch != wanted:
         return Value(value.tensor.view(wanted), value.rank)
-    if value.number is not None:
-        return (
-            Value(_number(value.number, wanted), value.rank)
-            if wanted.itemsize >= 4
-            else Value(value.tensor.to(wanted), value.rank)
-        )
-    if value.linear is not None and not wanted.is_floating_point and wanted.itemsize >= 4:
+    if value.number is not None and wanted.itemsize >= 4:
+        return Value(_number(value.number, wanted), value.rank)
+    if (
+        value.number is None
+        and value.linear is not None
+        and not wanted.is_floating_point
+        and wanted.itemsize >= 4
+    ):
         return value
     return Value(value.tensor.to(wanted), value.rank)
 

@@ -5,7 +5,7 @@ that each store makes anew, so that a launch can be left and begun again.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -203,16 +203,7 @@ class Memory:
         if found is not None and self._is_once(found, block):
             self._replace(found.written(self.flat, block))
             return
-        index, kept = self._places(at, mask)
-        sizes = torch.broadcast_shapes(index.shape, block.shape, *_shapes(kept))
-        block, index = (x.expand(sizes).reshape(-1) for x in (block, index))
-        if kept is None:
-            self._replace(self.flat.scatter(0, index, block))
-            return
-        # What the mask leaves out is written behind the end.
-        end = self.flat.numel()
-        index = torch.where(kept.expand(sizes).reshape(-1), index, end)
-        self._replace(F.pad(self.flat, (0, 1)).scatter(0, index, block)[:end])
+        self._replace(self._after(lambda memory, *new: memory.scatter(0, *new), at, block, mask))
 
     def add(self, at: Value, value: Value, mask: Value | None) -> None:
         """Adds to some places, to one several times where it is there several times."""
@@ -232,14 +223,31 @@ class Memory:
         """Replaces places by a value where that is larger, `amax`, or smaller, `amin`."""
         rank = max(v.rank for v in (at, mask, value) if v is not None)
         block = value.at_rank(rank).tensor.to(self.flat.dtype)
-        index, kept = self._places(at.at_rank(rank), mask)
+        self._replace(
+            self._after(
+                lambda memory, *new: memory.scatter_reduce(0, *new, by),
+                at.at_rank(rank),
+                block,
+                mask,
+            )
+        )
+
+    def _after(
+        self, write: Callable[..., Tensor], at: Value, block: Tensor, mask: Value | None
+    ) -> Tensor:
+        """The memory after a block is written; what the mask leaves out goes behind the end.
+
+        Args:
+            write: the memory, places and what is written, of one dimension each → the memory after.
+        """
+        index, kept = self._places(at, mask)
         sizes = torch.broadcast_shapes(index.shape, block.shape, *_shapes(kept))
         block, index = (x.expand(sizes).reshape(-1) for x in (block, index))
+        if kept is None:
+            return write(self.flat, index, block)
         end = self.flat.numel()
-        if kept is not None:
-            index = torch.where(kept.expand(sizes).reshape(-1), index, end)
-        new = F.pad(self.flat, (0, 1)).scatter_reduce(0, index, block, by)
-        self._replace(new[:end])
+        index = torch.where(kept.expand(sizes).reshape(-1), index, end)
+        return write(F.pad(self.flat, (0, 1)), index, block)[:end]
 
     def _replace(self, flat: Tensor) -> None:
         self._flat, self.is_stored = flat, True

@@ -2,7 +2,9 @@
 
 import builtins
 import inspect
-from types import CellType, CodeType, FunctionType, ModuleType
+import operator
+from collections.abc import Iterator
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from fuseport.exporter.shims._triton.dtypes import as_dtype
 from fuseport.exporter.shims._triton.language import LANGUAGE, extreme, numbers
 from fuseport.exporter.shims._triton.values import Unknown
 
-__all__ = ["Rewriting", "member"]
+__all__ = ["Rewriting", "layers", "member"]
 
 
 def member(name: str) -> Any:
@@ -26,21 +28,20 @@ class _Names:
     """`triton.language`, or a module of it, as a kernel finds it."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in LANGUAGE:
-            return LANGUAGE[name]
-        if (dtype := as_dtype(_Name(name))) is not None:
-            return dtype
         if name in ("extra", "cuda", "libdevice", "math", "core", "standard", "language", "hip"):
             return self
-        raise Unknown(f"triton.language.{name} has no form in torch here")
-
-
-class _Name:
-    def __init__(self, name: str) -> None:
-        self.name = name
+        return as_dtype(SimpleNamespace(name=name)) or member(name)
 
 
 _NAMES = _Names()
+
+
+def layers(kernel: Any) -> Iterator[Any]:
+    """A kernel, what it is wrapped around, and so on, down to its function."""
+    yield kernel
+    while not inspect.isfunction(kernel) and hasattr(kernel, "fn"):
+        kernel = kernel.fn
+        yield kernel
 
 
 class Rewriting:
@@ -82,13 +83,13 @@ class Rewriting:
         """
         name = getattr(value, "_name", None)
         if isinstance(name, str):  # a placeholder
-            return _named(name.partition(".")[2])
+            return operator.attrgetter(name.partition(".")[2])(_NAMES)
         if isinstance(value, ModuleType):
             return _NAMES if _is_triton(value.__name__) else value
         if _is_triton(getattr(value, "__module__", None)) and _word(value) in LANGUAGE:
             return LANGUAGE[_word(value)]
         if callable(getattr(value, "fn", None)):
-            return self.function(_innermost(value))
+            return self.function([*layers(value)][-1])
         if isinstance(value, torch.dtype):
             return as_dtype(value)
         if _is_triton(type(value).__module__):
@@ -103,19 +104,6 @@ def _word(value: Any) -> str:
 
 def _is_triton(module: Any) -> bool:
     return isinstance(module, str) and module.partition(".")[0] == "triton"
-
-
-def _named(path: str) -> Any:
-    found: Any = _NAMES
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
-def _innermost(kernel: Any) -> Any:
-    while not inspect.isfunction(kernel) and hasattr(kernel, "fn"):
-        kernel = kernel.fn
-    return kernel
 
 
 def _mentioned(code: CodeType) -> set[str]:

@@ -213,23 +213,7 @@ class Value:
     def at_rank(self, rank: int) -> "Value":
         """With dimensions of one place before those of the block."""
         more = rank - self.rank
-        if more <= 0:
-            return self
-        axes = len(programs().at_once)
-
-        def wider(each: Linear) -> Linear:
-            steps = (*each.steps[:axes], *[0] * more, *each.steps[axes:])
-            sizes = (*each.sizes[:axes], *[1] * more, *each.sizes[axes:])
-            return Linear(each.base, steps, sizes)
-
-        if isinstance(self.of, Linear):
-            return Value(wider(self.of), rank)
-        if isinstance(self.of, Within):
-            return Value(Within(tuple(map(wider, self.of.below))), rank)
-        if isinstance(self.of, Tensor):
-            shape = self.of.shape
-            return Value(self.of.reshape([*shape[:axes], *[1] * more, *shape[axes:]]), rank)
-        return Value(self.of, rank)
+        return self._with(len(programs().at_once), more) if more > 0 else self
 
     # What Python asks of it.
 
@@ -290,18 +274,22 @@ class Value:
             dim += 1
         return out
 
-    def _with(self, at: int) -> "Value":
-        def wider(each: Linear) -> Linear:
-            steps, sizes = (*each.steps[:at], 0, *each.steps[at:]), each.sizes
-            return Linear(each.base, steps, (*sizes[:at], 1, *sizes[at:]))
+    def _with(self, at: int, more: int = 1) -> "Value":
+        """With so many dimensions of one place more, before that number of them."""
+        rank = self.rank + more
 
-        rank = self.rank + 1
+        def wider(each: Linear) -> Linear:
+            steps = (*each.steps[:at], *[0] * more, *each.steps[at:])
+            sizes = (*each.sizes[:at], *[1] * more, *each.sizes[at:])
+            return Linear(each.base, steps, sizes)
+
         if isinstance(self.of, Linear):
             return Value(wider(self.of), rank)
         if isinstance(self.of, Within):
             return Value(Within(tuple(map(wider, self.of.below))), rank)
         if isinstance(self.of, Tensor):
-            return Value(self.of.unsqueeze(at), rank)
+            shape = self.of.shape
+            return Value(self.of.reshape([*shape[:at], *[1] * more, *shape[at:]]), rank)
         return Value(self.of, rank)
 
     # Arithmetic.
