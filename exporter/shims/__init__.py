@@ -43,13 +43,11 @@ from fuseport.exporter.errors import UsageError
 from fuseport.exporter.shims import _cuda, _extensions, _overlay
 from fuseport.exporter.shims._compiled import COMPILER, none_compiled, watched
 from fuseport.exporter.shims._extensions import DCN_V2, EXTENSIONS
-from fuseport.exporter.shims._gradients import INLINED
 from fuseport.exporter.shims._overlay import OVERLAID, Lender
 
 __all__ = [
     "AUTO",
     "EXTENSIONS",
-    "INLINED",
     "OVERLAID",
     "SHIMS",
     "active",

@@ -1,18 +1,12 @@
-"""Gradients of stand-ins: what an extension's backward gives, by the functions that its forward is
-made of."""
+"""What an extension's backward gives, where its forward is made of functions of torch and ops."""
 
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["INLINED", "differentiated"]
-
-INLINED: ContextVar[bool] = ContextVar("inlined", default=False)
-"""Whether autograd differentiates the forward of autograd functions now, and calls no backward of
-theirs: then what a stand-in does in a backward pass is a forward that a checkpoint repeats."""
+__all__ = ["differentiated"]
 
 
 def differentiated(

@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from fuseport.exporter.program import one_line
-from fuseport.exporter.shims import INLINED
 
 __all__ = [
     "doubts",
@@ -33,6 +32,7 @@ __all__ = [
     "without_reentry",
 ]
 
+_INLINE: ContextVar[bool] = ContextVar("inline", default=False)
 Verdict = Literal["right", "wrong", "unseen"]
 """Of a function's own backward: the gradient of its forward or another; or that of a forward that
 autograd does not see, as it sees nothing of what is written by `.detach()` or `.data`."""
@@ -71,12 +71,12 @@ def watched() -> Iterator[None]:
 @contextmanager
 def inlined() -> Iterator[None]:
     """Autograd differentiates the forward of autograd functions, and never calls their backward."""
-    token = INLINED.set(True)
+    token = _INLINE.set(True)
     try:
         with _patched(), without_reentry():
             yield
     finally:
-        INLINED.reset(token)
+        _INLINE.reset(token)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if found is not None and own and cls.__name__ not in found:
         found[cls.__name__] = "right"
         found[cls.__name__] = _verdict(cls, args, kwargs)
-    if not INLINED.get() or not own:
+    if not _INLINE.get() or not own:
         return _apply.__get__(None, cls)(*args, **kwargs)
     return _inlined(cls, args, kwargs)
 

@@ -6,7 +6,6 @@ that each store makes anew, so that a launch can be left and begun again.
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +16,6 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from fuseport.exporter.shims._gradients import INLINED
 from fuseport.exporter.shims._sizes import always
 from fuseport.exporter.shims._triton.boxes import Box, box
 from fuseport.exporter.shims._triton.dtypes import DType, as_dtype
@@ -128,10 +126,7 @@ class Memory:
                 x = x[self._own_places()]
             order = [ordered.index(i) for i in range(len(sizes)) if i in ordered]
             x = x.permute(order)
-        # In a function's own backward, autograd knows nothing of what kernels write.
-        backward = torch._C._current_graph_task_id() != -1 and not INLINED.get()
-        with torch.no_grad() if backward else nullcontext():
-            self.tensor.copy_(x.reshape(sizes))
+        self.tensor.copy_(x.reshape(sizes))
 
     def is_same(self, tensor: Tensor) -> bool:
         """Whether a tensor has the same elements in the same places."""
