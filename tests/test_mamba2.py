@@ -211,7 +211,10 @@ def test_states_tell_the_groups() -> None:
         ({"ssm_cfg": {"ngroups": 3}}, "n_heads is 4, .* n_groups = 3"),
         ({"ssm_cfg": {"ngroups": 2, "d_state": 3}}, "8 coefficients are not 2 groups of 3"),
         ({"ssm_cfg": {"ngroups": "2"}}, "ngroups: it is '2', expected int"),
-        ({"attn_layer_idx": [0]}, "attention layers beside the Mamba-2 ones"),
+        (
+            {"attn_layer_idx": [0]},
+            r"attn_layer_idx is \[0\], but the layers without a scan are \[\]",
+        ),
         ({"n_layer": 3, "ngroups": 2}, "2 Mamba-2 layers, up to number 1, where 3 are"),
         ({"ngroups": 2, "dt_limit": [0.1]}, "dt_limit: it is not two numbers"),
         ({"ngroups": 2, "dt_limit": 0.1}, "dt_limit: it is 0.1, expected a list"),

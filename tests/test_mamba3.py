@@ -201,7 +201,10 @@ def test_what_nothing_says_is_assumed_and_said() -> None:
         ({"ssm_cfg": {"mimo_rank": 4}}, "mimo_rank is 3 by the weights, and 4"),
         ({"A_floor": "1"}, "A_floor: it is '1', expected float"),
         ({"A_floor": -1.0}, "A_floor is -1.0, expected a number from 0 up"),
-        ({"attn_layer_idx": [0]}, "attention layers beside the Mamba-3 ones"),
+        (
+            {"attn_layer_idx": [0]},
+            r"attn_layer_idx is \[0\], but the layers without a scan are \[\]",
+        ),
         ({"n_layer": 3}, "2 Mamba-3 layers, up to number 1, where 3 are"),
     ],
 )
@@ -215,8 +218,8 @@ def test_weights_that_make_no_sense_are_refused() -> None:
     name = "backbone.layers.0.mixer.in_proj.weight"
     with pytest.raises(Missing, match="a Mamba-3 of these shapes makes no sense: n_angles is 1"):
         mamba3.recognise(checkpoint_of({**tensors, name: tensors[name][:-1]}))
-    mlp = {**tensors, "backbone.layers.0.mlp.fc1.weight": torch.zeros(2, 16)}
-    with pytest.raises(Missing, match="feed-forward layers beside the Mamba-3 ones"):
+    mlp = {**tensors, "backbone.layers.0.mlp.router.weight": torch.zeros(2, 16)}
+    with pytest.raises(Missing, match=r"mlp\.router\.weight: layers beside the Mamba-3 ones"):
         mamba3.recognise(checkpoint_of(mlp))
 
 

@@ -12,13 +12,16 @@ from fuseport import ops
 __all__ = ["advanced", "filtered"]
 
 
-def filtered(x: Tensor, conv_state: Tensor, conv: nn.Conv1d) -> tuple[Tensor, Tensor]:
-    """The causal filter with SiLU at one token: (b, d), and the last inputs (b, d, W-1), anew."""
+def filtered(
+    x: Tensor, conv_state: Tensor, conv: nn.Conv1d, *, activated: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The causal filter, with SiLU or not, at one token: (b, d), and the last inputs (b, d, W-1),
+    anew."""
     ops.register("causal_conv1d_update")
     weight = conv.weight.squeeze(1)
     bias = weight.new_zeros(weight.shape[0]) if conv.bias is None else conv.bias
     out, new_state = torch.ops.fuseport.causal_conv1d_update(
-        x.unsqueeze(2), conv_state, weight, bias, True
+        x.unsqueeze(2), conv_state, weight, bias, activated
     )
     return out.squeeze(2), new_state
 

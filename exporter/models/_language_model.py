@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseport.exporter.checkpoint.content import show
-from fuseport.exporter.errors import CorruptInput
+from fuseport.exporter.errors import CorruptInput, UsageError
+from fuseport.exporter.models._attention import Attention, AttentionConfig, FeedForward
+from fuseport.exporter.models._stepping import PAST, PAST_SIZE
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 
@@ -32,20 +34,25 @@ __all__ = [
 ]
 
 
+_OF_MLPS = ("d_intermediate", "d_mlp")  # 0 where there is none
+
+
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig:
     """What these models differ in, whatever their mixers are.
 
     Attributes:
         d_model: width of the residual stream.
-        n_layer: blocks, each with one scan.
+        n_layer: blocks, each with one scan, or with attention.
         vocab_size: rows of the embedding, padding included.
         norm_epsilon: of every norm of the residual stream.
         rms_norm: RMSNorm; LayerNorm otherwise.
         residual_in_fp32: the residual stream is float32 at least, whatever the weights' dtype.
         tie_embeddings: the head's weight is the embedding's.
         conv_bias: the causal filter has a bias.
-        proj_bias: in_proj and out_proj have one.
+        proj_bias: in_proj and out_proj of a scan have one.
+        attention: the layers that have attention, and no scan; None if none has.
+        d_intermediate: hidden width of a gated MLP after each layer; 0 for none.
 
     Raises:
         ValueError: a size is no positive whole number, or an epsilon is not positive and finite.
@@ -60,23 +67,21 @@ class LanguageModelConfig:
     tie_embeddings: bool = True
     conv_bias: bool = True
     proj_bias: bool = False
+    attention: AttentionConfig | None = None
+    d_intermediate: int = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.attention, Mapping):  # as JSON data
+            object.__setattr__(self, "attention", _made(AttentionConfig, self.attention))
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type in (int, float, bool) and type(value) is not field.type:
                 raise ValueError(f"{field.name} is {value!r}, expected {field.type}")
-            if field.type is int and value < self.least(field.name):
-                least = self.least(field.name)
+            least = 0 if field.name in _OF_MLPS else 1
+            if field.type is int and value < least:
                 raise ValueError(f"{field.name} is {value}, expected {least} or more")
             if field.name.endswith("epsilon") and not 0 < value < math.inf:
                 raise ValueError(f"{field.name} is {value}, expected a positive number")
-
-    @staticmethod
-    def least(size: str) -> int:
-        """The smallest value of a size that makes sense."""
-        del size
-        return 1
 
 
 class Mixer(Protocol):
@@ -133,18 +138,31 @@ class Decoder(nn.Module):
         self.lm_head = model.lm_head
 
     def stepped(self, input_ids: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """Logits, (b, 1, vocab_size), and the states after the token, (n_layer, b, …) each."""
+        """Logits, (b, 1, vocab_size), and the states after the token.
+
+        Args:
+            input_ids: (b, 1) int64.
+            states: by `STATES`, (scans, b, …) each: of all layers that scan, in their order; then
+                of each layer of attention, as its `state_dims` says.
+        """
         hidden, *new = self.backbone.step(input_ids, *states)
         return self.lm_head(cast(hidden, self.lm_head.weight.dtype)), *new
 
     def state_specs(self) -> tuple[TensorSpec, ...]:
         """Of the states, with the dtypes that the weights have by now."""
-        mixer: Mixer = self.backbone.mixers()[0]
-        dtype = mixer.in_proj.weight.dtype
-        count = len(self.backbone.mixers())
-        return tuple(
-            TensorSpec(name, _name(_wider(dtype) if is_wide else dtype), (count, "batch", *shape))
-            for (name, is_wide), shape in zip(self.STATES, mixer.state_shapes(), strict=True)
+        mixers = self.backbone.mixers()
+        scans = [mixer for mixer in mixers if not isinstance(mixer, Attention)]
+        dtype = scans[0].in_proj.weight.dtype
+        dtypes = {False: _name(dtype), True: _name(_wider(dtype))}
+        of_scans = [
+            TensorSpec(name, dtypes[is_wide], (len(scans), "batch", *shape))
+            for (name, is_wide), shape in zip(self.STATES, scans[0].state_shapes(), strict=True)
+        ]
+        attending = [(i, m) for i, m in enumerate(mixers) if isinstance(m, Attention)]
+        return *of_scans, *(
+            TensorSpec(f"{name}_{i}", dtypes[False], dims)
+            for i, mixer in attending
+            for name, dims in mixer.state_dims().items()
         )
 
 
@@ -154,20 +172,22 @@ class FilteredDecoder(Decoder):
     STATES = (("conv_states", False), ("ssm_states", True))
 
     def forward(
-        self, input_ids: Tensor, conv_states: Tensor, ssm_states: Tensor
+        self, input_ids: Tensor, conv_states: Tensor, ssm_states: Tensor, *attended: Tensor
     ) -> tuple[Tensor, ...]:
         """Logits of the token after this one, and the states after it.
 
         Args:
             input_ids: (b, 1) int64.
-            conv_states: (n_layer, b, channels, W-1), in the activations' dtype: the inputs of each
+            conv_states: (scans, b, channels, W-1), in the activations' dtype: the inputs of each
                 layer's filter before this token, the last one last; zeros before the first token.
-            ssm_states: (n_layer, b, …), float32 at least; zeros before the first token.
+            ssm_states: (scans, b, …), float32 at least; zeros before the first token.
+            attended: of each layer of attention, the inputs of its filter, if it has one, and the
+                keys and values before this token, (b, K, past, P) each.
 
         Returns:
-            logits (b, 1, vocab_size), conv_states, ssm_states.
+            logits (b, 1, vocab_size), and the states.
         """
-        return self.stepped(input_ids, conv_states, ssm_states)
+        return self.stepped(input_ids, conv_states, ssm_states, *attended)
 
 
 class _Backbone(nn.Module):
@@ -176,26 +196,37 @@ class _Backbone(nn.Module):
         self.residual_in_fp32 = config.residual_in_fp32
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.layers = nn.ModuleList(_Block(config, mixer()) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(
+            _Block(config, _mixer(config, number, mixer)) for number in range(config.n_layer)
+        )
         self.norm_f = _Norm(config)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         residual = self._embedded(input_ids)
         for layer in self.layers:
-            residual = residual + layer(residual)
+            residual = layer(residual)
         normed: Tensor = self.norm_f(residual)
         return normed
 
     def step(self, input_ids: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         residual = self._embedded(input_ids)
-        layers = []
-        for i, layer in enumerate(self._blocks()):
-            added, *new = layer.step(residual, *(state[i] for state in states))
-            residual = residual + added
-            layers.append(new)
-        return self.norm_f(residual), *map(torch.stack, zip(*layers, strict=True))
+        blocks = self._blocks()
+        own = sum(len(m.state_dims()) for m in self.mixers() if isinstance(m, Attention))
+        stacked, attended = states[: len(states) - own], iter(states[len(states) - own :])
+        scanned: list[list[Tensor]] = []
+        new_attended: list[Tensor] = []
+        for block in blocks:
+            if isinstance(block.mixer, Attention):
+                given = [next(attended) for _ in block.mixer.state_dims()]
+                residual, *new = block.step(residual, *given)
+                new_attended += new
+            else:
+                residual, *new = block.step(residual, *(state[len(scanned)] for state in stacked))
+                scanned.append(new)
+        new_stacked = map(torch.stack, zip(*scanned, strict=True))
+        return self.norm_f(residual), *new_stacked, *new_attended
 
-    def mixers(self) -> "list[Mixer]":
+    def mixers(self) -> "list[Mixer | Attention]":
         return [block.mixer for block in self._blocks()]
 
     def _blocks(self) -> "list[_Block]":
@@ -206,23 +237,41 @@ class _Backbone(nn.Module):
         return wide(embedded) if self.residual_in_fp32 else embedded
 
 
-class _Block(nn.Module):
-    """What a block adds to the residual stream."""
+def _mixer(
+    config: LanguageModelConfig, number: int, mixer: Callable[[], Mixer]
+) -> "Mixer | Attention":
+    if config.attention is not None and number in config.attention.layers:
+        return Attention(config.attention, config.d_model)
+    return mixer()
 
-    def __init__(self, config: LanguageModelConfig, mixer: Mixer) -> None:
+
+class _Block(nn.Module):
+    """Adds to the residual stream what its mixer makes of it, and then what its MLP does."""
+
+    def __init__(self, config: LanguageModelConfig, mixer: "Mixer | Attention") -> None:
         super().__init__()
         self.norm = _Norm(config)
         self.mixer = mixer
+        if config.d_intermediate:
+            self.norm2 = _Norm(config)
+            self.mlp = FeedForward(config.d_model, config.d_intermediate)
+        self.has_mlp = config.d_intermediate > 0
 
     def forward(self, residual: Tensor) -> Tensor:
-        added: Tensor = self.mixer(self._normed(residual))
-        return added
+        return self._fed(residual + self.mixer(self._normed(residual)))
 
     def step(self, residual: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        return self.mixer.step(self._normed(residual), *states)
+        added, *new = self.mixer.step(self._normed(residual), *states)
+        return self._fed(residual + added), *new
 
     def _normed(self, residual: Tensor) -> Tensor:
         return cast(self.norm(residual), self.mixer.in_proj.weight.dtype)
+
+    def _fed(self, residual: Tensor) -> Tensor:
+        if not self.has_mlp:
+            return residual
+        added: Tensor = self.mlp(cast(self.norm2(residual), self.mlp.fc1.weight.dtype))
+        return residual + added
 
 
 class _Norm(nn.Module):
@@ -262,6 +311,7 @@ def _name(dtype: torch.dtype) -> str:
 # --- what the exporter is told -------------------------------------------------------------------
 
 _Config = TypeVar("_Config", bound=LanguageModelConfig)
+_Kind = TypeVar("_Kind")
 
 
 def parsed(kind: type[_Config], config: Mapping[str, Any], architecture: str) -> _Config:
@@ -270,12 +320,19 @@ def parsed(kind: type[_Config], config: Mapping[str, Any], architecture: str) ->
     Raises:
         CorruptInput: a key is absent, or a value makes no sense.
     """
+    # Manifests of before there were hybrids have no word about them.
+    known = {"attention": None, "d_intermediate": 0, **config}
     try:
-        return kind(**{field.name: config[field.name] for field in fields(kind)})
-    except (KeyError, ValueError) as error:
+        return _made(kind, known)
+    except (KeyError, TypeError, ValueError) as error:
         raise CorruptInput(
             f"a {architecture} configuration: {show(error)}; export the model again"
         ) from error
+
+
+def _made(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
+    """A dataclass of its fields' values, others left aside."""
+    return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]  # a dataclass
 
 
 def built(
@@ -290,7 +347,12 @@ def built(
     settings = module.config
     ids = TensorSpec("input_ids", "int64", ("batch", "length"), settings.vocab_size)
 
+    attention = settings.attention
+    scans = settings.n_layer - (len(attention.layers) if attention else 0)
+
     def step() -> Model:
+        if attention and not attention.causal:
+            raise UsageError("program step: attention that looks ahead cannot decode by tokens")
         stepping = decoder(module)
         token = TensorSpec("input_ids", "int64", ("batch", 1), settings.vocab_size)
         states = stepping.state_specs()
@@ -299,9 +361,9 @@ def built(
             architecture=architecture,
             config=config,
             inputs=(token, *states),
-            sizes={"batch": 2},
+            sizes={"batch": 2, **({PAST: PAST_SIZE} if attention else {})},
             outputs=("logits", *(f"new_{state.name}" for state in states)),
-            scans=settings.n_layer,
+            scans=scans,
             differentiable=False,
         )
 
@@ -312,7 +374,7 @@ def built(
         inputs=(ids,),
         sizes={"batch": 2, "length": 16},
         outputs=("logits",),
-        scans=settings.n_layer,
+        scans=scans,
         keeps_float32=keeps_float32,
         renamed=renamed,
         notes=tuple(

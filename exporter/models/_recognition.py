@@ -1,5 +1,6 @@
 """How language models of state-space layers are recognised: from names, shapes and a config."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +13,28 @@ from torch import Tensor
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
+from fuseport.exporter.models._attention import AttentionConfig
 from fuseport.exporter.models.model import OWN_CODE
 from fuseport.exporter.models.weights import unwrap
 
 __all__ = ["Found", "Settings", "find", "renamed"]
 
 _HUGGING_FACE = re.compile(r"(?<![^.])backbone\.embeddings\.weight$")
-_OTHER_LAYERS = re.compile(r"backbone\.layers\.\d+\.(mixer\.Wqkv|mlp)\..*")
+_OTHER_LAYERS = re.compile(r"backbone\.layers\.\d+\.(mixer\.Wqkv\..*|mlp\.(?!fc[12]\.weight$).*)")
+_MIXER = re.compile(r"backbone\.layers\.(\d+)\.mixer\.(\w+).*")
+_OF_ATTENTION = ("in_proj", "conv1d", "out_proj")
+# What state-spaces' attention is told, beside numbers of heads and their channels; the default.
+_ATTENTION = {
+    "d_conv": ("d_conv", 0),
+    "qkv_proj_bias": ("qkv_bias", True),
+    "out_proj_bias": ("out_bias", True),
+    "softmax_scale": ("softmax_scale", None),
+    "causal": ("causal", False),
+    "rotary_emb_dim": ("rotary_dim", 0),
+    "rotary_emb_base": ("rotary_base", 10000.0),
+    "rotary_emb_interleaved": ("rotary_interleaved", False),
+}
+_HEADS = ("num_heads", "num_heads_kv", "head_dim", "mlp_dim")
 _EPSILON = ("norm_epsilon", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "rms_norm_eps")
 _LAYERS = ("n_layer", "num_hidden_layers", "n_layers")
 _TIED = ("tie_embeddings", "tie_word_embeddings")
@@ -65,22 +81,24 @@ class Found:
                 contradicts the weights.
         """
         path = show(self.settings.path)
-        other = [m[1] for name in self.shapes if (m := _OTHER_LAYERS.fullmatch(name))]
-        if other or self.settings.get_list("attn_layer_idx"):
-            kinds = {"mixer.Wqkv": "attention", "mlp": "feed-forward"}
-            found = " and ".join(dict.fromkeys(kinds[name] for name in other)) or "attention"
+        other = [name for name in self.shapes if _OTHER_LAYERS.fullmatch(name)]
+        if other:
             raise Missing(
-                f"{path}: {found} layers beside the {what} ones: such hybrids (attn_layer_idx,"
-                f" d_intermediate) are not built in; {OWN_CODE}"
+                f"{path}: {show(other[0])}: layers beside the {what} ones that are not built in;"
+                f" {OWN_CODE}"
             )
         vocab_size, d_model = self.shapes["backbone.embedding.weight"]
-        last = max(self.layers)
+        attention = self._attention(d_model)
+        layers = sorted([*self.layers, *(attention.layers if attention else ())])
+        last = layers[-1]
         n_layer = self.settings.get(_LAYERS, int, last + 1)
-        if len(self.layers) != n_layer or last != n_layer - 1:
+        if len(layers) != n_layer or last != n_layer - 1:
+            beside = f" and {len(attention.layers)} of attention" if attention else ""
             raise Missing(
-                f"{path}: backbone.layers: {len(self.layers)} {what} layers, up to number {last},"
-                f" where {n_layer} are expected; give the whole checkpoint"
+                f"{path}: backbone.layers: {len(self.layers)} {what} layers{beside}, up to number"
+                f" {last}, where {n_layer} are expected; give the whole checkpoint"
             )
+        halves, _ = self.shapes.get(f"backbone.layers.{self.layers[0]}.mlp.fc1.weight", (0, 0))
         return {
             "d_model": d_model,
             "n_layer": n_layer,
@@ -91,11 +109,57 @@ class Found:
             "tie_embeddings": self._tied(),
             "conv_bias": self.shape("conv1d.bias") is not None,
             "proj_bias": self.shape("in_proj.bias") is not None,
+            "attention": attention,
+            "d_intermediate": halves // 2,
         }
 
     def assumed(self) -> list[str]:
         """What of `common` neither weights nor config say."""
         return [] if self.settings.find(_EPSILON) else ["norm_epsilon"]
+
+    def _attention(self, d_model: int) -> AttentionConfig | None:
+        """Of the layers whose mixers have no scan; None if there are none."""
+        path = show(self.settings.path)
+        found = [m for name in self.shapes if (m := _MIXER.fullmatch(name))]
+        scanning = {int(m[1]) for m in found if m[2] not in _OF_ATTENTION}
+        layers = sorted({int(m[1]) for m in found} - scanning)
+        listed = self.settings.get_list("attn_layer_idx")
+        if listed and sorted(set(listed)) != layers:
+            raise Missing(
+                f"{path}: attn_layer_idx is {show(listed, 60)}, but the layers without a scan are"
+                f" {show(layers, 60)}; correct the config or give the whole checkpoint"
+            )
+        if not layers:
+            return None
+        _, told = self.settings.find(("attn_cfg",)) or ("", None)
+        if not isinstance(told, Mapping) or "num_heads" not in told:
+            raise Missing(
+                f"{path}: layer {layers[0]} is attention, whose weights do not tell its heads;"
+                " give a folder with the config.json, or attn_cfg in the checkpoint's configuration"
+            )
+        unknown = set(told) - {*_HEADS, *_ATTENTION}
+        if unknown:
+            raise Missing(
+                f"{path}: attn_cfg: {show(min(unknown))} is no argument of state-spaces' attention;"
+                f" correct the config; or {OWN_CODE}"
+            )
+        sizes: list[Any] = [told.get(name) for name in _HEADS]
+        heads, heads_kv, head_dim, mlp = sizes
+        values = {ours: told.get(name, default) for name, (ours, default) in _ATTENTION.items()}
+        for name in ("softmax_scale", "rotary_base"):
+            if type(values[name]) is int:
+                values[name] = float(values[name])
+        try:
+            return AttentionConfig(
+                layers=tuple(layers),
+                heads=heads,
+                heads_kv=heads if heads_kv is None else heads_kv,
+                head_dim=d_model // heads if head_dim is None else head_dim,
+                d_mlp=math.ceil((mlp or 0) / 256) * 256,
+                **values,
+            )
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise Missing(f"{path}: attn_cfg: {show(error)}; correct the config") from error
 
     def _tied(self) -> bool:
         """The weights decide; the config only where they are equal, or to contradict."""

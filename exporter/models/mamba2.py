@@ -73,11 +73,6 @@ class Mamba2Config(LanguageModelConfig):
     dt_min: float = 0.0
     dt_max: float | None = None
 
-    @staticmethod
-    def least(size: str) -> int:
-        """0 for `d_mlp`."""
-        return 0 if size == "d_mlp" else 1
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.d_ssm % self.n_heads or self.n_heads % self.n_groups:

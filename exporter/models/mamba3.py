@@ -114,21 +114,23 @@ class _Decoder(Decoder):
         ssm_states: Tensor,
         k_states: Tensor,
         v_states: Tensor,
+        *attended: Tensor,
     ) -> tuple[Tensor, ...]:
         """Logits of the token after this one, and the states after it.
 
         Args:
             input_ids: (b, 1) int64.
-            angle_states: (n_layer, b, H, angles), float32 at least, like the next; all are zeros
+            angle_states: (scans, b, H, angles), float32 at least, like the next; all are zeros
                 before the first token.
-            ssm_states: (n_layer, b, H, P, N).
-            k_states: (n_layer, b, R, H, N), of the last token, in the activations' dtype.
-            v_states: (n_layer, b, H, P), likewise.
+            ssm_states: (scans, b, H, P, N).
+            k_states: (scans, b, R, H, N), of the last token, in the activations' dtype.
+            v_states: (scans, b, H, P), likewise.
+            attended: of layers of attention, as in `FilteredDecoder`.
 
         Returns:
             logits (b, 1, vocab_size), and the states.
         """
-        return self.stepped(input_ids, angle_states, ssm_states, k_states, v_states)
+        return self.stepped(input_ids, angle_states, ssm_states, k_states, v_states, *attended)
 
 
 class _Weight(nn.Module):

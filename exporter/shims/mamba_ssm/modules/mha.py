@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseport.ops.causal_conv1d import causal_conv1d
-from fuseport.ops.rotary_embedding import rotary_embedding
-
-from ._initial import wide
+from fuseport.ops.compositions.rotary_attention import Heads, rotary_attention
 
 __all__ = ["MHA"]
 
@@ -73,7 +71,7 @@ class MHA(nn.Module):
         self.rotary_emb_dim = rotary_emb_dim
         self.rotary_emb_base = rotary_emb_base
         self.rotary_emb_interleaved = rotary_emb_interleaved
-        attended = self.head_dim * (num_heads + 2 * self.num_heads_kv)
+        attended = self._heads.channels
         self.in_proj = nn.Linear(embed_dim, attended + self.mlp_dim, bias=qkv_proj_bias, **factory)
         if d_conv > 0:
             self.conv1d = nn.Conv1d(
@@ -94,13 +92,7 @@ class MHA(nn.Module):
         qkv, beside = projected.split([projected.shape[-1] - self.mlp_dim, self.mlp_dim], -1)
         if self.d_conv > 0:
             qkv = causal_conv1d(qkv.mT, self.conv1d.weight.flatten(1), self.conv1d.bias).mT
-        heads = [self.num_heads, self.num_heads_kv, self.num_heads_kv]
-        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(heads, 1)
-        q, k = self._turned(q), self._turned(k)
-        shared = self.num_heads // self.num_heads_kv
-        k, v = (t.repeat_interleave(shared, 1) for t in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.softmax_scale)
-        y = y.transpose(1, 2).flatten(-2)
+        y, _, _ = rotary_attention(qkv, self._heads)
         if self.mlp_dim:
             up, gate = beside.chunk(2, -1)
             y = torch.cat([y, up * F.silu(gate)], -1)
@@ -111,12 +103,15 @@ class MHA(nn.Module):
         """Raises NotImplementedError: keys are not kept."""
         raise NotImplementedError("fuseport's MHA does not decode: it keeps no keys")
 
-    def _turned(self, x: Tensor) -> Tensor:
-        if self.rotary_emb_dim == 0:
-            return x
-        exponents = torch.arange(0, self.rotary_emb_dim, 2, device=x.device).to(wide(x).dtype)
-        steps = torch.arange(x.shape[2], device=x.device).to(exponents.dtype)
-        frequencies = self.rotary_emb_base ** -(exponents / self.rotary_emb_dim)
-        angles = steps[:, None] * frequencies
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        return rotary_embedding(x, cos, sin, self.rotary_emb_interleaved)
+    @property
+    def _heads(self) -> Heads:
+        return Heads(
+            queries=self.num_heads,
+            keys=self.num_heads_kv,
+            width=self.head_dim,
+            turned=self.rotary_emb_dim,
+            base=self.rotary_emb_base,
+            interleaved=self.rotary_emb_interleaved,
+            scale=self.softmax_scale,
+            causal=self.causal,
+        )
