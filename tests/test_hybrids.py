@@ -196,12 +196,12 @@ def test_attention_by_its_formulas(interleaved: bool, causal: bool) -> None:
         ({"attn_layer_idx": None, "attn_cfg": None}, "layer 1 is attention, whose weights do not"),
         ({"attn_cfg": {"causal": True}}, "layer 1 is attention, whose weights do not tell"),
         ({"attn_cfg": {"num_heads": 4, "window": 2}}, "attn_cfg: window is no argument"),
-        ({"attn_cfg": {"num_heads": 4, "num_heads_kv": 3}}, "attn_cfg: attention: 4 heads of 4"),
+        ({"attn_cfg": {"num_heads": 4, "num_heads_kv": 3}}, "attn_cfg: 4 heads of 4"),
         ({"attn_cfg": {"num_heads": "4"}}, "attn_cfg: .*; correct the config"),
         ({"attn_cfg": {"num_heads": 0}}, "attn_cfg: .*; correct the config"),
         ({"attn_cfg": {"num_heads": 4, "causal": 1}}, "causal is 1, expected .*bool"),
-        ({"attn_cfg": {"num_heads": 4, "rotary_emb_dim": 3}}, "rotary_dim is 3 of 4 channels"),
-        ({"attn_cfg": {"num_heads": 4, "softmax_scale": -1}}, "softmax_scale is -1.0, expected"),
+        ({"attn_cfg": {"num_heads": 4, "rotary_emb_dim": 3}}, "3 channels of 4 cannot be turned"),
+        ({"attn_cfg": {"num_heads": 4, "softmax_scale": -1}}, "scale is -1, expected"),
         ({"attn_cfg": {"num_heads": 4, "d_conv": -1}}, "d_conv is -1"),
         ({"n_layer": 4}, "2 Mamba-2 layers and 1 of attention, up to number 2, where 4 are"),
     ],
@@ -233,14 +233,13 @@ def test_manifests_of_before() -> None:
     """They have no word about hybrids; what they have is checked."""
     config = mamba2.recognise(checkpoint_of(theirs("mamba2attn"), config_of("mamba2attn")))
     assert config is not None
-    with pytest.raises(CorruptInput, match="attention: 4 heads of 8"):
-        mamba2.model(config | {"attention": {**vars_of(config["attention"]), "heads_kv": 3}})
+    attention = config["attention"]
+    with pytest.raises(CorruptInput, match="4 heads of 8 channels with 3"):
+        mamba2.model(
+            config | {"attention": {**attention, "heads": {**attention["heads"], "keys": 3}}}
+        )
     plain = {k: v for k, v in config.items() if k not in ("attention", "d_intermediate")}
     assert mamba2.model(plain).scans == 3
-
-
-def vars_of(attention: Any) -> dict[str, Any]:
-    return dict(attention if isinstance(attention, dict) else vars(attention))
 
 
 @pytest.mark.parametrize("name", ["mamba2attn", "mamba"])
@@ -251,11 +250,10 @@ def test_a_folder_exports_and_verifies(name: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config_of(name)))
     found, _ = models.from_checkpoint(checkpoints.load(folder))
     assert found.architecture == name.removesuffix("attn")
-    programs: list[Entry] = ["forward", "gradient", "step"]
     api.export(
         folder,
         tmp_path / "bundle",
-        programs=programs,
+        programs=["forward", "gradient", "step"],
         format=["torchscript", "exported_program", "onnx"],
     )
     report = api.verify(tmp_path / "bundle")

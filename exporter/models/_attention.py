@@ -5,7 +5,7 @@ Architecture and parameter names are those of github.com/state-spaces/mamba (`at
 and values, P channels to a head, W the causal filter's width.
 """
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -27,72 +27,33 @@ class AttentionConfig:
 
     Attributes:
         layers: their numbers, from 0 up.
-        heads: H, of queries.
-        heads_kv: K, a divisor of H.
-        head_dim: P.
+        heads: of queries, and of keys and values.
         d_mlp: channels of the gated MLP beside the heads, gates included; even, 0 for none.
         d_conv: W; 0 for no filter.
         qkv_bias: whether in_proj has a bias.
         out_bias: whether out_proj has one.
-        softmax_scale: None for 1/√P.
-        causal: whether a position sees none after it.
-        rotary_dim: channels of a head that are turned by their position; 0 for none.
-        rotary_base: of the angles' frequencies.
-        rotary_interleaved: pairs are neighbouring channels, and not one of each half.
 
     Raises:
         ValueError: a value is of another type, or makes no sense.
     """
 
     layers: tuple[int, ...]
-    heads: int
-    heads_kv: int
-    head_dim: int
+    heads: Heads
     d_mlp: int = 0
     d_conv: int = 0
     qkv_bias: bool = True
     out_bias: bool = True
-    softmax_scale: float | None = None
-    causal: bool = False
-    rotary_dim: int = 0
-    rotary_base: float = 10000.0
-    rotary_interleaved: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
+        if isinstance(self.heads, Mapping):  # as JSON data
+            object.__setattr__(self, "heads", Heads(**self.heads))
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type in (int, float, bool) and type(value) is not field.type:
-                raise ValueError(f"attention: {field.name} is {value!r}, expected {field.type}")
-        if min(self.heads, self.heads_kv, self.head_dim) < 1 or self.heads % self.heads_kv:
-            raise ValueError(
-                f"attention: {self.heads} heads of {self.head_dim} channels with {self.heads_kv} of"
-                " keys"
-            )
+            if field.type in (int, bool) and type(value) is not field.type:
+                raise ValueError(f"{field.name} is {value!r}, expected {field.type}")
         if self.d_mlp < 0 or self.d_mlp % 2 or self.d_conv < 0:
-            raise ValueError(f"attention: d_mlp is {self.d_mlp}, d_conv is {self.d_conv}")
-        if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.head_dim:
-            raise ValueError(
-                f"attention: rotary_dim is {self.rotary_dim} of {self.head_dim} channels"
-            )
-        for name in ("rotary_base", "softmax_scale"):
-            number = getattr(self, name)
-            if number is not None and not (type(number) is float and 0 < number < math.inf):
-                raise ValueError(f"attention: {name} is {number!r}, expected a positive number")
-
-    @property
-    def as_heads(self) -> Heads:
-        """What `rotary_attention` is told of them."""
-        return Heads(
-            queries=self.heads,
-            keys=self.heads_kv,
-            width=self.head_dim,
-            turned=self.rotary_dim,
-            base=self.rotary_base,
-            interleaved=self.rotary_interleaved,
-            scale=self.softmax_scale,
-            causal=self.causal,
-        )
+            raise ValueError(f"d_mlp is {self.d_mlp}, d_conv is {self.d_conv}")
 
 
 class Attention(nn.Module):
@@ -101,12 +62,12 @@ class Attention(nn.Module):
     def __init__(self, config: AttentionConfig, d_model: int) -> None:
         super().__init__()
         self.config = config
-        self.heads = config.as_heads
+        self.heads = config.heads
         qkv = self.heads.channels
         self.in_proj = nn.Linear(d_model, qkv + config.d_mlp, bias=config.qkv_bias)
         if config.d_conv:
             self.conv1d = nn.Conv1d(qkv, qkv, config.d_conv, groups=qkv)
-        given = config.heads * config.head_dim + config.d_mlp // 2
+        given = self.heads.queries * self.heads.width + config.d_mlp // 2
         self.out_proj = nn.Linear(given, d_model, bias=config.out_bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,10 +91,10 @@ class Attention(nn.Module):
     def state_dims(self) -> dict[str, tuple[int | str, ...]]:
         """By names: the filter's last inputs, (b, P·(H + 2K), W-1), if there is one; keys and
         values, (b, K, past, P)."""
-        config = self.config
-        kept = ("batch", config.heads_kv, PAST, config.head_dim)
-        last = {"filter": ("batch", self.heads.channels, config.d_conv - 1)}
-        return (last if config.d_conv else {}) | {"key": kept, "value": kept}
+        heads, width = self.heads, self.config.d_conv
+        kept = ("batch", heads.keys, PAST, heads.width)
+        last = {"filter": ("batch", heads.channels, width - 1)}
+        return (last if width else {}) | {"key": kept, "value": kept}
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         projected: Tensor = self.in_proj(x)

@@ -351,7 +351,7 @@ def built(
     scans = settings.n_layer - (len(attention.layers) if attention else 0)
 
     def step() -> Model:
-        if attention and not attention.causal:
+        if attention and not attention.heads.causal:
             raise UsageError("program step: attention that looks ahead cannot decode by tokens")
         stepping = decoder(module)
         token = TensorSpec("input_ids", "int64", ("batch", 1), settings.vocab_size)

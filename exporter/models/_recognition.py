@@ -16,6 +16,7 @@ from fuseport.exporter.errors import Missing
 from fuseport.exporter.models._attention import AttentionConfig
 from fuseport.exporter.models.model import OWN_CODE
 from fuseport.exporter.models.weights import unwrap
+from fuseport.ops.compositions.rotary_attention import Heads
 
 __all__ = ["Found", "Settings", "find", "renamed"]
 
@@ -23,18 +24,23 @@ _HUGGING_FACE = re.compile(r"(?<![^.])backbone\.embeddings\.weight$")
 _OTHER_LAYERS = re.compile(r"backbone\.layers\.\d+\.(mixer\.Wqkv\..*|mlp\.(?!fc[12]\.weight$).*)")
 _MIXER = re.compile(r"backbone\.layers\.(\d+)\.mixer\.(\w+).*")
 _OF_ATTENTION = ("in_proj", "conv1d", "out_proj")
-# What state-spaces' attention is told, beside numbers of heads and their channels; the default.
-_ATTENTION = {
+# What state-spaces' attention is told: our word for it, and the default.
+_OF_HEADS = {
+    "num_heads": ("queries", None),
+    "num_heads_kv": ("keys", None),
+    "head_dim": ("width", None),
+    "rotary_emb_dim": ("turned", 0),
+    "rotary_emb_base": ("base", 10000.0),
+    "rotary_emb_interleaved": ("interleaved", False),
+    "softmax_scale": ("scale", None),
+    "causal": ("causal", False),
+}
+_BESIDE_HEADS = {
+    "mlp_dim": ("d_mlp", 0),
     "d_conv": ("d_conv", 0),
     "qkv_proj_bias": ("qkv_bias", True),
     "out_proj_bias": ("out_bias", True),
-    "softmax_scale": ("softmax_scale", None),
-    "causal": ("causal", False),
-    "rotary_emb_dim": ("rotary_dim", 0),
-    "rotary_emb_base": ("rotary_base", 10000.0),
-    "rotary_emb_interleaved": ("rotary_interleaved", False),
 }
-_HEADS = ("num_heads", "num_heads_kv", "head_dim", "mlp_dim")
 _EPSILON = ("norm_epsilon", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "rms_norm_eps")
 _LAYERS = ("n_layer", "num_hidden_layers", "n_layers")
 _TIED = ("tie_embeddings", "tie_word_embeddings")
@@ -137,27 +143,24 @@ class Found:
                 f"{path}: layer {layers[0]} is attention, whose weights do not tell its heads;"
                 " give a folder with the config.json, or attn_cfg in the checkpoint's configuration"
             )
-        unknown = set(told) - {*_HEADS, *_ATTENTION}
+        unknown = set(told) - {*_OF_HEADS, *_BESIDE_HEADS}
         if unknown:
             raise Missing(
                 f"{path}: attn_cfg: {show(min(unknown))} is no argument of state-spaces' attention;"
                 f" correct the config; or {OWN_CODE}"
             )
-        sizes: list[Any] = [told.get(name) for name in _HEADS]
-        heads, heads_kv, head_dim, mlp = sizes
-        values = {ours: told.get(name, default) for name, (ours, default) in _ATTENTION.items()}
-        for name in ("softmax_scale", "rotary_base"):
-            if type(values[name]) is int:
-                values[name] = float(values[name])
+        heads: dict[str, Any]
+        heads, beside = (
+            {ours: told.get(name, default) for name, (ours, default) in table.items()}
+            for table in (_OF_HEADS, _BESIDE_HEADS)
+        )
         try:
-            return AttentionConfig(
-                layers=tuple(layers),
-                heads=heads,
-                heads_kv=heads if heads_kv is None else heads_kv,
-                head_dim=d_model // heads if head_dim is None else head_dim,
-                d_mlp=math.ceil((mlp or 0) / 256) * 256,
-                **values,
-            )
+            if heads["keys"] is None:
+                heads["keys"] = heads["queries"]
+            if heads["width"] is None:
+                heads["width"] = d_model // heads["queries"]
+            beside["d_mlp"] = math.ceil(beside["d_mlp"] / 256) * 256
+            return AttentionConfig(layers=tuple(layers), heads=Heads(**heads), **beside)
         except (TypeError, ValueError, ZeroDivisionError) as error:
             raise Missing(f"{path}: attn_cfg: {show(error)}; correct the config") from error
 

@@ -5,7 +5,8 @@ for queries that share keys; Su et al., "RoFormer", 2021, for the turning. b bat
 heads of queries, K of keys and values, P channels to a head.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,9 @@ class Heads:
         interleaved: pairs are neighbouring channels, and not one of each half.
         scale: of the products; None for 1/√P.
         causal: whether a position sees none after it.
+
+    Raises:
+        ValueError: a value is of another type, or makes no sense.
     """
 
     queries: int
@@ -39,6 +43,24 @@ class Heads:
     interleaved: bool = False
     scale: float | None = None
     causal: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type in (int, bool) and type(value) is not field.type:
+                raise ValueError(f"{field.name} is {value!r}, expected {field.type}")
+        if min(self.queries, self.keys, self.width) < 1 or self.queries % self.keys:
+            raise ValueError(
+                f"{self.queries} heads of {self.width} channels with {self.keys} of keys"
+            )
+        if self.turned % 2 or not 0 <= self.turned <= self.width:
+            raise ValueError(f"{self.turned} channels of {self.width} cannot be turned in pairs")
+        for name in ("base", "scale"):
+            number = getattr(self, name)
+            if number is None and name == "scale":
+                continue
+            if type(number) not in (int, float) or not 0 < number < math.inf:
+                raise ValueError(f"{name} is {number!r}, expected a positive number")
 
     @property
     def channels(self) -> int:
