@@ -185,6 +185,19 @@ def test_infinities_leave_the_json_valid(tmp_path: Path) -> None:
     assert value["config"] == {"best": "-inf"}
 
 
+def test_hyperparameters_are_shown_where_no_file_has_them(tmp_path: Path) -> None:
+    content = {"pytorch-lightning_version": "2", "state_dict": {"w": torch.ones(1)}}
+    given = {"width": 24, "layer": {"kind": "gated"}, **{f"n{i}": i for i in range(12)}}
+    torch.save(content | {"hyper_parameters": given}, tmp_path / "w")
+    lines = command(tmp_path / "w").stdout.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("  config "))
+    assert lines[first].split(maxsplit=1)[1] == "width: 24"
+    assert lines[first + 1].strip() == "layer: {'kind': 'gated'}"
+    assert lines[first + 12].strip() == "… and 2 more"
+    of_a_folder = command(FIXTURES / "huggingface").stdout
+    assert "hidden_size" not in of_a_folder
+
+
 # --- bundles -------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,8 @@ def checkpoint(found: _Found) -> Iterator[str]:
         yield _row("architecture", f"none recognised: {show(architecture['reason'], 600)}")
     else:
         yield _row("architecture", f"{architecture['name']}, by {_join(architecture['why'])}")
+    if not found["config_beside"]:
+        yield from _settings(found["config"])
     for number, way in enumerate(architecture.get("quantized", ())):
         yield _row("" if number else "quantized", show(way))
     count = f"{sizes['elements']:,} in {sizes['tensors']} tensors, {_size(sizes['bytes'])}"
@@ -109,6 +111,13 @@ def artifact(found: _Found) -> Iterator[str]:
         yield _row("trust", "trusted" if found["trusted"] else "machine code of unknown origin")
     if found.get("pickles"):
         yield _row("pickle", f"{_join(found['pickles'])}: loading it unpickles them")
+
+
+def _settings(config: _Found) -> Iterator[str]:
+    """What the checkpoint says of its model: what one's own code may take as parameters."""
+    for number, (name, value) in enumerate(_first(config.items())):
+        yield _row("" if number else "config", f"{show(name, 60)}: {show(value, 80)}")
+    yield from _cut(config)
 
 
 def _ops(needed: Iterable[_Found]) -> Iterator[str]:
