@@ -91,7 +91,7 @@ def test_shards_that_do_not_belong_together(sharded: Path, fault: str, said: str
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        (".metadata", "format_utils dcp_to_torch FOLDER FILE"),
+        ("__0_0.distcp", "whose .metadata is not there; fetch it too"),
         ("latest", "zero_to_fp32.py FOLDER FILE"),
         ("mp_rank_00_model_states.pt", "DeepSpeed's"),
         ("adapter_config.json", "merge_and_unload"),

@@ -140,8 +140,8 @@ _FILES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 
 # What training writes that is no state dict yet, by a file that tells, and how to make one of it.
 _OTHER_FOLDERS = {
-    r"\.metadata|.*\.distcp": "of torch.distributed.checkpoint (FSDP and others); make one file "
-    "of it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE",
+    r".*\.distcp": "a part of a checkpoint of torch.distributed.checkpoint (FSDP and others),"
+    " whose .metadata is not there; fetch it too",
     r"latest|zero_to_fp32\.py|(.*_optim|mp_rank_\d+_model)_states\.pt": "DeepSpeed's; make one "
     "file of its parts by the script in it, python zero_to_fp32.py FOLDER FILE, or, without "
     "ZeRO-3, give mp_rank_00_model_states.pt",

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from io import SEEK_END, BytesIO
 from typing import BinaryIO
 
-__all__ = ["LongText", "MalformedPickleError", "operations"]
+__all__ = ["OPERATIONS", "LongText", "MalformedPickleError", "operations"]
 
 # A tensor takes about 22, three with its optimizer's state 90: enough for 45,000 tensors, or 11,000
 # parameters in training. It bounds the time and memory that a refusal takes.
-_OPERATIONS = 1_000_000
+OPERATIONS = 1_000_000
 _LONG = 2**20
 _LINE = 2**16
 
@@ -39,7 +39,9 @@ class LongText:
     bytes: int
 
 
-def operations(stream: BinaryIO) -> Iterator[tuple[pickletools.OpcodeInfo, object]]:
+def operations(
+    stream: BinaryIO, most: int = OPERATIONS
+) -> Iterator[tuple[pickletools.OpcodeInfo, object]]:
     """Each operation of the next pickle of `stream`, and its argument or None.
 
     The argument of `GLOBAL` and `INST` is a pair (module, attribute), that of a long text a
@@ -49,7 +51,7 @@ def operations(stream: BinaryIO) -> Iterator[tuple[pickletools.OpcodeInfo, objec
         MalformedPickleError, ValueError: the pickle is cut off, is none, or has operations without
             end.
     """
-    for _ in range(_OPERATIONS):
+    for _ in range(most):
         code = stream.read(1)
         opcode = _TABLE.get(code)
         if opcode is None:
@@ -58,9 +60,7 @@ def operations(stream: BinaryIO) -> Iterator[tuple[pickletools.OpcodeInfo, objec
         yield opcode, None if opcode.arg is None else _argument(opcode, opcode.arg, stream)
         if code == b".":
             return
-    raise MalformedPickleError(
-        f"a pickle of over {_OPERATIONS} operations, beyond any checkpoint's"
-    )
+    raise MalformedPickleError(f"a pickle of over {most} operations, beyond any checkpoint's")
 
 
 def _argument(

@@ -21,7 +21,7 @@ from fuseport.exporter.checkpoint.calls import (
     Tuple,
     called,
 )
-from fuseport.exporter.checkpoint.opcodes import MalformedPickleError, operations
+from fuseport.exporter.checkpoint.opcodes import OPERATIONS, MalformedPickleError, operations
 
 __all__ = ["Scan", "scan"]
 
@@ -45,13 +45,19 @@ class Scan:
     texts: frozenset[str] = frozenset()
 
 
-def scan(stream: BinaryIO, pickles: int = 1) -> Scan:
-    """Follow the next `pickles` pickles of `stream` on an abstract stack; run nothing of them."""
+def scan(stream: BinaryIO, pickles: int = 1, most: int = OPERATIONS) -> Scan:
+    """Follow the next `pickles` pickles of `stream` on an abstract stack; run nothing of them.
+
+    Args:
+        stream: what has them.
+        pickles: how many.
+        most: operations of each.
+    """
     machine = _Machine()
     broken = None
     try:
         for _ in range(pickles):
-            machine.follow(stream)
+            machine.follow(stream, most)
     except MalformedPickleError as error:
         broken = str(error)
     return Scan(
@@ -80,12 +86,12 @@ class _Machine:
     texts: set[str] = field(default_factory=set)
     fault: str | None = None
 
-    def follow(self, stream: BinaryIO) -> None:
+    def follow(self, stream: BinaryIO, most: int) -> None:
         stack: list[object] = []
         memo: dict[int, object] = {}
         self.texts.clear()
         try:
-            for opcode, argument in operations(stream):
+            for opcode, argument in operations(stream, most):
                 self._step(opcode, argument, stack, memo)
         except MalformedPickleError:
             raise

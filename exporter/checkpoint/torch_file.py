@@ -9,6 +9,7 @@ import io
 import warnings
 import zipfile
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -20,7 +21,7 @@ from fuseport.exporter.checkpoint.sniff import Container
 from fuseport.exporter.checkpoint.zip_file import opened, reason
 from fuseport.exporter.errors import CorruptInput, UnsafeInput
 
-__all__ = ["read_torch"]
+__all__ = ["read_part", "read_torch"]
 
 _MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # opens torch.save's older format
 _LEGACY_PICKLES = 5  # magic number, protocol version, system info, the object, the storage keys
@@ -36,7 +37,7 @@ def read_torch(path: Path, container: Container) -> object:
         CorruptInput: torch.save did not write it, or it is damaged.
     """
     if container == "zip":
-        _check_archive(path)
+        _check_archive(path, path.stat().st_size)
     else:
         _check_pickle_file(path)
     # torch.load hands any path that ends in .safetensors to another reader: give it an open file.
@@ -46,7 +47,26 @@ def read_torch(path: Path, container: Container) -> object:
         return _torch_load(path, file, mmap=False)
 
 
-def _torch_load(path: Path, source: str | io.BufferedReader, mmap: bool) -> object:
+def read_part(path: Path, begin: int, length: int) -> object:
+    """The object that torch.save wrote to a part of a file, tensors in memory of their own.
+
+    Args:
+        path: the file.
+        begin: of the part, in bytes.
+        length: of the part, in bytes.
+
+    Raises:
+        UnsafeInput, CorruptInput: as `read_torch`.
+    """
+    with path.open("rb") as file:
+        file.seek(begin)
+        part = io.BytesIO(file.read(length))
+    _check_archive(path, length, part)
+    part.seek(0)
+    return _torch_load(path, part, mmap=False)
+
+
+def _torch_load(path: Path, source: str | BinaryIO, mmap: bool) -> object:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(STAND_INS):
             warnings.simplefilter("ignore")
@@ -62,9 +82,8 @@ def _torch_load(path: Path, source: str | io.BufferedReader, mmap: bool) -> obje
         ) from error
 
 
-def _check_archive(path: Path) -> None:
-    size = path.stat().st_size
-    with opened(path) as archive:
+def _check_archive(path: Path, size: int, part: BinaryIO | None = None) -> None:
+    with opened(path, part) as archive:
         members = {member.filename: member for member in archive.infolist()}
         _refuse_programs(path, list(members))
         pickle = _pickle_member(path, list(members))

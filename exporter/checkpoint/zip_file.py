@@ -9,7 +9,8 @@ import errno
 import struct
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from io import SEEK_END
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,8 +26,8 @@ _LOCATOR_64 = struct.Struct("<4sLQL")
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The archive at a path.
+def opened(path: Path, part: BinaryIO | None = None) -> Iterator[zipfile.ZipFile]:
+    """The archive at a path, or that which is a part of the file there.
 
     Raises:
         CorruptInput: it is damaged, now or while its members are read; it ends elsewhere than it
@@ -34,8 +35,9 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
         OSError: the file system refuses to read it.
     """
     try:
-        _check_end(path)
-        with zipfile.ZipFile(path) as archive:
+        with nullcontext(part) if part is not None else path.open("rb") as file:
+            _check_end(path, file)
+        with zipfile.ZipFile(part or path) as archive:
             names = [name.lower() for name in archive.namelist()]
             if len(set(names)) != len(names):
                 raise CorruptInput(f"{show(path)}: a member occurs twice; save the file again")
@@ -63,27 +65,26 @@ def reason(error: Exception) -> str:
     return show(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def _check_end(path: Path) -> None:
+def _check_end(path: Path, file: BinaryIO) -> None:
     """The directory must end where the records of the archive's end begin, and those end the file.
 
     Sources: APPNOTE.TXT of PKWARE, 4.3.14 to 4.3.16.
     """
-    size = path.stat().st_size
+    size = file.seek(0, SEEK_END)
     position = size - _END.size
     if position < 0:
         raise zipfile.BadZipFile("it is shorter than the end of an archive")
-    with path.open("rb") as file:
-        signature, *_, count, length, offset, comment = _record(file, _END, position)
-        if signature != b"PK\x05\x06" or comment:
-            raise zipfile.BadZipFile("it does not end as an archive does")
-        above = position - _LOCATOR_64.size
-        if above >= 0:
-            signature, _, record, _ = _record(file, _LOCATOR_64, above)
-            if signature == b"PK\x06\x07":
-                position = above - _END_64.size
-                if record != position:
-                    raise zipfile.BadZipFile("its end is not where it says")
-                _, _, _, _, _, _, _, count, length, offset = _record(file, _END_64, position)
+    signature, *_, count, length, offset, comment = _record(file, _END, position)
+    if signature != b"PK\x05\x06" or comment:
+        raise zipfile.BadZipFile("it does not end as an archive does")
+    above = position - _LOCATOR_64.size
+    if above >= 0:
+        signature, _, record, _ = _record(file, _LOCATOR_64, above)
+        if signature == b"PK\x06\x07":
+            position = above - _END_64.size
+            if record != position:
+                raise zipfile.BadZipFile("its end is not where it says")
+            _, _, _, _, _, _, _, count, length, offset = _record(file, _END_64, position)
     if offset + length != position:
         raise zipfile.BadZipFile("its directory is not where it says")
     if count > _MEMBERS or length > size:

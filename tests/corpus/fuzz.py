@@ -13,6 +13,7 @@ import json
 import random
 import tempfile
 import time
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +25,7 @@ import click
 import onnx
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
 
 from fuseport.exporter.describe import environment
 from fuseport.tests.corpus.judge import forked, judged
@@ -255,6 +257,18 @@ def _hugging_face_config() -> bytes:
     return (FIXTURES / "huggingface" / "config.json").read_bytes()
 
 
+def _parts_around(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        dcp.save({"model": _tensors(), "step": 3}, checkpoint_id=folder, no_dist=True)
+
+
+def _metadata() -> bytes:
+    with tempfile.TemporaryDirectory() as place:
+        _parts_around(Path(place))
+        return (Path(place) / ".metadata").read_bytes()
+
+
 KINDS = {
     "archive": Kind(_saved, "recognised", "w.ckpt", mutated, summed=True),
     "pickle": Kind(_saved, "recognised", "w.ckpt", _archive("data.pkl")),
@@ -269,6 +283,7 @@ KINDS = {
     "index": Kind(
         _index, "recognised", "model.safetensors.index.json", _json, around=_shards_around
     ),
+    "metadata": Kind(_metadata, "recognised", ".metadata", mutated, around=_parts_around),
     "onnx": Kind(_onnx, "artifact", "w.onnx", mutated),
     "exported program": Kind(_exported, "artifact", "w.pt2", _archive(".json")),
     "torchscript": Kind(
@@ -276,7 +291,7 @@ KINDS = {
         "artifact", "w.pt", _archive(".pkl", ".py"),
     ),
 }  # fmt: skip
-CHECKPOINTS = ("archive", "pickle", "older file", "safetensors", "config", "index")
+CHECKPOINTS = ("archive", "pickle", "older file", "safetensors", "config", "index", "metadata")
 
 
 @click.command()
