@@ -26,10 +26,11 @@ setup(
     # `fuseport` itself is not listed as a package: that would put setup.py into the wheel.
     py_modules=[f"{NAME}.__init__", f"{NAME}.cli"],
     package_dir={NAME: ".", **{f"{NAME}.{root}": root for root in ROOTS}},
-    # `native`, `host` and `page` are no packages, since there is no Python in them.
+    # `native`, `host`, `page` and `_toolkit` are no packages, since there is no Python in them.
     package_data={
         "": ["*.cpp", "*.hpp", "*.h", "*.cu", "*.cuh"],
         f"{NAME}.exporter.runtimes": ["host/**"],
+        f"{NAME}.exporter.shims": ["_toolkit/**"],
         f"{NAME}.exporter.verify.report": ["page/**"],
         f"{NAME}.ops": ["native/**"],
     },

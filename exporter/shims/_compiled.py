@@ -3,7 +3,8 @@
 Those with CUDA sources cannot be compiled where there is no CUDA, and code with a path of its own
 for the CPU wants them only when it is imported. Here they compile to a module whose functions
 refuse to be called; or to its stand-in, where an extension of that name has one, or where its
-sources compute what is known (`_cuda_sources`), also as operators, `torch.ops.name`.
+sources compute what is known (`_cuda_sources`), also as operators, `torch.ops.name`. Code that asks
+which version of CUDA's compiler there is, as it gives it other flags, hears of one.
 """
 
 import importlib
@@ -23,12 +24,14 @@ COMPILER = "torch.utils.cpp_extension"
 """The name of a stand-in for the compiler of CUDA sources."""
 
 _CUDA = (".cu", ".cuh")
+_TOOLKIT = str(Path(__file__).with_name("_toolkit"))  # with a `bin/nvcc` that says its version
 
 # Those that do not compile now, the last one last: names with stand-ins, the names used, and what
 # has tensors on CUDA to code that names it.
 _active: list[tuple[Sequence[str], list[str], list[Any]]] = []
 
-_real: dict[str, Callable[..., Any]] = {}
+_real: dict[str, Any] = {}
+_HOME = "CUDA_HOME"  # of the compiler's module, where CUDA is
 
 # Functions of extensions that are known, by the namespaces that they would register them in.
 _libraries: dict[str, Mapping[str, Callable[..., Any]]] = {}
@@ -88,8 +91,9 @@ def watched(spec: ModuleSpec | None) -> ModuleSpec | None:
 
 def _patch(compiler: ModuleType) -> None:
     if "load" not in _real:
-        _real.update(load=compiler.load, load_inline=compiler.load_inline)
-    vars(compiler).update(load=_load, load_inline=_load_inline)
+        _real.update({name: getattr(compiler, name) for name in ("load", "load_inline", _HOME)})
+    home = _real[_HOME] or _TOOLKIT
+    vars(compiler).update({"load": _load, "load_inline": _load_inline, _HOME: home})
 
 
 def _load(name: str, sources: str | Sequence[str], *args: Any, **options: Any) -> Any:

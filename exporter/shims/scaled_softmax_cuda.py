@@ -1,0 +1,17 @@
+"""Stands in for `scaled_softmax_cuda`, an extension of apex and Megatron-LM."""
+
+from torch import Tensor
+
+from fuseport.exporter.shims import _softmax
+
+__all__ = ["backward", "forward"]
+
+
+def forward(input: Tensor, scale_factor: float) -> Tensor:
+    """softmax(scale_factor · input) over the last dimension; see `_softmax.scaled`."""
+    return _softmax.scaled(input, scale_factor)
+
+
+def backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+    """The gradient of input, by that of the result."""
+    return _softmax.gradient(output_grads, softmax_results, scale_factor)
