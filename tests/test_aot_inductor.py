@@ -4,6 +4,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, fx, nn
 from torch._inductor import config
+from torch._inductor.kernel import conv as kernel_conv
 
 from fuseport.exporter import api, formats
 from fuseport.exporter.bundle import MANIFEST, hash_file, machine, open_bundle, trust
@@ -19,6 +21,7 @@ from fuseport.exporter.errors import ExportFailed, Missing, UnsafeInput, UsageEr
 from fuseport.exporter.formats import aot_inductor as format_aot_inductor
 from fuseport.exporter.program import Program, TensorSpec
 from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.runtimes import Unsupported, aot_inductor, aot_inductor_cpp
 from fuseport.ops import build
 
@@ -346,3 +349,48 @@ class TestTrust:
         rows = {row.runtime: row for row in report.results if row.verdict == "unsupported"}
         assert set(rows) == set(RUNTIMES)
         assert all("--trust-native" in str(row.reason) for row in rows.values())
+
+
+CONVOLUTIONS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv1d(3, 3, 5)
+        self.outer = nn.ConvTranspose1d(3, 2, 3, stride=2)
+
+    def forward(self, x):
+        x = self.inner(torch.nn.functional.pad(x, (2, 2), mode="replicate"))
+        return self.outer(x.sin())
+"""
+
+
+def test_gradients_of_convolutions_over_any_length_and_a_format_after_them(
+    tmp_path: Path, saved_net: Callable[[str], tuple[nn.Module, Path, str]]
+) -> None:
+    _, checkpoint, model = saved_net(CONVOLUTIONS)
+    inputs = (TensorSpec("x", "float32", ("batch", 3, "length")),)
+    options = {"model": model, "inputs": inputs, "format": ["aot_inductor", "onnx"]}
+    bundle = api.export(checkpoint, tmp_path / "b", **options)
+    report = api.verify(bundle.folder, model=model, runtime=["aot_inductor", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+    assert {row.program for row in report.results if row.runtime == "aot_inductor"} == {
+        "forward",
+        "gradient",
+    }
+
+
+def test_code_for_the_sizes_of_the_example_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Inductor's own way of choosing a kernel for gradients of convolutions has it."""
+    if not hasattr(kernel_conv, "aten_convolution_backward_fallback"):
+        pytest.skip("this torch has no such way")
+    monkeypatch.setattr(format_aot_inductor, "_convolutions_of_any_size", nullcontext)
+    spec = TensorSpec("x", "float32", ("batch", 3, "length"))
+    forward = capture_forward(nn.Conv1d(3, 3, 5).eval(), {"x": torch.randn(2, 3, 9)}, [spec])
+    program = capture_gradient(forward)
+    with pytest.raises(ExportFailed, match=r"fixes dimension 2 of input x at \d+ in the gradient"):
+        format_aot_inductor.write(program, tmp_path / "g.aoti.pt2", formats.Options())

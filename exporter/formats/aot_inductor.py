@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shlex import join
 from typing import Any
+from unittest import mock
 
 import torch
 from filelock import FileLock
@@ -29,6 +30,7 @@ from fuseport.exporter.errors import ExportFailed, Missing
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
+from fuseport.exporter.program.forward import dynamic_sizes, is_dynamic
 from fuseport.exporter.program.refusing import checked
 from fuseport.ops import build
 
@@ -65,7 +67,8 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         try:
             module = exported.module(check_guards=False)
             assert isinstance(module, fx.GraphModule)
-            found = aot_compile(module, *exported.example_inputs, options=config)
+            with _convolutions_of_any_size():
+                found = aot_compile(module, *exported.example_inputs, options=config)
             assert isinstance(found, list)
         except (OSError, MemoryError):
             raise
@@ -73,6 +76,7 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
             raise ExportFailed(
                 f"AOTInductor refuses the {program.kind} program: {one_line(error)}"
             ) from error
+        _refuse_fixed(program)
         # The sources are not needed any more, and name folders of this machine; but by the name of
         # one torch 2.11 finds the metadata.
         files = [file for file in found if not str(file).endswith(".cpp")]
@@ -84,6 +88,33 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         with sink(path) as archive:
             package_aoti(archive, files)
     return {"compiled_for": bound}
+
+
+@contextmanager
+def _convolutions_of_any_size() -> Iterator[None]:
+    """Gradients of convolutions by torch's own kernel.
+
+    From torch 2.13 on Inductor asks for the strides of the input's gradient as numbers, to choose
+    among kernels of its own, and all sizes of a convolution of one dimension are those of the
+    example then.
+    """
+    from torch._inductor.kernel import conv
+    from torch._inductor.lowering import lowerings
+
+    own = getattr(conv, "aten_convolution_backward_fallback", None)
+    chosen = {} if own is None else {torch.ops.aten.convolution_backward.default: own}
+    with mock.patch.dict(lowerings, chosen):
+        yield
+
+
+def _refuse_fixed(program: Program) -> None:
+    """Refuse code that Inductor has written for the sizes of the example alone."""
+    for name, i, _, size in dynamic_sizes(program.exported, program.inputs):
+        if not is_dynamic(size):
+            raise ExportFailed(
+                f"AOTInductor fixes dimension {i} of input {name} at {size} in the {program.kind} "
+                "program; give the number instead of a name for it"
+            )
 
 
 def _on_device(exported: ExportedProgram, device: str) -> ExportedProgram:
