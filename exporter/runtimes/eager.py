@@ -89,8 +89,17 @@ def _blame_layout(module: nn.Module, inputs: Sequence[Tensor], error: Exception)
     ) from error
 
 
+def _without_backward(error: NotImplementedError) -> bool:
+    """Whether it is of an autograd function that has no backward, or one that only raises this."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    raised_in = "" if innermost is None else innermost.tb_frame.f_code.co_name
+    return "backward or vjp" in str(error) or raised_in == "backward"
+
+
 def _explained(error: RuntimeError) -> Exception:
-    if isinstance(error, NotImplementedError) and "backward or vjp" in str(error):
+    if isinstance(error, NotImplementedError) and _without_backward(error):
         return Unsupported(
             "an autograd function of the model's own has no backward: artifacts have the gradient "
             "of its forward"
