@@ -301,11 +301,26 @@ class Net(torch.nn.Module):
         "a, b = x.detach().chunk(2, -1); a.copy_(a * by); b.copy_(b / by); return x",
         "y = torch.empty_like(x); y.data.copy_(torch.cat([x[..., :4] * by, x[..., 4:] / by], -1));"
         " return y",
+        "a, b = torch.detach(x).data.chunk(2, -1); return torch.cat([a * by.data, b / by], -1)",
     ],
 )
-def test_what_autograd_does_not_see_has_no_gradient_program(
+def test_a_forward_may_detach(
     forward: str, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
 ) -> None:
+    """It is run without autograd, so that this changes nothing of what it computes."""
+    checkpoint, model = saved_with(UNSEEN.format(forward=forward), a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,8]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript"])
+    assert report.exit_code() == 0, report.failures()
+    assert any(row.way == OWN_BACKWARD for row in report.results)
+
+
+def test_what_autograd_does_not_see_has_no_gradient_program(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    forward = "a, b = torch.ops.aten.detach(x).chunk(2, -1); a.copy_(a * by); b.copy_(b / by)"
+    forward += "; return x"
     checkpoint, model = saved_with(UNSEEN.format(forward=forward), a=torch.nn.Linear(8, 8))
     inputs = parse_inputs(["x:[batch,8]"])
     with pytest.raises(ExportFailed, match="autograd does not see what Turn computes"):

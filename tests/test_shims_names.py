@@ -25,6 +25,26 @@ IMPORTED = {
     "pointnet2_batch_cuda": "furthest_point_sampling_wrapper ball_query_wrapper three_nn_wrapper",
     "pointnet2_cuda": "group_points_wrapper gather_points_wrapper three_interpolate_wrapper",
     "upfirdn2d_ext": "upfirdn2d",
+    "fast_hadamard_transform": "hadamard_transform",
+    "fast_hadamard_transform.fast_hadamard_transform_interface": "hadamard_transform "
+    "hadamard_transform_12N hadamard_transform_20N hadamard_transform_28N hadamard_transform_40N "
+    "hadamard_transform_ref HadamardTransformFn HadamardTransform12NFn",
+    "fast_hadamard_transform_cuda": "fast_hadamard_transform fast_hadamard_transform_12N "
+    "fast_hadamard_transform_20N fast_hadamard_transform_28N fast_hadamard_transform_40N",
+    "anti_alias_activation_cuda": "forward",
+    "scaled_softmax_cuda": "forward backward",
+    "scaled_masked_softmax_cuda": "forward backward get_batch_per_block",
+    "scaled_upper_triang_masked_softmax_cuda": "forward backward",
+    "generic_scaled_masked_softmax_cuda": "forward backward",
+    "attn_core_inplace_cuda": "forward_ backward_",
+    "lightconv_cuda": "forward backward",
+    "dynamicconv_cuda": "forward backward",
+    "causal_product_cpu": "causal_dot_product causal_dot_backward",
+    "causal_product_cuda": "causal_dot_product causal_dot_backward",
+    "local_product_cpu": "local_dot_product local_dot_backward local_weighted_average "
+    "local_weighted_average_backward",
+    "local_product_cuda": "local_dot_product local_dot_backward local_weighted_average "
+    "local_weighted_average_backward",
     "fused_act_ext": "fused_bias_act",
     "knn_cuda": "KNN knn",
     "chamfer": "forward backward",

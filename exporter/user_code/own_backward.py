@@ -35,7 +35,7 @@ __all__ = [
 _INLINE: ContextVar[bool] = ContextVar("inline", default=False)
 Verdict = Literal["right", "wrong", "unseen"]
 """Of a function's own backward: the gradient of its forward or another; or that of a forward that
-autograd does not see, as it sees nothing of what is written by `.detach()` or `.data`."""
+autograd does not see, as it sees nothing of what is computed in memory of another library's."""
 
 _SEEN: ContextVar[dict[str, Verdict] | None] = ContextVar("seen", default=None)
 
@@ -137,8 +137,11 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _inlined(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the forward of an autograd function gives, for autograd to differentiate."""
-    with _SingleViews(), _no_grad_for_nothing():
-        return _forward(cls, args, kwargs)
+    context = _Context(args)
+    own_context = cls.setup_context is Function.setup_context
+    with _Plainly(), _no_grad_for_nothing():
+        result = cls.forward(*([context] if own_context else []), *args, **kwargs)
+    return _detached(result, context.non_differentiable)
 
 
 @contextmanager
@@ -160,21 +163,17 @@ def _no_grad_for_nothing() -> Iterator[None]:
         torch.no_grad.__enter__ = enter  # type: ignore[method-assign]
 
 
-def _forward(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if cls.setup_context is not Function.setup_context:
-        return cls.forward(*args, **kwargs)
-    context = _Context(args)
-    result = cls.forward(context, *args, **kwargs)
-    return _detached(result, context.non_differentiable)
+class _Plainly(TorchFunctionMode):
+    """A forward is run without autograd as a rule: what it does about that says nothing here.
 
-
-class _SingleViews(TorchFunctionMode):
-    """Views of parts, one by one: autograd bears no writes into those of which there are several.
-
-    A forward is free to write into them, since it is run without autograd as a rule.
+    `x.detach()` and `x.data` are x, as a view: what becomes of that, as `requires_grad_()`, x
+    stays. Views of parts come one by one: autograd bears no writes into those of which there are
+    several.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DETACHING and args:
+            return args[0].view_as(args[0])
         result = func(*args, **(kwargs or {}))
         if func not in _PARTING:
             return result
@@ -189,6 +188,7 @@ class _SingleViews(TorchFunctionMode):
         )
 
 
+_DETACHING = (torch.detach, Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
 _PARTING = {
     torch.unbind: 1, Tensor.unbind: 1, torch.chunk: 2, Tensor.chunk: 2, torch.split: 2,
     Tensor.split: 2, torch.tensor_split: 2, Tensor.tensor_split: 2,
