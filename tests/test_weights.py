@@ -130,6 +130,34 @@ def test_all_that_does_not_fit_is_in_one_error(tensors: dict[str, Tensor]) -> No
         assert part in message
 
 
+class Counting(nn.Linear):
+    """A layer that keeps more than its parameters in a state dict."""
+
+    kept = torch.arange(2)
+
+    def get_extra_state(self) -> Tensor:
+        return self.kept
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.kept = state
+
+
+@pytest.mark.parametrize("prefix", ["", "net."])
+def test_what_a_layer_takes_beside_parameters_it_is_given(prefix: str) -> None:
+    module = nn.Sequential(Counting(2, 2), nn.Linear(2, 2))
+    given = {f"{prefix}{name}": t.clone() + 1 for name, t in module.state_dict().items()}
+    given[f"{prefix}0._extra_state"] = torch.arange(5)
+    report = fit(module, given, "f")
+    assert torch.equal(module[0].kept, torch.arange(5))
+    assert report.dtypes == {"float32": 4}
+    with pytest.raises(Missing, match=r"unexpected: 1\._extra_state;"):
+        fit(module, given | {f"{prefix}1._extra_state": torch.ones(1)}, "f")
+    whole = nn.Sequential(module)
+    fit(whole, {f"0.{name}": t for name, t in module.state_dict().items()}, "f")
+    report = fit(whole, module.state_dict(), "f")
+    assert report.added == "0."
+
+
 def test_a_long_list_is_cut_and_counted(tensors: dict[str, Tensor]) -> None:
     extra = {f"extra.{i}": torch.ones(1) for i in range(100)}
     with pytest.raises(Missing, match="and 94 more"):

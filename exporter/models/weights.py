@@ -26,6 +26,8 @@ __all__ = ["FitReport", "fit", "once", "some", "unwrap"]
 _WRAPPERS = frozenset(["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
 # After another segment: a leading `module.` is a prefix like others.
 _PARALLEL = re.compile(r"(\.)module\.")
+# What torch calls that which a module keeps in a state dict beside parameters and buffers.
+_EXTRA = "_extra_state"
 _LISTED = 6
 _COUNTING = "int", "uint", "bool"  # dtypes of counters and masks, beside weights of any other
 
@@ -85,7 +87,7 @@ def fit(
 
     Each parameter becomes a copy of the file's tensor in its own writable memory, in the file's
     dtype; `requires_grad` stays as it was. The module may be on the meta device. Tied parameters
-    stay tied.
+    stay tied. What else the file has for a module that takes it (`_extra_state`), it is given.
 
     Args:
         module: of the architecture that the checkpoint was recognised as.
@@ -102,11 +104,13 @@ def fit(
     own = {
         name: value
         for name, value in module.state_dict(keep_vars=True).items()
-        if isinstance(value, Tensor)
+        if isinstance(value, Tensor) and not _is_extra(name)
     }
     prefix, given, left_out = _strip(tensors, own, source)
-    added = "" if given.keys() & own.keys() else _lacking(given, own)
+    weights = [name for name in given if not _is_extra(name)]
+    added = "" if given.keys() & own.keys() else _lacking(weights, own)
     given = {added + name: tensor for name, tensor in given.items()}
+    extra = {name: given.pop(name).clone() for name in _extras(module) if name in given}
     # Files of before torch 0.4.1, and others' conversions, lack these counts, as torch allows.
     counts = [name for name in own if name.endswith("num_batches_tracked") and name not in given]
     given |= {name: torch.zeros((), dtype=own[name].dtype) for name in counts}
@@ -149,7 +153,7 @@ def fit(
         own_copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         state |= dict.fromkeys(group, own_copy)
     try:
-        module.load_state_dict(state, strict=True, assign=True)
+        module.load_state_dict(state | extra, strict=True, assign=True)
     except RuntimeError as error:
         raise Missing(
             f"{show(source)}: {show(error)}; give a checkpoint of this architecture"
@@ -159,6 +163,19 @@ def fit(
     restored = tuple(name for group in groups for name in group if name not in given)
     dtypes = Counter(_dtype(state[group[0]]) for group in groups)
     return FitReport(prefix, restored, tuple(left_out), dict(dtypes.most_common()), added)
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == _EXTRA
+
+
+def _extras(module: nn.Module) -> list[str]:
+    """The names of what parts of a module take beside parameters and buffers, of any shape."""
+    return [
+        f"{path}.{_EXTRA}" if path else _EXTRA
+        for path, part in module.named_modules()
+        if type(part).set_extra_state is not nn.Module.set_extra_state
+    ]
 
 
 def _lacking(given: Iterable[str], own: Collection[str]) -> str:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def _odd_tensors() -> Iterable[Benign]:
         ("a name of 10,000 characters", {"n" * 10_000: base}, {"n" * 10_000: base}),
         ("5,000 tensors", many := {f"layer.{i}": torch.full((1,), i) for i in range(5000)}, many),
         ("entries that are none", {"w": base, "_extra_state": None, "step": 3}, {"w": base}),
+        ("a stream of bytes beside", {"w": base, "_extra_state": BytesIO(b"scales")}, {"w": base}),
         ("a sparse tensor beside", {"model": {"w": base}, "mask": base.to_sparse()}, {"w": base}),
         (
             "a quantised tensor beside",
