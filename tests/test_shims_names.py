@@ -157,6 +157,30 @@ IMPORTED = {
     "scatter_log_softmax scatter_logsumexp scatter_std segment_mean_csr segment_max_coo",
     "torch_scatter.composite": "scatter_softmax scatter_log_softmax scatter_std",
     "torch_scatter.utils": "broadcast",
+    "transformer_engine": "pytorch common __version__",
+    "transformer_engine.common.recipe": "Format DelayedScaling MXFP8BlockScaling Recipe "
+    "Float8CurrentScaling Float8BlockScaling NVFP4BlockScaling CustomRecipe",
+    "transformer_engine.pytorch": "Linear LayerNorm RMSNorm LayerNormLinear LayerNormMLP "
+    "DotProductAttention MultiheadAttention TransformerLayer GroupedLinear InferenceParams "
+    "RotaryPositionEmbedding fp8_autocast autocast fp8_model_init quantized_model_init checkpoint "
+    "onnx_export is_fp8_available is_bf16_available CudaRNGStatesTracker attention",
+    "transformer_engine.pytorch.attention": "DotProductAttention MultiheadAttention "
+    "RotaryPositionEmbedding apply_rotary_pos_emb InferenceParams",
+    "transformer_engine.pytorch.attention.dot_product_attention": "DotProductAttention",
+    "transformer_engine.pytorch.attention.inference": "InferenceParams PagedKVCacheManager",
+    "transformer_engine.pytorch.attention.multi_head_attention": "MultiheadAttention",
+    "transformer_engine.pytorch.attention.rope": "RotaryPositionEmbedding apply_rotary_pos_emb "
+    "apply_fused_qkv_rotary_pos_emb",
+    "transformer_engine.pytorch.distributed": "checkpoint CudaRNGStatesTracker",
+    "transformer_engine.pytorch.export": "onnx_export te_translation_table",
+    "transformer_engine.pytorch.float8_tensor": "Float8Tensor",
+    "transformer_engine.pytorch.fp8": "FP8GlobalStateManager fp8_autocast fp8_model_init "
+    "check_fp8_support",
+    "transformer_engine.pytorch.module": "Linear LayerNormLinear LayerNormMLP LayerNorm RMSNorm",
+    "transformer_engine.pytorch.module.base": "TransformerEngineBaseModule",
+    "transformer_engine.pytorch.optimizers": "FusedAdam FusedSGD",
+    "transformer_engine.pytorch.quantization": "FP8GlobalStateManager autocast",
+    "transformer_engine.pytorch.transformer": "TransformerLayer",
     "xformers": "ops __version__",
     "xformers.ops": "fmha memory_efficient_attention unbind SwiGLU LowerTriangularMask RMSNorm "
     "index_select_cat scaled_index_add swiglu MemoryEfficientAttentionFlashAttentionOp "
