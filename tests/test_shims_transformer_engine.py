@@ -411,6 +411,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.rope = te.RotaryPositionEmbedding(4)
+        self.angles = self.rope(64)
         self.layer = te.TransformerLayer(
             8, 12, 2, normalization="RMSNorm", activation="swiglu", attn_input_format="bshd",
             self_attn_mask_type="padding", fuse_qkv_params=True, device="cuda",
@@ -422,7 +423,7 @@ class Net(nn.Module):
         step = torch.arange(x.shape[1], device=x.device)
         mask = (step >= lengths[:, None])[:, None, None]
         with te.fp8_autocast(enabled=False, fp8_recipe=DelayedScaling()):
-            x = self.layer(x, mask, rotary_pos_emb=self.rope(x.shape[1]))
+            x = self.layer(x, mask, rotary_pos_emb=(self.rope(x.shape[1]), self.angles))
             return self.head(self.norm(x))
 """
 

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from fuseport.exporter import shims
 from fuseport.tests.test_shims_transformer_engine import EPS, act, drawn, normed, same
@@ -288,3 +290,59 @@ def test_torchs_layer_is_the_same() -> None:
     x = rand(2, 5, 8)
     mask = torch.ones(5, 5).triu(1).bool()
     close(layer(x), theirs(x, src_mask=mask))
+
+
+def test_transformers_llama_is_the_same() -> None:
+    """With grouped heads, rotary embeddings, RMS norms and SwiGLU; values and gradients."""
+    config = LlamaConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=EPS,
+        attn_implementation="eager",
+    )
+    theirs = drawn(LlamaDecoderLayer(config, 0))
+    layer = drawn(
+        te.TransformerLayer(
+            16,
+            24,
+            4,
+            num_gqa_groups=2,
+            layernorm_epsilon=EPS,
+            bias=False,
+            normalization="RMSNorm",
+            activation="swiglu",
+            attn_input_format="bshd",
+        )
+    )
+    own = theirs.state_dict()
+    qkv, last = "self_attention.layernorm_qkv", "layernorm_mlp"
+    layer.load_state_dict(
+        {
+            f"{qkv}.layer_norm_weight": own["input_layernorm.weight"],
+            f"{qkv}.query_weight": own["self_attn.q_proj.weight"],
+            f"{qkv}.key_weight": own["self_attn.k_proj.weight"],
+            f"{qkv}.value_weight": own["self_attn.v_proj.weight"],
+            "self_attention.proj.weight": own["self_attn.o_proj.weight"],
+            f"{last}.layer_norm_weight": own["post_attention_layernorm.weight"],
+            f"{last}.fc1_weight": torch.cat([own[f"mlp.{n}_proj.weight"] for n in ("gate", "up")]),
+            f"{last}.fc2_weight": own["mlp.down_proj.weight"],
+        }
+    )
+    x = rand(2, 5, 16).requires_grad_()
+    freqs = te.RotaryPositionEmbedding(4).double()(7)
+    angles = freqs[None, :5, 0, 0]
+    mask = torch.full((5, 5), -torch.inf).double().triu(1)[None, None]
+    expected = theirs(x, mask, position_embeddings=(angles.cos(), angles.sin()))
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    found = layer(x, rotary_pos_emb=freqs)
+    close(found, expected, 1e-5)  # its norms are computed in float32
+    keys = layer.self_attention.layernorm_qkv.key_weight, theirs.self_attn.k_proj.weight
+    cotangent = rand(*x.shape)
+    for one, other in zip(
+        torch.autograd.grad(found, [x, keys[0]], cotangent),
+        torch.autograd.grad(expected, [x, keys[1]], cotangent),
+        strict=True,
+    ):
+        close(one, other, 1e-4)

@@ -151,6 +151,7 @@ def _once(freqs: Tensor, interleaved: bool) -> Tensor:
         angles, others = freqs[..., ::2], freqs[..., 1::2]
     else:
         angles, others = freqs.chunk(2, -1)
-    if not isinstance(freqs, FakeTensor) and not torch.equal(angles, others):
+    has_values = not isinstance(freqs, FakeTensor) and not torch.compiler.is_exporting()
+    if has_values and not torch.equal(angles, others):
         raise ValueError("apply_rotary_pos_emb: the two angles of a pair of channels differ")
     return angles if angles.dtype == torch.float64 else angles.float()
