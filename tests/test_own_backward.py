@@ -379,3 +379,27 @@ def test_a_backward_that_is_wrong_is_told_by_its_name(
     assert report.exit_code() == 1
     reasons = {row.reason for row in report.results if row.verdict == "fail"}
     assert all("own backward (Turn) is not" in str(reason) for reason in reasons)
+
+
+def test_a_backward_in_float32_is_right_where_its_slope_is_small() -> None:
+    """Of float32, the roundings are more than a slope near 0 bears."""
+
+    class Curve(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            y: torch.Tensor = torch.sigmoid(x.to(torch.float32) * 3).to(x.dtype)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            y = 1 / (1 + torch.exp(-3 * x.to(torch.float32)))
+            dx: torch.Tensor = (dy.to(torch.float32) * 3 * y * (1 - y)).to(x.dtype)
+            return dx
+
+    for seed in range(20):
+        x = torch.randn(64, generator=torch.Generator().manual_seed(seed))
+        with own_backward.seen() as found:
+            Curve.apply(x)
+        assert found == {"Curve": "right"}

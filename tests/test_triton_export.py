@@ -280,10 +280,13 @@ class Net(nn.Module):
         return y
 """
 WIDE = LOOP.replace("BLOCK=4)", "BLOCK=triton.next_power_of_2(x.shape[2]))")
+COUNTED = LOOP.replace("range(0, n, BLOCK)", "range(tl.cdiv(n, BLOCK))").replace(
+    "start + at", "start * BLOCK + at"
+)
 FIXED = "export that dimension with a fixed size"
 
 
-@pytest.mark.parametrize("code", [LOOP, WIDE])
+@pytest.mark.parametrize("code", [LOOP, WIDE, COUNTED], ids=["steps", "wide", "counted"])
 def test_loops_over_a_dynamic_dimension_have_one_block_for_all_of_it(
     code: str, tmp_path: Path, saved_with: Callable[..., Saved]
 ) -> None:
@@ -344,6 +347,54 @@ def test_a_model_computes_in_float64_as_truth_is(tmp_path: Path) -> None:
         a, b = net.both(x * scales * net.norm.weight).chunk(2, -1)
         y = net.conv((nn.functional.silu(a) * b).mT).mT
     torch.testing.assert_close(got, x + y * net.norm.weight, rtol=1e-6, atol=1e-6)
+
+
+PARTS = """
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+
+@triton.jit
+def sums(x, y, length, x0, x1, x2, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    part, batch, at = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
+    total = tl.zeros([WIDTH], dtype=tl.float32)
+    for row in range(part * ROWS, tl.minimum((part + 1) * ROWS, length)):
+        total += tl.load(x + batch * x0 + row * x1 + at * x2)
+    tl.store(y + (batch * tl.num_programs(0) + part) * WIDTH + at, total)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.both = nn.Linear(4, 4)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = triton.cdiv(length, 4)
+        y = torch.zeros(batch, parts, width, dtype=x.dtype, device=x.device)
+        sums[(parts, batch)](x, y, length, *x.stride(), WIDTH=width, ROWS=4)
+        return self.both(y)
+"""
+
+
+def test_what_each_program_has_a_place_for_is_not_stored_by_one_for_all(
+    tmp_path: Path, saved_with: Callable[..., Saved]
+) -> None:
+    """So a dynamic length is refused. At one length a program reads an input of other strides."""
+    both = nn.Linear(4, 4)
+    checkpoint, model = saved_with(PARTS, both=both)
+    options: Any = {"model": model, "shim": "triton", "format": "exported_program"}
+    given = parse_inputs(["x:[batch,length,4]"])
+    with pytest.raises(FuseportError, match=FIXED):
+        api.export(checkpoint, tmp_path / "dynamic", inputs=given, **options)
+    given = parse_inputs(["x:[batch,10,4]"])
+    done = api.export(checkpoint, tmp_path / "fixed", inputs=given, **options)
+    program = torch.export.load(done.folder / "forward.pt2").module()
+    for x in (torch.randn(3, 10, 4), torch.randn(4, 10, 3).mT.mT.transpose(0, 2)):
+        parts = [part.sum(1) for part in x.split(4, 1)]
+        torch.testing.assert_close(program(x), both(torch.stack(parts, 1)))
 
 
 ATTENTION = """

@@ -156,6 +156,19 @@ def test_functions_of_numbers() -> None:
 
 # What is around a kernel.
 
+
+@triton.jit
+def moved_kernel(x, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(at + out, tl.load(1 + x + at, at + 1 < n), at < n)
+
+
+def test_pointers_are_added_to_numbers_too() -> None:
+    x, out = drawn(5), torch.empty(5)
+    moved_kernel[(1,)](x, out, 5, 8)
+    assert torch.equal(out, torch.cat([x[1:], torch.zeros(1)]))
+
+
 ROUNDS = tl.constexpr(3)
 OFFSET: tl.constexpr = 2
 

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from fuseport.exporter.program import one_line
+from fuseport.exporter.program.float64 import Float64
 
 __all__ = [
     "doubts",
@@ -206,7 +207,8 @@ def _verdict(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verdict
     """What the own backward of a function is.
 
     Where it differs from autograd's of the forward, that which is the slope of the forward is
-    right, along one direction. In float64; of a function that takes none, nothing is known.
+    right, along one direction. In float64, also of what the function computes in narrower types,
+    whose roundings a slope would be lost in; of a function that takes none, nothing is known.
     """
     draw = torch.Generator().manual_seed(0)
     wide = [
@@ -251,14 +253,15 @@ def _verdict(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verdict
         with torch.no_grad():
             return float(total(own, leaves))
 
-    own = _apply.__get__(None, cls)
+    own = _apply.__get__(None, _in_float64(cls))
     token = _SEEN.set(None)
     try:
-        theirs = gradients(own)  # of a part of the arguments, perhaps
-        ours = gradients(lambda *given, **named: _inlined(cls, given, named))
-        if math.isclose(slope(theirs), slope(ours), rel_tol=1e-6, abs_tol=1e-9):
-            return "right"
-        right = (moved(_STEP) - moved(-_STEP)) / (2 * _STEP)
+        with Float64():
+            theirs = gradients(own)  # of a part of the arguments, perhaps
+            ours = gradients(lambda *given, **named: _inlined(cls, given, named))
+            if math.isclose(slope(theirs), slope(ours), rel_tol=1e-6, abs_tol=1e-9):
+                return "right"
+            right = (moved(_STEP) - moved(-_STEP)) / (2 * _STEP)
     except Exception:  # of model code; whoever needs it will say so
         return "right"
     finally:
@@ -267,6 +270,17 @@ def _verdict(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verdict
 
 
 _STEP = 1e-5
+
+
+def _in_float64(cls: Any) -> Any:
+    """A function whose backward computes so too, where autograd calls it without modes."""
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        with Float64():
+            return cls.backward(ctx, *gradients)
+
+    known = cls.backward is not Function.backward
+    return type(cls.__name__, (cls,), {"backward": staticmethod(backward)}) if known else cls
 
 
 def saving_copies() -> AbstractContextManager[Any]:

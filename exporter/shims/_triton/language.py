@@ -165,9 +165,12 @@ def fma(x: Any, y: Any, z: Any, **by: Any) -> Value:
 
 def cdiv(x: Any, y: Any, **by: Any) -> Any:
     """`x / y`, rounded up."""
-    if isinstance(x, Value) or isinstance(y, Value):
-        return binary("floordiv", binary("add", x, binary("sub", y, 1)), y)
-    return -(-x // y)
+    if not isinstance(x, Value) and not isinstance(y, Value):
+        return -(-x // y)
+    a, b = as_value(x), as_value(y)
+    if a.number is not None and b.number is not None:
+        return Value(-(-a.number // b.number), 0)  # n / n is known to be 1 so
+    return binary("floordiv", binary("add", a, binary("sub", b, 1)), b)
 
 
 def next_power_of_2(n: Any, **by: Any) -> Any:

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fuseport.exporter.shims._triton.memory import Memory, Pointer
-from fuseport.exporter.shims._triton.places import Size, is_one, same
+from fuseport.exporter.shims._triton.places import Size, is_one, same, strides
 from fuseport.exporter.shims._triton.rewriting import Rewriting, member
 from fuseport.exporter.shims._triton.values import (
     NUMBERS,
@@ -55,10 +56,25 @@ def launched(function: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str,
     known = {n: v for n, v in kwargs.items() if n in signature.parameters}
     bound = signature.bind(*args, **known)
     bound.apply_defaults()
+    _say_strides(bound.arguments)
     constants = {n for n, p in signature.parameters.items() if _is_constant(p.annotation)}
     _launch(
         _Launch(function, grid, {**kwargs, **bound.arguments}, dict(bound.arguments), constants)
     )
+
+
+def _say_strides(arguments: dict[str, Any]) -> None:
+    """Has numbers that are strides of tensors among the arguments said as those of memory are."""
+    known = [
+        pair
+        for tensor in pytree.tree_leaves(arguments)
+        if isinstance(tensor, Tensor)
+        for pair in zip(tensor.stride(), strides(tensor), strict=True)
+    ]
+    for name, value in arguments.items():
+        if isinstance(value, torch.SymInt):
+            found = (said for stride, said in known if same(stride, value))
+            arguments[name] = next(found, value)
 
 
 @dataclass(frozen=True)
@@ -73,6 +89,7 @@ class _Launch:
         constants: the names of those that it is compiled for.
         loops: over dynamic dimensions, by how far they go and in what steps, for each of which a
             block has been made as large.
+        joined: axes of the grid with one program, whose block is as large as those of all were.
     """
 
     function: Any
@@ -81,6 +98,7 @@ class _Launch:
     arguments: Mapping[str, Any]
     constants: Collection[str]
     loops: tuple[tuple[Size, Size], ...] = ()
+    joined: tuple[int, ...] = ()
 
     def sizes(self) -> tuple[Size, ...]:
         """How many programs there are along each of three axes."""
@@ -99,6 +117,10 @@ class _Launch:
             if name in self.constants and type(value) is int and value > 1:
                 yield name, value
 
+    def dynamic(self) -> list[torch.SymInt]:
+        """Arguments that are dynamic sizes."""
+        return [value for value in self.arguments.values() if isinstance(value, torch.SymInt)]
+
 
 def _launch(this: _Launch) -> None:
     sizes = this.sizes()
@@ -107,7 +129,7 @@ def _launch(this: _Launch) -> None:
     for axis, size in enumerate(sizes):
         if not is_one(size) and not isinstance(size, int) and _is_run(_along(this, axis)):
             return
-    at_once = [axis for axis, size in enumerate(sizes) if not is_one(size)]
+    at_once = [a for a, size in enumerate(sizes) if not is_one(size) or a in this.joined]
     while True:
         try:
             _run(this, sizes, at_once)
@@ -144,21 +166,23 @@ def _over(this: _Launch, error: Repeats) -> Iterator[_Launch]:
     """With a block for all of what a loop goes over; where one did not change that, with none."""
     if any(same(error.over, over) and same(error.step, step) for over, step in this.loops):
         return
-    for name, value in this.blocks():
-        if same(value, error.step):
-            other = this.with_block(name, error.over)
-            yield replace(other, loops=(*this.loops, (error.over, error.step)))
+    loops = (*this.loops, (error.over, error.step))
+    for name, block in this.blocks():
+        if same(block, error.step):
+            yield replace(this.with_block(name, error.over), loops=loops)
+        for size in this.dynamic() if is_one(error.step) else ():  # it goes from block to block
+            if same(error.over, -(-size // block)):
+                yield replace(this.with_block(name, size), loops=loops)
 
 
 def _along(this: _Launch, axis: int) -> Iterator[_Launch]:
     """With one program along an axis of the grid, which has one for each block of a dimension."""
     programs = this.sizes()[axis]
-    dynamic = [value for value in this.arguments.values() if isinstance(value, torch.SymInt)]
     for name, block in this.blocks():
-        for size in dynamic:
+        for size in this.dynamic():
             other = this.with_block(name, size)
             if same(programs, -(-size // block)) and is_one(other.sizes()[axis]):
-                yield other
+                yield replace(other, joined=(*this.joined, axis))
 
 
 def _run(this: _Launch, grid: tuple[Size, ...], at_once: Sequence[int]) -> None:
@@ -184,7 +208,8 @@ def _run(this: _Launch, grid: tuple[Size, ...], at_once: Sequence[int]) -> None:
         raise Unknown(f"its {count} programs go each its own way")
     body = rewriting.function(this.function)
     for here in itertools.product(*turns):
-        with running(Programs(grid, tuple(at_once), here, device, member)), _own_dtypes(device):
+        these = Programs(grid, tuple(at_once), here, device, member, this.joined)
+        with running(these), _own_dtypes(device):
             body(**given)
     for memory, other in itertools.permutations(memories, 2):
         if memory.is_stored and memory.may_overlap(other):

@@ -7,7 +7,7 @@ that each store makes anew, so that a launch can be left and begun again.
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,8 +19,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from fuseport.exporter.shims._sizes import always
 from fuseport.exporter.shims._triton.boxes import Box, box
 from fuseport.exporter.shims._triton.dtypes import DType, as_dtype
-from fuseport.exporter.shims._triton.places import Linear, Size, is_one, same
+from fuseport.exporter.shims._triton.places import Linear, Size, is_one, same, strides
 from fuseport.exporter.shims._triton.values import (
+    Moved,
     Unknown,
     Value,
     Within,
@@ -42,6 +43,7 @@ class Memory:
 
     def __init__(self, tensor: Tensor, name: str) -> None:
         self.tensor, self.name = tensor, name
+        self._strides = strides(tensor)
         self.is_stored = False
         self._flat: Tensor | None = None
 
@@ -57,7 +59,7 @@ class Memory:
         """The dimensions that move, from the largest stride to the smallest, and the room in each
         but the first for those after it, as the last stride; no rooms where strides are no
         multiples of one another."""
-        sizes, strides = self.tensor.shape, self.tensor.stride()
+        sizes, strides = self.tensor.shape, self._strides
         moving = [i for i, s in enumerate(sizes) if not is_one(s) and not same(strides[i], 0)]
         ordered: list[int] = []
         for i in moving:
@@ -79,7 +81,7 @@ class Memory:
     def _own_places(self) -> Tensor:
         """How far each element is from the first, by the dimensions that move."""
         dims = self._layout[0]
-        sizes, strides = self.tensor.shape, self.tensor.stride()
+        sizes, strides = self.tensor.shape, self._strides
         each = Linear(0, tuple(strides[i] for i in dims), tuple(sizes[i] for i in dims))
         return each.tensor(self.tensor.device)
 
@@ -158,7 +160,7 @@ class Memory:
     def _extent(self, dims: Sequence[int] | None = None) -> Size:
         """How many elements there are from the first to the last, along all or some dimensions."""
         of = range(self.tensor.dim()) if dims is None else dims
-        sizes, strides = self.tensor.shape, self.tensor.stride()
+        sizes, strides = self.tensor.shape, self._strides
         return 1 + sum(strides[i] * (sizes[i] - 1) for i in of)
 
     # What kernels do.
@@ -194,6 +196,7 @@ class Memory:
         """
         rank = max(v.rank for v in (at, mask, value) if v is not None)
         at, block = at.at_rank(rank), value.at_rank(rank).tensor.to(self.flat.dtype)
+        self._require_parts(at)
         found = self._box(at, mask)
         if found is not None and self._is_once(found, block):
             self._replace(found.written(self.flat, block))
@@ -204,6 +207,7 @@ class Memory:
         """Adds to some places, to one several times where it is there several times."""
         rank = max(v.rank for v in (at, mask, value) if v is not None)
         block = value.at_rank(rank).tensor.to(self.flat.dtype)
+        self._require_parts(at.at_rank(rank))
         index, kept = self._places(at.at_rank(rank), mask)
         sizes = [*torch.broadcast_shapes(index.shape, block.shape, *_shapes(kept))]
         axes = programs()
@@ -217,15 +221,10 @@ class Memory:
     def extreme(self, at: Value, value: Value, mask: Value | None, by: str) -> None:
         """Replaces places by a value where that is larger, `amax`, or smaller, `amin`."""
         rank = max(v.rank for v in (at, mask, value) if v is not None)
-        block = value.at_rank(rank).tensor.to(self.flat.dtype)
-        self._replace(
-            self._after(
-                lambda memory, *new: memory.scatter_reduce(0, *new, by),
-                at.at_rank(rank),
-                block,
-                mask,
-            )
-        )
+        at, block = at.at_rank(rank), value.at_rank(rank).tensor.to(self.flat.dtype)
+        self._require_parts(at)
+        write = partial(_with_extremes, by)
+        self._replace(self._after(write, at, block, mask))
 
     def _after(
         self, write: Callable[..., Tensor], at: Value, block: Tensor, mask: Value | None
@@ -246,6 +245,23 @@ class Memory:
 
     def _replace(self, flat: Tensor) -> None:
         self._flat, self.is_stored = flat, True
+
+    def _require_parts(self, at: Value) -> None:
+        """Refuses what each program of an axis has a place of its own for, where one program has
+        the block of all of them."""
+        here, linear = programs(), at.linear
+        for dim in (here.at_once.index(axis) for axis in here.joined):
+            steps = () if linear is None else linear.steps
+            if (
+                steps
+                and not same(steps[dim], 0)
+                and not any(
+                    same(step * size, steps[dim])
+                    for step, size in zip(steps, linear.sizes, strict=True)
+                    if not is_one(size)
+                )
+            ):
+                raise Unknown(f"each of its programs stores to a place of its own in {self.name}")
 
     def _box(self, at: Value, mask: Value | None) -> Box | None:
         if at.linear is None or not (mask is None or mask.number is True or _within(mask)):
@@ -281,6 +297,10 @@ class Memory:
         return index, kept
 
 
+def _with_extremes(by: str, memory: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    return memory.scatter_reduce(0, places, values, by)
+
+
 def _storage(tensor: Tensor) -> int:
     at: int = tensor.untyped_storage()._cdata
     return at
@@ -299,8 +319,8 @@ def _is_known(x: Tensor) -> bool:
     return type(x) is Tensor and not isinstance(x, FakeTensor) and get_proxy_mode() is None
 
 
-@dataclass(frozen=True, eq=False)
-class Pointer:
+@dataclass(frozen=True, eq=False, repr=False)
+class Pointer(Moved):
     """A pointer, or a block of such.
 
     Args:
@@ -315,6 +335,9 @@ class Pointer:
         return Pointer(self.memory, binary("add", self.at, as_value(offset)))
 
     __radd__ = __add__
+
+    def __repr__(self) -> str:
+        return f"a pointer to {self.memory.name}"
 
     def __sub__(self, offset: Any) -> "Pointer":
         return Pointer(self.memory, binary("sub", self.at, as_value(offset)))

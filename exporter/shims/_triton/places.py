@@ -3,6 +3,7 @@
 They are no tensors until one is needed: memory that they point at can be read as a view of it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fuseport.exporter.shims._sizes import always
 
-__all__ = ["Linear", "Size", "is_one", "joint", "same"]
+__all__ = ["Linear", "Size", "is_one", "joint", "same", "strides"]
 
 Size = Any
 """An int, or a `SymInt` where a dimension is dynamic."""
@@ -31,6 +32,21 @@ def is_one(size: Size) -> bool:
 def joint(a: Sequence[Size], b: Sequence[Size]) -> tuple[Size, ...]:
     """The sizes that two blocks of as many dimensions have together."""
     return tuple(y if is_one(x) else x for x, y in zip(a, b, strict=True))
+
+
+def strides(tensor: Tensor) -> tuple[Size, ...]:
+    """A tensor's strides, said by its sizes where they are products of these.
+
+    A program may be run on an input of other strides than it was captured with. Elements are where
+    they were then, one after the other: that is what its strides have to say.
+    """
+    sizes, given = tensor.shape, tensor.stride()
+    smaller = [
+        [n for n, other in zip(sizes, given, strict=True) if not always(other >= stride)]
+        for stride in given
+    ]
+    products = map(math.prod, smaller)
+    return tuple(p if same(p, s) else s for p, s in zip(products, given, strict=True))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from fuseport.exporter.shims._triton.places import Linear, Size, is_one, joint
 
 __all__ = [
     "NUMBERS",
+    "Moved",
     "NotUniform",
     "Programs",
     "Repeats",
@@ -78,6 +79,7 @@ class Programs:
         here: the place along the others.
         device: of the tensors.
         members: the functions that a block has as its methods, by name.
+        joined: axes along which one program does what many are launched for.
     """
 
     grid: tuple[Size, ...]
@@ -85,6 +87,7 @@ class Programs:
     here: Sequence[int]
     device: torch.device
     members: Callable[[str], Any]
+    joined: tuple[int, ...] = ()
 
     def place(self, axis: int) -> "Value":
         """The number of a program along an axis."""
@@ -137,6 +140,10 @@ def _all(masks: Sequence[Tensor]) -> Tensor:
 
 NUMBERS = (bool, int, float, SymInt, SymFloat, SymBool)
 """What a kernel may be passed as a number."""
+
+
+class Moved:
+    """What a value is added to by that itself, as a pointer."""
 
 
 class Value:
@@ -395,7 +402,17 @@ def binary(name: str, left: Any, right: Any) -> Value:
     found = _of_linear(name, a, b)
     if found is not None:
         return Value(found, rank)
+    first, second = _alone(a), _alone(b)
+    if first is not None and second is not None:
+        return Value(_NUMERIC[name](first, second), rank)
     return Value(_TENSORS[name](*_operands(a, b, left, right)), rank)
+
+
+def _alone(value: Value) -> Any:
+    """The number that it is, also as the only one of linear numbers; None of others."""
+    if isinstance(value.of, Linear) and all(map(is_one, value.of.sizes)):
+        return value.of.base
+    return value.number
 
 
 def _of_linear(name: str, a: Value, b: Value) -> Linear | Within | None:
@@ -443,11 +460,14 @@ def _operand(value: Value, other: Value, typed: bool) -> Any:
 
 
 def _operators() -> None:
-    def normal(name: str) -> Callable[[Value, Any], Value]:
-        return lambda self, other: binary(name, self, other)
+    def normal(name: str) -> Callable[[Value, Any], Any]:
+        return lambda self, other: binary(name, self, other) if known(other) else NotImplemented
 
-    def swapped(name: str) -> Callable[[Value, Any], Value]:
-        return lambda self, other: binary(name, other, self)
+    def swapped(name: str) -> Callable[[Value, Any], Any]:
+        return lambda self, other: binary(name, other, self) if known(other) else NotImplemented
+
+    def known(other: Any) -> bool:
+        return not isinstance(other, Moved)
 
     for name in _TENSORS:
         if name not in ("maximum", "minimum"):
