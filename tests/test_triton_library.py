@@ -93,6 +93,15 @@ def test_an_operator_of_triton_kernels_is_a_function_with_its_backward() -> None
     torch.testing.assert_close(slope, 6 * x)
 
 
+def test_a_launch_says_that_the_stand_in_is_used_where_code_stays_imported() -> None:
+    theirs = module(OPERATOR)
+    for named in ("triton", "auto"):
+        with shims.installed(named) as used:
+            assert used == []
+            theirs.square(torch.ones(3))
+            assert used == ["triton"]
+
+
 def test_torch_s_library_is_as_it_was_outside() -> None:
     before = torch.library.triton_op, torch.library.wrap_triton
     with shims.installed("triton"):

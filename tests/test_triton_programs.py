@@ -1,10 +1,13 @@
 """Triton kernels whose programs scan, reduce, give blocks other shapes and go their own ways."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from fuseport.exporter import shims
+from fuseport.exporter.shims._triton.memory import Memory
 from fuseport.tests.test_triton_kernels import (
     Case,
     computes_its_formula,
@@ -194,6 +197,25 @@ def packed_formula(x: Tensor, starts: Tensor) -> Tensor:
 
 
 @triton.jit
+def tiles_kernel(x, out, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Each program has a loop over its rows, of which there are as many in all."""
+    first, at = tl.program_id(0) * ROWS, tl.arange(0, BLOCK)
+    for row in range(min(rows - first, ROWS)):
+        here = (first + row) * n + at
+        tl.store(out + here, tl.load(x + here, at < n) * (row + 1), at < n)
+
+
+def tiles(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    tiles_kernel[(triton.cdiv(len(x), 2),)](x, out, *x.shape, ROWS=2, BLOCK=8)
+    return out
+
+
+def tiles_formula(x: Tensor) -> Tensor:
+    return x * (torch.arange(len(x), dtype=x.dtype)[:, None] % 2 + 1)
+
+
+@triton.jit
 def causal_kernel(q, k, v, out, n, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Attention to what is before, in blocks, with running sums."""
     block, head = tl.program_id(0), tl.program_id(1)
@@ -238,9 +260,26 @@ CASES = {
     "pairs": Case(pairs, pairs_formula, ((3, 8), (3, 4), (3, 4))),
     "shapes": Case(shapes, shapes_formula, ((3, 2, 4, 8),)),
     "own ways": Case(lambda x: chosen(x, FLAGS), lambda x: chosen_formula(x, FLAGS), ((5, 6),)),
+    "tiles": Case(tiles, tiles_formula, ((6, 5),)),
+    "uneven tiles": Case(tiles, tiles_formula, ((7, 5),)),
     "packed": Case(lambda x: packed(x, STARTS), lambda x: packed_formula(x, STARTS), ((15,),)),
     "causal": Case(causal, causal_formula, ((2, 37, 8), (2, 37, 8), (2, 37, 8))),
 }
+
+
+def test_loops_of_as_many_rows_in_all_programs_are_run_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored: list[tuple[int, ...]] = []
+    store = Memory.store
+
+    def counted(memory: Memory, at: Any, value: Any, mask: Any) -> None:
+        stored.append(tuple(value.sizes))
+        store(memory, at, value, mask)
+
+    monkeypatch.setattr(Memory, "store", counted)
+    tiles(torch.randn(6, 5))
+    assert stored == [(3, 8)] * 2
 
 
 GATHERED = {

@@ -55,6 +55,7 @@ __all__ = [
     "called",
     "chosen",
     "installed",
+    "used_again",
 ]
 
 AUTO = "auto"
@@ -180,6 +181,15 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
         if finder.overlays():
             _overlay.aside()
         sys.modules.update(replaced | outside)
+
+
+def used_again(name: str) -> None:
+    """Notes a stand-in that is called, as if it was imported now: a package of which modules stay
+    imported is used with what they have.
+    """
+    finder = _serving([AUTO]) or _serving([name])
+    if finder is not None and name not in finder.used:
+        finder.used.append(name)
 
 
 def at_call(which: Sequence[str]) -> AbstractContextManager[Any]:

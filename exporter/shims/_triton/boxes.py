@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter.shims._sizes import always
-from fuseport.exporter.shims._triton.places import Linear, Size, same
+from fuseport.exporter.shims._triton.places import Linear, Size, at_least, same
 
 __all__ = ["Box", "box"]
 
@@ -249,9 +249,9 @@ def _by_stride(dims: list[_Dim]) -> list[_Dim] | None:
             return None
         place = 0
         for other in ordered:
-            if always(other.stride >= dim.stride):
+            if at_least(other.stride, dim.stride):
                 place += 1
-            elif not always(other.stride <= dim.stride):
+            elif not at_least(dim.stride, other.stride):
                 return None
         ordered.insert(place, dim)
     return ordered

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fuseport.exporter.shims import SHIMS, _placeholder
+from fuseport.exporter.shims import SHIMS, _placeholder, used_again
 from fuseport.exporter.shims._overlay import OVERLAID
 from fuseport.exporter.shims._triton.launch import launched
 from fuseport.exporter.shims._triton.rewriting import layers
@@ -36,6 +36,7 @@ class JITFunction:
         kept: Sequence[Config] = inner.configs if inner else ()
         self.configs: list[Config] = list(kept if configs is None else configs)
         self.values: dict[str, Any] = {**(inner.values if inner else {}), **(heuristics or {})}
+        self.is_installed = False
         self.__name__: str = getattr(self.fn, "__name__", "kernel")
         self.__doc__ = self.fn.__doc__
         code = getattr(self.fn, "__code__", None)
@@ -49,7 +50,9 @@ class JITFunction:
         values: dict[str, Any] = {}
         for each in reversed(wrapped):
             values.update(getattr(each, "values", {}))
-        return cls(function, configs, values)
+        made = cls(function, configs, values)
+        made.is_installed = True
+        return made
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return partial(self.run, grid=grid)
@@ -65,6 +68,8 @@ class JITFunction:
         """
         if warmup:
             return
+        if not self.is_installed:
+            used_again("triton")
         kwargs = {**kwargs, **self.best_config.kwargs}
         given = dict(zip(self.arg_names, args, strict=False)) | kwargs
         for name, value in self.values.items():

@@ -19,7 +19,14 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from fuseport.exporter.shims._sizes import always
 from fuseport.exporter.shims._triton.boxes import Box, box
 from fuseport.exporter.shims._triton.dtypes import DType, as_dtype
-from fuseport.exporter.shims._triton.places import Linear, Size, is_one, same, strides
+from fuseport.exporter.shims._triton.places import (
+    Linear,
+    Size,
+    at_least,
+    is_one,
+    same,
+    strides,
+)
 from fuseport.exporter.shims._triton.values import (
     Moved,
     Unknown,
@@ -63,7 +70,7 @@ class Memory:
         moving = [i for i, s in enumerate(sizes) if not is_one(s) and not same(strides[i], 0)]
         ordered: list[int] = []
         for i in moving:
-            place = sum(always(strides[o] >= strides[i]) for o in ordered)
+            place = sum(at_least(strides[o], strides[i]) for o in ordered)
             ordered.insert(place, i)
         rooms = [strides[a] // strides[b] for a, b in itertools.pairwise(ordered)]
         if ordered:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import Tensor
 
 from fuseport.exporter.shims._sizes import always
 
-__all__ = ["Linear", "Size", "is_one", "joint", "same", "strides"]
+__all__ = ["Linear", "Size", "at_least", "is_one", "joint", "same", "strides"]
 
 Size = Any
 """An int, or a `SymInt` where a dimension is dynamic."""
@@ -34,6 +35,20 @@ def joint(a: Sequence[Size], b: Sequence[Size]) -> tuple[Size, ...]:
     return tuple(y if is_one(x) else x for x, y in zip(a, b, strict=True))
 
 
+def at_least(a: Size, b: Size) -> bool:
+    """Whether one stride is known to be another or more: it is so many times that, of sizes of 1 or
+    more, of which torch does not know what it knows of numbers."""
+    if always(a >= b):
+        return True
+    if not all(isinstance(n, int | torch.SymInt) for n in (a, b)) or same(b, 0):
+        return False
+    first, second = (
+        sympy.sympify(n.node.expr if isinstance(n, torch.SymInt) else n) for n in (a, b)
+    )
+    times = sympy.cancel(first / second)
+    return bool(times.is_integer and times.is_positive)
+
+
 def strides(tensor: Tensor) -> tuple[Size, ...]:
     """A tensor's strides, said by its sizes where they are products of these.
 
@@ -42,7 +57,7 @@ def strides(tensor: Tensor) -> tuple[Size, ...]:
     """
     sizes, given = tensor.shape, tensor.stride()
     smaller = [
-        [n for n, other in zip(sizes, given, strict=True) if not always(other >= stride)]
+        [n for n, other in zip(sizes, given, strict=True) if not at_least(other, stride)]
         for stride in given
     ]
     products = map(math.prod, smaller)

@@ -440,6 +440,19 @@ def _of_linear(name: str, a: Value, b: Value) -> Linear | Within | None:
             less = (first, second) if name == "le" else (second, first)
             difference = less[0] + less[1].times(-1)
             return Within((Linear(difference.base - 1, difference.steps, difference.sizes),))
+        case "minimum" | "maximum":
+            return _extreme(first, second, largest=name == "maximum")
+    return None
+
+
+def _extreme(first: Linear, second: Linear, *, largest: bool) -> Linear | None:
+    """The smaller or larger of two, where that is one of them everywhere, as of what is left of a
+    dimension and a block that divides it."""
+    difference = first + second.times(-1)
+    if always(difference.first() >= 0):
+        return first if largest else second
+    if always(difference.last() <= 0):
+        return second if largest else first
     return None
 
 
