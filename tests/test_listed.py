@@ -32,6 +32,7 @@ FORMULAS = {
     "new": LISTED + "longest, ends = int(max(many)), x.long().new(many)",
     "tensor": LISTED + "longest, ends = x.shape[1], torch.tensor(many, dtype=torch.int32)",
     "like": LISTED + "longest, ends = x.shape[1], lengths.new_tensor(many[:])",
+    "one by one": LISTED + "longest, ends = x.shape[1], torch.tensor([2 * n - 1 for n in many])",
     "an item": LISTED + "longest, ends = many[0], torch.as_tensor(data=many)",
     "least and sum": LISTED + "longest = x.shape[1]; ends = lengths + 0 * (min(many) + sum(many))",
     "an instance": LISTED + "assert isinstance(many, list); longest, ends = x.size(1), lengths",
@@ -55,7 +56,7 @@ def test_programs_are_of_any_number_of_them(
     assert sizes == ["batch"]
 
 
-@pytest.mark.parametrize("loop", ["sorted(many)", "[n + 1 for n in many]", "list(many)"])
+@pytest.mark.parametrize("loop", ["sorted(many)", "[n + x.shape[1] for n in many]", "list(many)"])
 def test_what_goes_over_them_is_refused(
     loop: str, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
 ) -> None:

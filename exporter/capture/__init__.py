@@ -366,6 +366,7 @@ def _marked(
 
     @contextmanager
     def within() -> Iterator[None]:
+        counted.clear()
         following = nullcontext() if made is None else decisions.following(made)
         with following, counts.answered(counted, *answers):
             yield
@@ -378,7 +379,7 @@ def _marked(
     ):
         try:
             program = capture_forward(
-                model.module, inputs, model.inputs, model.outputs, entry, within()
+                model.module, inputs, model.inputs, model.outputs, entry, within
             )
         except FixedDimension as error:
             if error.size not in places:

@@ -8,6 +8,7 @@ import builtins
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,8 @@ from torch import SymFloat, SymInt, Tensor
 from torch.fx.experimental import symbolic_shapes
 
 from fuseport.exporter.capture.blockers import is_users
-from fuseport.exporter.program.listed import Listed
+from fuseport.exporter.program import listed
+from fuseport.exporter.program.listed import Item, Listed, vector_of
 from fuseport.exporter.program.symbolic import not_negative, quotient_of
 
 __all__ = ["Place", "noticed", "symbolic", "unseen"]
@@ -30,23 +32,32 @@ def noticed() -> Iterator[list[Place]]:
     """The code that makes numbers of dynamic sizes by these meanwhile, each module once."""
     found: list[Place] = []
 
+    def note(caller: FrameType, called: str) -> None:
+        names = caller.f_globals
+        if is_users(caller) and not any(n is names and c == called for n, c in found):
+            found.append((names, called))
+
     def noting(kind: Any, called: str) -> Any:
         own = getattr(kind, f"__{called}__")
 
         def to_number(given: Any) -> int:
-            caller = sys._getframe(1)
-            names = caller.f_globals
-            if is_users(caller) and not any(n is names and c == called for n, c in found):
-                found.append((names, called))
+            note(sys._getframe(1), called)
             number: int = own(given)
             return number
 
         return mock.patch.object(kind, f"__{called}__", to_number)
 
-    numbers = noting(SymInt, "int"), noting(SymFloat, "int"), noting(Tensor, "int")
+    one_by_one = listed.numbers
+
+    def numbers(vector: Tensor) -> list[Any]:
+        note(sys._getframe(2), "len")  # of a list of them, which has one for each of the example's
+        return one_by_one(vector)
+
+    whole = (noting(kind, "int") for kind in (SymInt, SymFloat, Tensor, Item))
     lengths = noting(Tensor, "len"), noting(Listed, "len")
+    gone_over = mock.patch.object(listed, "numbers", numbers)
     with ExitStack() as stack:
-        for noted in (*numbers, *lengths, unseen(__file__)):
+        for noted in (*whole, *lengths, gone_over, unseen(__file__)):
             stack.enter_context(noted)
         yield found
 
@@ -75,8 +86,8 @@ def symbolic(code: Sequence[Place]) -> Iterator[None]:
 
 
 def _len(of: Any) -> Any:
-    if isinstance(of, Listed):
-        of = of.tensor
+    if (vector := vector_of(of)) is not None:
+        of = vector
     return of.shape[0] if isinstance(of, Tensor) and of.dim() else builtins.len(of)
 
 
@@ -98,6 +109,8 @@ class _AsInt(type):
 
 class _Int(int, metaclass=_AsInt):
     def __new__(cls, *arguments: Any) -> Any:
+        if len(arguments) == 1 and isinstance(arguments[0], Item):
+            return arguments[0].whole()
         if len(arguments) == 1 and isinstance(arguments[0], Tensor):
             arguments = (arguments[0].item(),)
         if len(arguments) != 1 or not isinstance(arguments[0], SymInt | SymFloat):

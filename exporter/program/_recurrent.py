@@ -2,12 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch._higher_order_ops.scan import scan
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-__all__ = ["is_layer", "over_steps", "recurrent"]
+__all__ = ["at_most", "is_layer", "lengthened", "not_above", "over_steps", "recurrent"]
+
+_Size = Any  # int | SymInt; what takes one takes the other, but for torch's stubs
+
+_BOUNDS: WeakKeyDictionary[Any, dict[Any, _Size]] = WeakKeyDictionary()
+"""By torch's environment of sizes, what sizes are not above."""
 
 # One step of a layer: (what inputs add to the gates, states, weights of the states, their bias, and
 # those of an LSTM's projection) → states; the first of them is the output. Formulas and order of
@@ -78,8 +85,43 @@ def recurrent(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         x = x.transpose(0, 1)
     if not isinstance(x.shape[0], torch.SymInt):
         return None
-    y, *last = over_steps(func, x, first, weights, biased, layers, both)
+    steps: _Size = x.shape[0]
+    mask = None
+    if (most := at_most(steps)) is not None:
+        mask = torch.arange(most, device=x.device).reshape(-1, *[1] * (x.dim() - 1)) < steps
+        # Of what is lengthened torch does not know that size in the example, but of the mask.
+        longer = lengthened(x, most)
+        x = torch.where(mask, longer, torch.zeros_like(longer))
+    y, *last = over_steps(func, x, first, weights, biased, layers, both, mask)
+    y = y if mask is None else y[:steps]
     return (y.transpose(0, 1) if batch_first else y, *last)
+
+
+def not_above(size: _Size, most: _Size) -> None:
+    """Note of a size that hangs on values what it is not above."""
+    torch._check(size <= most)
+    if isinstance(size, SymInt):
+        known = at_most(most)
+        most = most if known is None else known
+        _BOUNDS.setdefault(size.node.shape_env, {})[size.node.expr] = most
+
+
+def at_most(size: _Size) -> _Size | None:
+    """What is noted of a size so, if it hangs on values.
+
+    `scan` asks whether there are steps, which nothing says of the former.
+    """
+    return _BOUNDS.get(size.node.shape_env, {}).get(size.node.expr) if _is_any(size) else None
+
+
+def _is_any(size: _Size) -> bool:
+    return isinstance(size, SymInt) and bool(free_unbacked_symbols(size))
+
+
+def lengthened(x: Tensor, steps: _Size) -> Tensor:
+    """With more steps, of zeros: (steps, *)."""
+    more = x.new_zeros((steps - x.shape[0], *x.shape[1:]))
+    return torch.cat([x, more])
 
 
 def over_steps(
@@ -106,6 +148,8 @@ def over_steps(
             they are. Of the outputs, those mean nothing.
     """
     step = _STEPS[func]
+    if mask is not None:
+        mask = mask.clone()  # torch's guards fail where one loop's is a view and another's is none
     directions = 2 if both else 1
     of_layer = len(weights) // (layers * directions)
     states_first = first if isinstance(first, list | tuple) else [first]

@@ -76,7 +76,8 @@ def capture_forward(
     specs: Sequence[TensorSpec],
     output_names: Sequence[str] | None = None,
     kind: Entry = "forward",
-    within: AbstractContextManager[Any] | None = None,
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    one_by_one: bool = True,
 ) -> Program:
     """Capture `module.forward`, with the dynamic dimensions that `specs` name.
 
@@ -89,7 +90,8 @@ def capture_forward(
         specs: one for each input.
         output_names: names for what the module returns without a name.
         kind: of program: what the module is of a model.
-        within: what the module is called in.
+        within: makes what the module is called in.
+        one_by_one: whether its code may go over the numbers of vectors; see `listing`.
 
     Raises:
         ExportFailed: torch cannot capture the module, a dimension named dynamic is in truth fixed,
@@ -97,9 +99,10 @@ def capture_forward(
     """
     names: list[str] = []
     beside: list[str] = []
+    gone_over: list[Tensor] = []
 
     def call(*tensors: Tensor) -> Any:
-        with Symbolic(), listing(), packing(), within or nullcontext():
+        with Symbolic(), listing(one_by_one, gone_over), packing(), within():
             result = module.forward(*tensors)
             found = named_outputs(result, output_names, list(inputs))
             outputs = with_values(found)
@@ -107,26 +110,14 @@ def capture_forward(
         beside[:] = left_out(result)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
-    # What a loop was traced as before, maybe for one size, would be taken for what it is at any.
-    torch._dynamo.reset()
-    with failing_as(kind), any_sizes(), known_constants(), warnings.catch_warnings():
-        # That of a recurrent layer is a list of its parameters, which all enter the graph.
-        warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[")
-        exported = torch.export.export(
-            entry(module, specs, call),
-            tuple(inputs.values()),
-            dynamic_shapes=tuple(
-                {i: Dim.DYNAMIC if isinstance(d, str) else Dim.STATIC for i, d in enumerate(s.dims)}
-                for s in specs
-            ),
-            strict=False,
-        )
-        _take_assigned(exported.graph_module)
-        detach_regions(exported.graph_module)
-        # In-place operators become functional ones; composite operators stay whole.
-        with asked_once():
-            exported = exported.run_decompositions({**DIFFERENTIABLE, **_replaced_operators()})
-    _check_dynamic(kind, exported, specs)
+    try:
+        exported = _exported(entry(module, specs, call), inputs, specs, kind)
+        _check_dynamic(kind, exported, specs)
+    except ExportFailed:
+        if not gone_over:
+            raise
+        # What hangs on a number of a vector: without, torch says what that fixes.
+        return capture_forward(module, inputs, specs, output_names, kind, within, one_by_one=False)
     for node in exported.graph.nodes:
         # Contiguous examples make a view of what callers may pass in another layout.
         if node.target is aten.view.default:
@@ -149,6 +140,31 @@ def capture_forward(
     exported = _untied(exported, module)
     outputs = output_specs(exported, specs, names)
     return Program(kind, exported, tuple(specs), outputs, left_out=tuple(beside))
+
+
+def _exported(
+    module: nn.Module, inputs: Mapping[str, Tensor], specs: Sequence[TensorSpec], kind: Entry
+) -> ExportedProgram:
+    """What torch captures of a module: without in-place operators, composite ones whole."""
+    # What a loop was traced as before, maybe for one size, would be taken for what it is at any.
+    torch._dynamo.reset()
+    with failing_as(kind), any_sizes(), known_constants(), warnings.catch_warnings():
+        # That of a recurrent layer is a list of its parameters, which all enter the graph.
+        warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[")
+        exported: ExportedProgram = torch.export.export(
+            module,
+            tuple(inputs.values()),
+            dynamic_shapes=tuple(
+                {i: Dim.DYNAMIC if isinstance(d, str) else Dim.STATIC for i, d in enumerate(s.dims)}
+                for s in specs
+            ),
+            strict=False,
+        )
+        _take_assigned(exported.graph_module)
+        detach_regions(exported.graph_module)
+        with asked_once():
+            exported = exported.run_decompositions({**DIFFERENTIABLE, **_replaced_operators()})
+    return exported
 
 
 def _replaced_operators() -> dict[Any, Callable[..., Any]]:

@@ -22,8 +22,15 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.program._recurrent import is_layer, over_steps
-from fuseport.exporter.program.listed import Listed, of_list
+from fuseport.exporter.program import unpacked
+from fuseport.exporter.program._recurrent import (
+    at_most,
+    is_layer,
+    lengthened,
+    not_above,
+    over_steps,
+)
+from fuseport.exporter.program.listed import of_list, vector_of
 from fuseport.exporter.program.matching import ASSERT
 from fuseport.exporter.program.refusing import HOLDS
 
@@ -79,7 +86,7 @@ class _Lengths:
         if self._longest is None:
             longest: Any = self.each[0].item()
             torch._check(longest >= 1)
-            torch._check(longest <= self.steps)
+            not_above(longest, self.steps)
             self._longest = longest
         return self._longest
 
@@ -155,6 +162,8 @@ def with_values(given: Any) -> Any:
 
 
 def _with_values(x: Any) -> Any:
+    if isinstance(x, unpacked.Single):
+        x.clone()  # which it refuses
     if not isinstance(x, Unmade):
         return x
     if x.made is None:
@@ -187,6 +196,7 @@ def packing() -> Iterator[None]:
     with (
         mock.patch.object(rnn, "int", _whole, create=True),
         mock.patch.object(rnn.RNNBase, "check_input", check_input),
+        unpacked.apart(),
     ):
         yield
 
@@ -218,14 +228,17 @@ class Packing:
             return _pad(*args, **kwargs)
         if is_layer(func) and len(args) == 9 and not isinstance(args[3], bool):
             return _layers(func, *args)
-        known = _known(func, args)
-        return NotImplemented if known is None else known
+        for of in (_known(func, args), unpacked.known(func, args)):
+            if of is not None:
+                return of
+        joined = unpacked.joined(func, args, kwargs)
+        return NotImplemented if joined is None else joined
 
     def _ordered(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Lengths as a tensor, or in order: what is packed by the same has the same."""
         given = args[0]
-        of = given.tensor if isinstance(given, Listed) else given
-        if not isinstance(of, Tensor):
+        of = given if isinstance(given, Tensor) else vector_of(given)
+        if of is None:
             return NotImplemented
 
         def make() -> Any:
@@ -246,10 +259,21 @@ class Packing:
             ASSERT(right.all(), f"{HOLDS} {_LENGTHS}")
             return _Lengths(lengths, steps)
 
+        if (most := at_most(steps)) is not None:
+            if not self._is_longest_of(lengths, most, steps):
+                ASSERT((lengths <= steps).all(), f"{HOLDS} {_LENGTHS}")
+            x, steps = lengthened(x, most), most
         found: _Lengths = self._once(lengths, (_PACK, str(steps)), make)
         # What is past a sequence's end may be anything, also what no gradient comes through.
         padded = torch.where(found.mask(x.dim()), x, torch.zeros_like(x))
         return _data(padded, found), _batch_sizes(found)
+
+    def _is_longest_of(self, lengths: Tensor, most: _Size, steps: _Size) -> bool:
+        """Whether a number of steps is what the longest of such lengths has."""
+        known = self._made.get((id(lengths), _PACK, str(most)))
+        if known is None or known[1] != lengths._version:
+            return False
+        return _are_one(known[2].longest, steps)
 
     def _once(self, of: Tensor, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What is made of a tensor, once as long as nothing is written into it."""
@@ -374,6 +398,8 @@ def _pad_tensors(
     padding_value: float = 0.0,
     padding_side: str = "right",
 ) -> Any:
+    if (of_batch := unpacked.sequences(tensors)) is not None:
+        return unpacked.padded(of_batch, batch_first, padding_value, padding_side)
     # Torch's asks which is the longest.
     lengths = [x.shape[0] for x in tensors]
     if all(isinstance(length, int) for length in lengths):

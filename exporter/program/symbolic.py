@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from fuseport.exporter.program._losses import LOSSES
 from fuseport.exporter.program._recurrent import recurrent
 from fuseport.exporter.program.listed import of_list
 from fuseport.exporter.program.packed import Packing, Unmade, with_values
@@ -79,8 +80,8 @@ class Symbolic(TorchFunctionMode):
             return _split(func, *args, **(kwargs or {}))
         if func in (torch.chunk, Tensor.chunk):
             return _chunk(func, *args, **(kwargs or {}))
-        if func is F.scaled_dot_product_attention and _by_values(args, kwargs or {}):
-            return _attention(*args, **(kwargs or {}))
+        if func in _BY_VALUES and _by_values(args, kwargs or {}):
+            return _BY_VALUES[func](*args, **(kwargs or {}))
         if func is torch.meshgrid:  # whose meta computation has to be told what is the default
             kwargs = {"indexing": (kwargs or {}).get("indexing") or "ij"}
         layers = recurrent(func, args, kwargs or {})
@@ -130,6 +131,9 @@ class _Sizes(tuple[Any, ...]):
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
         return _Sizes(found) if isinstance(index, slice) else found
+
+
+_BY_VALUES: dict[Any, Any] = {**LOSSES, F.scaled_dot_product_attention: _attention}
 
 
 def _max_pool1d(
