@@ -174,8 +174,8 @@ def _captured(
     if unseen := model.config.get("unseen"):
         raise ExportFailed(
             f"there is no gradient program: autograd does not see what {', '.join(unseen)} computes"
-            " (in memory of another library's, for one), and a backward of the model's own is in no "
-            "artifact; write its forward with operators that autograd sees, or export "
+            " (in memory of another library's, for one), and a backward of the model's own is in "
+            "no artifact; write its forward with operators that autograd sees, or export "
             "outputs alone: --program forward"
         )
     progress("capturing the gradient program")

@@ -48,7 +48,7 @@ def dynamic(x: Tensor, filters: Tensor, padding_l: int) -> Tensor:
     padded = F.pad(x.to(real), (padding_l, taps - 1 - padding_l))
     windows = padded.unflatten(1, (heads, -1)).unfold(-1, taps, 1)  # (b, H, C/H, t, K)
     of_steps = filters.to(real).mT.unsqueeze(-1)  # (b, H, t, K, 1)
-    out = (windows.transpose(2, 3) @ of_steps).squeeze(-1).mT
+    out: Tensor = (windows.transpose(2, 3) @ of_steps).squeeze(-1).mT
     return out.flatten(1, 2).to(x.dtype)
 
 
