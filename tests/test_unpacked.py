@@ -102,6 +102,10 @@ REFUSED = {
     "means": "return torch.stack([y.mean(0) for y in unpack_sequence(self.packed(x, lengths))])",
     "returned": "return unpack_sequence(self.packed(x, lengths))",
     "rows": "return torch.stack([x[i, n - 1] for i, n in enumerate(lengths.tolist())])",
+    "compared": "return x * sum(2 for n in lengths if n == 3)",
+    "looked for": "return x * (2 if 3 in lengths.tolist() else 1)",
+    "sorted": "n = lengths.tolist(); n.sort(); return x * max(n)",
+    "one more": "n = lengths.tolist(); n.append(3); return x * max(n)",
     "other orders": "return self.packed(x, [int(n) for n in lengths][::-1]).data",
     "written": "w = [int(n) for n in lengths]; lengths.clone().fill_(1)\n"
     "        return x * sum(w[:1])",

@@ -80,7 +80,26 @@ class Listed(list[Any]):
         return self.tensor[index].item()
 
 
+def _refusing(*_: Any, **__: Any) -> NoReturn:
+    _refuse()
+
+
+for _name in (
+    *("__add__", "__contains__", "__delitem__", "__eq__", "__ge__", "__gt__", "__iadd__"),
+    *("__imul__", "__le__", "__lt__", "__mul__", "__ne__", "__reversed__", "__rmul__"),
+    *("__setitem__", "append", "clear", "copy", "count", "extend", "index", "insert", "pop"),
+    *("remove", "reverse", "sort"),
+):
+    setattr(Listed, _name, _refusing)  # what a list's own would do with the one item
+
+
 class _NoNumber:
+    def __eq__(self, other: object) -> NoReturn:  # else it is decided by which object it is
+        _refuse()
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    __hash__ = None  # type: ignore[assignment]
+
     def __repr__(self) -> str:
         return "<a list of dynamic length>"
 
