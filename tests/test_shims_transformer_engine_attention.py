@@ -147,6 +147,12 @@ def test_sequences_that_follow_one_another(kind: str, padded: bool) -> None:
             rows.extend(one[0])
     rows.append(torch.zeros(12))  # after the end
     same(out, torch.stack(rows), [q, k, v])
+    lengths = {"cu_seqlens_q": starts[0], "cu_seqlens_kv": starts[1]}
+    bias: dict[str, Any] = {"core_attention_bias_type": "post_scale_bias"}
+    with pytest.raises(NotImplementedError, match="thd with a bias of each sequence"):
+        layer(q, k, v, core_attention_bias=rand(1, 4, len(q), len(k)), **bias, **lengths)
+    with pytest.raises(ValueError, match="are needed for thd"):
+        layer(q, k, v)
     with pytest.raises(ValueError, match="it is one of padding"):
         layer(q, k, v, cu_seqlens_q=starts[0], cu_seqlens_kv=starts[1], attn_mask_type="causal")
 
@@ -208,6 +214,15 @@ def test_tensors_that_hold_several() -> None:
     for broken in (k[..., :2], k[:, :, :2], k[0]):
         with pytest.raises(ValueError, match="DotProductAttention"):
             layer(q, broken, broken)
+
+
+def test_groups_of_no_process_are_taken_and_logits_are_refused() -> None:
+    layer = te.TransformerLayer(8, 12, 4)
+    layer.set_tensor_parallel_group(None)
+    layer.set_context_parallel_group(None, [], None)
+    layer.self_attention.core_attention.set_context_parallel_group([None, None], [], None)
+    with pytest.raises(NotImplementedError, match="return_max_logit is for training"):
+        te.DotProductAttention(4, 3, return_max_logit=True)
 
 
 def test_dropout_is_of_training() -> None:
