@@ -257,17 +257,13 @@ class Memory:
         """Refuses what each program of an axis has a place of its own for, where one program has
         the block of all of them."""
         here, linear = programs(), at.linear
-        for dim in (here.at_once.index(axis) for axis in here.joined):
-            steps = () if linear is None else linear.steps
-            if (
-                steps
-                and not same(steps[dim], 0)
-                and not any(
-                    same(step * size, steps[dim])
-                    for step, size in zip(steps, linear.sizes, strict=True)
-                    if not is_one(size)
-                )
-            ):
+        if linear is None:
+            return
+        for step in (linear.steps[here.at_once.index(axis)] for axis in here.joined):
+            parts = [
+                s * n for s, n in zip(linear.steps, linear.sizes, strict=True) if not is_one(n)
+            ]
+            if not same(step, 0) and not any(same(part, step) for part in parts):
                 raise Unknown(f"each of its programs stores to a place of its own in {self.name}")
 
     def _box(self, at: Value, mask: Value | None) -> Box | None:
