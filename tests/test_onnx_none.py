@@ -58,6 +58,15 @@ FORMULAS = {
     "grouped attention": "F.scaled_dot_product_attention(k.repeat(2, 1, 1)[None], "
     "*(k[None].repeat_interleave(2, 1) for _ in 'kv')), every",
     "gates": "F.logsigmoid(rows), F.logsigmoid(3 * (rows - rows.detach())), every",
+    "sums so far": "rows.cumsum(0), rows.cumsum(-1), x[:, 1:].cumsum(1), rows[:, :3].cumsum(0)",
+    "products of all": "rows.prod(0), rows[:, 0].prod(), x[:, 1:].prod(1), rows.relu().prod(-1)",
+    "deviations": "rows.std(0), k.std((0, 1)), x[:, 1:].std(1, correction=0), rows.std(-1)",
+    "logarithms of sums": "rows.logsumexp(1), torch.logsumexp(k, (0, 1)), rows.roll(1, 0), "
+    "k.roll((2, 1), (1, 2)), rows.roll(3)",
+    "distances": "torch.cdist(rows, every), torch.cdist(rows, 2 * rows, 1.0), "
+    "F.bilinear(rows, rows, self.inner.weight.expand(2, 8, 8))",
+    "losses": "F.cross_entropy(rows, (rows > 0).sum(1).clamp(max=7)), "
+    "F.nll_loss(rows, (rows > 0).sum(1).clamp(max=7), reduction='sum')",
     "a rest": "x[:, 1:].transpose(1, 2) @ self.inner(x[:, :-1]), rows.sum(0)",
 }
 

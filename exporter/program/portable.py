@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.exporter.program._antialiased import antialiased
 from fuseport.exporter.program._bags import BAGS, bilinear
+from fuseport.exporter.program._folds import FOLDS
 from fuseport.exporter.program._grouped import convolution, transposed_convolution
 from fuseport.exporter.program.symbolic import may_be_none
 from fuseport.exporter.program.volumes import grid_sampler_3d
@@ -173,6 +174,7 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.bilinear.default: bilinear,
     **{bag: partial(_bag, bag) for bag in BAGS},
     aten.group_norm.default: _group_norm,
+    **FOLDS,
     **{pool: partial(_adaptive_avg_pool, pool) for pool in _ADAPTIVE_AVG_POOLS},
 }
 """What the gradient program computes instead of an operator of the forward program."""

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from fuseport.exporter.program._by_values import BY_VALUES
 from fuseport.exporter.program._losses import LOSSES
 from fuseport.exporter.program._recurrent import recurrent
 from fuseport.exporter.program.listed import of_list
@@ -133,7 +134,7 @@ class _Sizes(tuple[Any, ...]):
         return _Sizes(found) if isinstance(index, slice) else found
 
 
-_BY_VALUES: dict[Any, Any] = {**LOSSES, F.scaled_dot_product_attention: _attention}
+_BY_VALUES: dict[Any, Any] = {**BY_VALUES, **LOSSES, F.scaled_dot_product_attention: _attention}
 
 
 def _max_pool1d(

@@ -1,0 +1,64 @@
+"""Derivatives of sums, products and deviations that are written out, against torch's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuseport.exporter.program import _folds
+from fuseport.exporter.program._by_values import BY_VALUES
+
+FUNCTIONS: dict[str, tuple[Any, Callable[[Tensor, int], Tensor]]] = {
+    "cumsum": (_folds._CumulativeSum, torch.cumsum),
+    "cumprod": (_folds._CumulativeProduct, torch.cumprod),
+    "prod": (_folds._Product, lambda x, dim: x.prod(dim, keepdim=True)),
+    "std": (_folds._Deviation, lambda x, dim: x.std(dim, correction=1, keepdim=True)),
+}
+
+
+def written_out(name: str, x: Tensor, dim: int) -> Tensor:
+    function, _ = FUNCTIONS[name]
+    out: Tensor = function.apply(x, [dim], 1) if name == "std" else function.apply(x, dim)
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("size", [0, 1, 2, 7])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_they_are_torchs_whatever_is_zero(name: str, size: int, dim: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    shape = (size, 9) if dim == 0 else (9, size)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    # Rows without a zero, with one, and with several.
+    x = torch.where(torch.rand(shape, generator=generator) < 0.3, 0, x).requires_grad_()
+    wanted, found = FUNCTIONS[name][1](x, dim), written_out(name, x, dim)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    seed = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)
+    gradients = [torch.autograd.grad(y, x, seed)[0] for y in (found, wanted)]
+    torch.testing.assert_close(*gradients, equal_nan=True)
+
+
+CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "logsumexp": lambda call, x: call(x, (0, 2)),
+    "logsumexp of one": lambda call, x: call(x, 1, True),
+    "roll": lambda call, x: call(x, (2, -1), (0, 2)),
+    "roll of all": lambda call, x: call(x, 3),
+    "cdist": lambda call, x: call(x, x[:, :2] + 1),
+    "cdist of itself": lambda call, x: call(x, x),
+    "cdist of sums": lambda call, x: call(x, x.detach() * 2, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_what_is_computed_of_values_is_torchs(name: str, size: int) -> None:
+    function = getattr(torch, name.split()[0])
+    x = torch.randn(size, 4, 3, dtype=torch.float64, requires_grad=True)
+    wanted, found = CALLS[name](function, x), CALLS[name](BY_VALUES[function], x)
+    torch.testing.assert_close(found, wanted)
+    seed = torch.randn_like(wanted)
+    gradients = [torch.autograd.grad(y, x, seed)[0] for y in (found, wanted)]
+    torch.testing.assert_close(*gradients, equal_nan=True)
