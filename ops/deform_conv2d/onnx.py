@@ -252,7 +252,8 @@ def _backward(modulated: bool) -> str:
         dkernel = ReduceSum <keepdims = 0> (dkernel_b, zero_dim)
         weight_shape = Shape(weight)
         dweight = Reshape <allowzero = 1> (dkernel, weight_shape)
-        dbias_rows = ReduceSum <keepdims = 0> (dout, last_axis)
+        width_axis = Constant <value_ints = [3]> ()
+        dbias_rows = ReduceSum <keepdims = 0> (dout, width_axis)
         bias_axes = Constant <value_ints = [0, 2]> ()
         dbias = ReduceSum <keepdims = 0> (dbias_rows, bias_axes)
         kernel_back = Transpose <perm = [0, 2, 1]> (kernel)
@@ -265,6 +266,7 @@ def _backward(modulated: bool) -> str:
         index_shape = Concat <axis = 0> (samples_dim, one_dim)
         given_shape = Concat <axis = 0> (samples_dim, e_dim)
         dtable_0 = Expand(zero, table_shape)
+        channel_axis = Constant <value_ints = [5]> ()
 """
     )
     for k in range(4):
@@ -274,7 +276,7 @@ def _backward(modulated: bool) -> str:
             share = f"share_{k}"
         text += f"""
         dots_all_{k} = Mul(pixels_{k}, g)
-        dots_{k} = ReduceSum <keepdims = 0> (dots_all_{k}, last_axis)
+        dots_{k} = ReduceSum <keepdims = 0> (dots_all_{k}, channel_axis)
         dmask_{k} = Mul(weight_{k}, dots_{k})
         dx_{k} = Mul(slope_x_{k}, dots_{k})
         dy_{k} = Mul(slope_y_{k}, dots_{k})

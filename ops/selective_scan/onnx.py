@@ -196,7 +196,7 @@ def _forward_text(gated: bool) -> str:
         + _STEP
         + """
             read = Mul(h_t, C_t)
-            axis_N = Constant <value_ints = [-1]> ()
+            axis_N = Constant <value_ints = [3]> ()
             y_t = ReduceSum(read, axis_N)
         }> (no_state, u_s, step_s, B_s, C_s)"""
         + _OUTPUT
@@ -226,7 +226,7 @@ def _backward_text(gated: bool) -> str:
         + """
             h_before = Identity(h)
             read = Mul(h_t, C_t)
-            axis_N = Constant <value_ints = [-1]> ()
+            axis_N = Constant <value_ints = [3]> ()
             y_t = ReduceSum(read, axis_N)
         }> (no_state, u_s, step_s, B_s, C_s)
         dout_wide = CastLike(dout, A)"""
@@ -335,7 +335,7 @@ _SCAN_BACKWARD = (
             num_scan_inputs = 6,
             body = step_back (dh_later, dA_later, u_t, step_t, B_t, C_t, dy_t, h)
                 => (dh_earlier, dA_t, du_t, dstep_t, dB_t, dC_t) {
-            axis_N = Constant <value_ints = [-1]> ()
+            axis_N = Constant <value_ints = [3]> ()
             axis_c = Constant <value_ints = [2]> ()"""
     + _STEP
     + """

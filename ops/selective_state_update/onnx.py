@@ -68,7 +68,7 @@ _STEP = (
     """
         one_float = Constant <value_float = 1.0> ()
         one = CastLike(one_float, A)
-        last = Constant <value_ints = [-1]> ()
+        last = Constant <value_ints = [3]> ()
         axis_2 = Constant <value_ints = [2]> ()
         unit = Constant <value_ints = [1]> ()
         dt_wide = CastLike(dt, A)

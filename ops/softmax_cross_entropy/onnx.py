@@ -95,7 +95,7 @@ _SHARED = """
         zero = Sub(one, one)
 
         x = Cast <to: int = @compute_type> (logits)
-        last = Constant <value_ints = [-1]> ()
+        last = Constant <value_ints = [1]> ()
         largest = ReduceMax <keepdims = 1> (x, last)
         z = Sub(x, largest)
         powers = Exp(z)

@@ -115,7 +115,7 @@ def _forward_text(kind: str) -> str:
         + _step(kind)
         + """
             read = Mul(h_t, C_t)
-            axis_N = Constant <value_ints = [-1]> ()
+            axis_N = Constant <value_ints = [4]> ()
             y_t = ReduceSum(read, axis_N)
         }> (initial, x_s, step_s, B_s, C_s, same_s)"""
         + _OUTPUT
@@ -141,7 +141,7 @@ def _backward_text(kind: str) -> str:
         + """
             h_before = Identity(h)
             read = Mul(h_t, C_t)
-            axis_N = Constant <value_ints = [-1]> ()
+            axis_N = Constant <value_ints = [4]> ()
             y_t = ReduceSum(read, axis_N)
         }> (initial, x_s, step_s, B_s, C_s, same_s)
         dout_wide = CastLike(dout, D)"""
@@ -293,7 +293,7 @@ def _scan_backward(kind: str) -> str:
             num_scan_inputs = 7,
             body = step_back (dh_later, x_t, step_t, B_t, C_t, same_t, dy_t, h)
                 => (dh_earlier, dx_t, dstep_t, {each}dB_t, dC_t) {{
-            axis_N = Constant <value_ints = [-1]> ()
+            axis_N = Constant <value_ints = [4]> ()
             axis_P = Constant <value_ints = [3]> ()
             axes_PN = Constant <value_ints = [3, 4]> ()
             axes_cP = Constant <value_ints = [2, 3]> ()
