@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter import api, shims
-from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter import shims
+from fuseport.tests.by_stand_ins import verified
 from fuseport.tests.test_shims_values import close, rand
 
 with shims.installed(shims.SHIMS):
@@ -233,19 +233,10 @@ def test_a_model_that_imports_apex_is_exported(
         "channels": parallel.SyncBatchNorm(6),
     }
     checkpoint, model = saved_with(CODE, **parts)
-    bundle = api.export(
-        checkpoint,
+    bundle, _ = verified(
         tmp_path / "b",
-        model=model,
-        shim="auto",
-        inputs=parse_inputs(["x:[batch,length,6]"]),
-        format=["torchscript", "onnx"],
+        (checkpoint, model),
+        ["x:[batch,length,6]"],
+        ["apex", "fused_layer_norm_cuda"],
     )
-    used = bundle.manifest["architecture"]["config"]["shims"]
-    assert used == ["apex", "fused_layer_norm_cuda"]
     assert "fuseport::rms_norm" in bundle.manifest["ops"]
-    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript", "onnxruntime"])
-    assert report.exit_code() == 0, report.failures()
-    ways = {(row.runtime, row.program) for row in report.results if row.verdict == "pass"}
-    for runtime in ("eager", "torchscript", "onnxruntime"):
-        assert {(runtime, "forward"), (runtime, "gradient")} <= ways

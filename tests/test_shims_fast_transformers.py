@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuseport.exporter import api, shims
-from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter import shims
+from fuseport.tests.by_stand_ins import verified
 
 with shims.installed(shims.SHIMS):
     import causal_product_cpu
@@ -153,18 +153,12 @@ def test_a_model_of_both_is_exported(
     torch.manual_seed(0)
     parts = {"first": torch.nn.Linear(6, 18), "second": torch.nn.Linear(6, 18)}
     checkpoint, model = saved_with(CODE, **parts)
-    bundle = api.export(
-        checkpoint,
+    bundle, report = verified(
         tmp_path / "b",
-        model=model,
-        shim="auto",
-        inputs=parse_inputs(["x:[batch,length,6]"]),
-        format=["torchscript", "onnx"],
+        (checkpoint, model),
+        ["x:[batch,length,6]"],
+        ["causal_product_cpu", "local_product_cpu"],
     )
-    used = bundle.manifest["architecture"]["config"]["shims"]
-    assert used == ["causal_product_cpu", "local_product_cpu"]
     assert "fuseport::ssd_chunk_scan_discrete" in bundle.manifest["ops"]
-    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript", "onnxruntime"])
-    assert report.exit_code() == 0, report.failures()
     rows = [row for row in report.results if row.verdict == "pass"]
     assert {"run", "own backward"} <= {row.way for row in rows}

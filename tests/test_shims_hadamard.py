@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuseport.exporter import api, shims
-from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter import shims
 from fuseport.exporter.shims import _hadamard
+from fuseport.tests.by_stand_ins import verified
 
 with shims.installed(shims.SHIMS):
     import fast_hadamard_transform
@@ -126,18 +126,6 @@ def test_a_model_that_turns_its_features_is_exported(
     torch.manual_seed(0)
     parts = {"up": torch.nn.Linear(5, 16), "down": torch.nn.Linear(24, 3)}
     checkpoint, model = saved_with(CODE, **parts)
-    bundle = api.export(
-        checkpoint,
-        tmp_path / "b",
-        model=model,
-        shim="auto",
-        inputs=parse_inputs(["x:[batch,length,5]"]),
-        format=["torchscript", "onnx"],
+    verified(
+        tmp_path / "b", (checkpoint, model), ["x:[batch,length,5]"], ["fast_hadamard_transform"]
     )
-    used = bundle.manifest["architecture"]["config"]["shims"]
-    assert used == ["fast_hadamard_transform"]
-    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript", "onnxruntime"])
-    assert report.exit_code() == 0, report.failures()
-    ways = {(row.runtime, row.program) for row in report.results if row.verdict == "pass"}
-    for runtime in ("eager", "torchscript", "onnxruntime"):
-        assert {(runtime, "forward"), (runtime, "gradient")} <= ways

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuseport.exporter import api, shims
-from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter import shims
+from fuseport.tests.by_stand_ins import verified
 
 with shims.installed(shims.SHIMS):
     import dynamicconv_cuda
@@ -121,17 +121,11 @@ def test_a_model_of_both_is_exported(
     torch.manual_seed(0)
     parts = {"taps": torch.nn.Linear(2, 3, bias=False), "of_steps": torch.nn.Linear(6, 10)}
     checkpoint, model = saved_with(CODE, **parts)
-    bundle = api.export(
-        checkpoint,
+    _, report = verified(
         tmp_path / "b",
-        model=model,
-        shim="auto",
-        inputs=parse_inputs(["x:[batch,length,6]"]),
-        format=["torchscript", "onnx"],
+        (checkpoint, model),
+        ["x:[batch,length,6]"],
+        ["dynamicconv_cuda", "lightconv_cuda"],
     )
-    used = bundle.manifest["architecture"]["config"]["shims"]
-    assert used == ["dynamicconv_cuda", "lightconv_cuda"]
-    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript", "onnxruntime"])
-    assert report.exit_code() == 0, report.failures()
     rows = [row for row in report.results if row.verdict == "pass"]
     assert {"run", "own backward"} <= {row.way for row in rows}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuseport.exporter import api, shims
-from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter import shims
+from fuseport.tests.by_stand_ins import verified
 
 with shims.installed(shims.SHIMS):
     import attn_core_inplace_cuda
@@ -201,20 +201,11 @@ def test_models_with_such_attention_are_exported(
     torch.manual_seed(0)
     parts = {"first": torch.nn.Linear(6, 18), "second": torch.nn.Linear(6, 18)}
     checkpoint, model = saved_with(CODE, **parts)
-    bundle = api.export(
-        checkpoint,
+    _, report = verified(
         tmp_path / "b",
-        model=model,
-        shim="auto",
-        inputs=parse_inputs(["x:[batch,length,6]", "mask:bool[batch,length]"]),
-        format=["torchscript", "onnx"],
+        (checkpoint, model),
+        ["x:[batch,length,6]", "mask:bool[batch,length]"],
+        ["attn_core_inplace_cuda", "scaled_masked_softmax_cuda"],
     )
-    used = bundle.manifest["architecture"]["config"]["shims"]
-    assert used == ["attn_core_inplace_cuda", "scaled_masked_softmax_cuda"]
-    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript", "onnxruntime"])
-    assert report.exit_code() == 0, report.failures()
     rows = [row for row in report.results if row.verdict == "pass"]
     assert {"run", "own backward"} <= {row.way for row in rows}
-    assert {(r, "gradient") for r in ("eager", "torchscript", "onnxruntime")} <= {
-        (row.runtime, row.program) for row in rows
-    }

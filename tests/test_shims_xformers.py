@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter import api, shims
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.tests.by_stand_ins import verified
 from fuseport.tests.test_shims_values import close, rand
 
 with shims.installed(shims.SHIMS):
@@ -284,20 +285,7 @@ def test_a_model_that_imports_xformers_is_exported(
         "out": nn.Linear(8, 3),
     }
     checkpoint, model = saved_with(CODE, **parts)
-    bundle = api.export(
-        checkpoint,
-        tmp_path / "b",
-        model=model,
-        shim="auto",
-        inputs=parse_inputs(["x:[2,length,8]"]),
-        format=["torchscript", "onnx"],
-    )
-    assert bundle.manifest["architecture"]["config"]["shims"] == ["xformers"]
-    report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript", "onnxruntime"])
-    assert report.exit_code() == 0, report.failures()
-    ways = {(row.runtime, row.program) for row in report.results if row.verdict == "pass"}
-    for runtime in ("eager", "torchscript", "onnxruntime"):
-        assert {(runtime, "forward"), (runtime, "gradient")} <= ways
+    verified(tmp_path / "b", (checkpoint, model), ["x:[2,length,8]"], ["xformers"])
 
 
 MASKED = """
