@@ -71,7 +71,7 @@ fuzz: $(SET_UP) ## mutated checkpoints and artifacts, 100,000 of them; it takes 
 	$(BIN)/python -W ignore -m fuseport.tests.corpus.fuzz --count $(COUNT)
 
 # Of the rest nobody counts branches, which takes time.
-COVERED := $(addprefix tests/test_,$(addsuffix .py,corpus checkpoint checkpoint_shards \
+COVERED := $(addprefix tests/test_,$(addsuffix .py,corpus checkpoint checkpoint_distributed checkpoint_shards \
 	checkpoint_layouts corners bundle compare writers))
 # Of what tests/slow.json lists: a share, which by the commit; or all.
 SLOW ?= share

@@ -277,8 +277,6 @@ class _Reading:
         match properties:
             case _Properties(state=[torch.dtype() as dtype, *_]):
                 pass
-            case _Properties(state={"dtype": torch.dtype() as dtype}):
-                pass
             case _:
                 raise _corrupt(self.path, f"{show(name)}: it has no dtype")
         sizes = self._sizes(value.get("size"))

@@ -86,7 +86,7 @@ WORKER = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
     from torch.distributed.fsdp import fully_shard
-    from fuseport.tests.test_sharded import tensors
+    from fuseport.tests.test_checkpoint_distributed import tensors
 
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
@@ -204,6 +204,26 @@ def _nowhere(content: Any) -> None:
     del content.storage_data[MetadataIndex("a.weight", torch.Size([0, 0]))]
 
 
+def _no_dtype(content: Any) -> None:
+    content.state_dict_metadata["a.weight"].properties = None
+
+
+def _odd_part(content: Any) -> None:
+    content.state_dict_metadata["a.weight"].chunks = [3]
+
+
+def _odd_sizes(content: Any) -> None:
+    content.state_dict_metadata["a.weight"].size = [5, 3]
+
+
+def _odd_place(content: Any) -> None:
+    place(content, "a.weight").offset = -1
+
+
+def _odd_index(content: Any) -> None:
+    content.storage_data["a.weight"] = None
+
+
 def _no_values(content: Any) -> None:
     content.state_dict_metadata = None
 
@@ -223,6 +243,11 @@ def _no_values(content: Any) -> None:
         (_less, CorruptInput, "its parts are not all of it, each once"),
         (_no_parts, CorruptInput, "it has no parts"),
         (_nowhere, CorruptInput, "a part outside of it, or of no file"),
+        (_no_dtype, CorruptInput, "a.weight: it has no dtype"),
+        (_odd_part, CorruptInput, "a.weight: a part that is none"),
+        (_odd_sizes, CorruptInput, "sizes that are no whole numbers"),
+        (_odd_place, CorruptInput, "a part at no place of a file"),
+        (_odd_index, CorruptInput, "a place of something that is no value"),
         (_no_values, CorruptInput, "it does not say what there is"),
     ],
 )
@@ -233,6 +258,41 @@ def test_metadata_that_do_not_fit(
     changed(folder, change)
     with pytest.raises(kind, match=reason):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        (b"", "malformed pickle"),
+        (pickle.dumps({"a": 1}), "no metadata of a checkpoint"),
+        # A dtype that is called, and then the end.
+        (b"ctorch\nfloat32\n)R.", "it cannot be read .TypeError"),
+    ],
+)
+def test_what_is_no_metadata(metadata: bytes, reason: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "f", tensors())
+    (folder / ".metadata").write_bytes(metadata)
+    with pytest.raises(CorruptInput, match=reason):
+        load(folder)
+
+
+def test_a_part_that_is_not_dense(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "f", {"a": torch.ones(3)})
+    torch.save(torch.ones(3).to_sparse(), folder / "__0_0.distcp")
+    length = (folder / "__0_0.distcp").stat().st_size
+
+    def change(content: Any) -> None:
+        place(content, "a").offset, place(content, "a").length = 0, length
+
+    changed(folder, change)
+    with pytest.raises(CorruptInput, match="no dense tensor of the CPU"):
+        load(folder)
+
+
+def test_what_is_beside_the_parts_may_be_another_thing(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "f", {"model": tensors()})
+    torch.save([1], folder / "meta.pt")
+    assert load(folder).config == {}
 
 
 @dataclasses.dataclass
