@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fuseport.exporter import shims
 from fuseport.exporter.models._huggingface_library import library
+from fuseport.exporter.program.float64 import Float64
 from fuseport.exporter.shims import _fla, _overlay
 from fuseport.exporter.shims._dtypes import beside
-from fuseport.exporter.verify.modes import Float64
 
 library("gated_deltanet")  # before others import it: transformers keeps its names so
 with shims.installed():

@@ -16,7 +16,7 @@ from fuseport.exporter.errors import CorruptInput, Missing, UsageError
 from fuseport.exporter.models import mamba, mamba2, mamba3
 from fuseport.exporter.models.model import Model, at
 from fuseport.exporter.models.weights import fit
-from fuseport.exporter.verify.modes import Float64
+from fuseport.exporter.program.float64 import Float64
 from fuseport.ops.compositions.rotary_attention import Heads, rotary_attention
 from fuseport.tests.test_decoding import token_by_token
 

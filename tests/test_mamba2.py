@@ -20,7 +20,7 @@ from fuseport.exporter.errors import CorruptInput, Missing
 from fuseport.exporter.models import mamba, mamba2
 from fuseport.exporter.models.mamba2 import Mamba2Config, Mamba2LM
 from fuseport.exporter.models.weights import fit
-from fuseport.exporter.verify.modes import Float64
+from fuseport.exporter.program.float64 import Float64
 
 SMALL = Mamba2Config(
     d_model=16, n_layer=2, vocab_size=30, d_state=4, d_conv=4, n_heads=4, d_ssm=32, n_groups=2

@@ -20,7 +20,7 @@ from fuseport.exporter.models import mamba, mamba2, mamba3
 from fuseport.exporter.models.mamba3 import Mamba3Config, Mamba3LM
 from fuseport.exporter.models.model import at
 from fuseport.exporter.models.weights import fit
-from fuseport.exporter.verify.modes import Float64
+from fuseport.exporter.program.float64 import Float64
 from fuseport.tests.test_decoding import built, token_by_token, zeros
 
 with shims.installed(shims.SHIMS):

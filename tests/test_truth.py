@@ -23,9 +23,9 @@ from fuseport.exporter.errors import CorruptInput, ExportFailed
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.float64 import Float64
 from fuseport.exporter.runtimes._torch_module import ModuleSession
-from fuseport.exporter.verify import baseline, plan, truth
-from fuseport.exporter.verify.modes import Float64, References
+from fuseport.exporter.verify import baseline, modes, plan, truth
 from fuseport.exporter.verify.plan import Case
 from fuseport.exporter.verify.rows import repeated
 from fuseport.exporter.verify.sample import INDEX, Sample, opened, read_all
@@ -126,7 +126,7 @@ def test_casts_are_raised_to_float64(what: str) -> None:
     net = Net(CASTS[what]).double()
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     seed = torch.randn(2, 3, 4, dtype=torch.float64)
-    with References(), Float64():
+    with modes.References(), Float64():
         found = differentiated(net, x, seed)
     for value in found.values():
         assert value is not None
@@ -135,7 +135,7 @@ def test_casts_are_raised_to_float64(what: str) -> None:
     step = 1e-6 * torch.randn(2, 3, 4, dtype=torch.float64)
     values = []
     for sign in (1, -1):
-        with References(), Float64(), torch.no_grad():
+        with modes.References(), Float64(), torch.no_grad():
             values.append((net(x + sign * step) * seed).sum())
     gradient = found["grad/x"]
     assert gradient is not None
@@ -441,7 +441,7 @@ def test_of_a_fused_op_every_input_has_a_gradient(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(OPS, "swiglu", spec)
     register("swiglu")
     gate, up = (torch.tensor([1.0, torch.inf], requires_grad=True) for _ in range(2))
-    with References():
+    with modes.References():
         out = forward(gate, up)[0]
     assert torch.equal(out, gate * 2)
     d_gate, d_up = torch.autograd.grad(out.sum(), (gate, up))

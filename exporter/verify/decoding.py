@@ -9,9 +9,10 @@ from torch import Tensor
 from fuseport.exporter.models.fresh import fresh
 from fuseport.exporter.models.model import Model, example
 from fuseport.exporter.program import named_outputs
+from fuseport.exporter.program.float64 import Float64, widened
 from fuseport.exporter.verify.compare import Expected, Tolerance, judge
 from fuseport.exporter.verify.measure import Norms, norms
-from fuseport.exporter.verify.modes import Float64, References, widened
+from fuseport.exporter.verify.modes import References
 from fuseport.exporter.verify.report import FLOAT64, Row
 
 __all__ = ["decoded"]

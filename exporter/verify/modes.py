@@ -1,4 +1,4 @@
-"""How a model is run for truth and baseline: over reference implementations, and in float64."""
+"""How a model is run for truth and baseline: over reference implementations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fuseport.exporter.program.float64 import Float64, widened
 from fuseport.ops import OPS
 
-__all__ = ["Float64", "References", "widened"]
+__all__ = ["References"]
 
 
 class References(TorchFunctionMode):

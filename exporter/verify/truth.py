@@ -23,6 +23,7 @@ from fuseport.exporter.models import Model
 from fuseport.exporter.models.fresh import fresh, repeatable
 from fuseport.exporter.models.model import at, example, named
 from fuseport.exporter.program import Entry, one_line
+from fuseport.exporter.program.float64 import Float64, widened
 from fuseport.exporter.runtimes._layouts import apart
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
@@ -30,7 +31,7 @@ from fuseport.exporter.verify import baseline, kinks
 from fuseport.exporter.verify.choices import Choices, FirstOfEqual
 from fuseport.exporter.verify.compare import Expected, expecting
 from fuseport.exporter.verify.measure import errors, is_finite_somewhere
-from fuseport.exporter.verify.modes import Float64, References, widened
+from fuseport.exporter.verify.modes import References
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, write_index
 

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from fuseport.exporter.program import Program, module_tree
+from fuseport.exporter.program.float64 import Float64
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.verify import baseline
 from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
-from fuseport.exporter.verify.modes import Float64, References
+from fuseport.exporter.verify.modes import References
 
 __all__ = ["Measured", "measured"]
 

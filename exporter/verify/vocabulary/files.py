@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fuseport.exporter.bundle.staging import replaced
 from fuseport.exporter.errors import CorruptInput, StorageError, UsageError
+from fuseport.exporter.program.float64 import Float64
 from fuseport.exporter.runtimes._layouts import apart
-from fuseport.exporter.verify.modes import Float64, References
+from fuseport.exporter.verify.modes import References
 from fuseport.ops import OPS
 from fuseport.ops.spec import FLOATING, Case, OpSpec, as_tuple
 from fuseport.ops.vocabulary import FAMILIES, OPERATORS
