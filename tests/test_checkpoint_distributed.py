@@ -138,6 +138,7 @@ def test_lightnings_strategies(key: str, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "architecture  mamba, by" in shown.output
     assert "written by Lightning" in shown.output
+    assert "config        d_model: 64" in shown.output
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def found(path: Path, weights: str | None, listed: bool) -> dict[str, Any]:
         if ops.get("refused")
         else _next(architecture, chosen, choose=ambiguous is not None),
         "config": content.config,
-        "config_beside": path.is_dir(),  # in a file of its own, which anyone can read
+        # In a file of its own, which anyone can read.
+        "config_beside": any(file.suffix == ".json" for file in files),
         "training": content.training,
         "notes": [*content.notes, *notes],
     }
