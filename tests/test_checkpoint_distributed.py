@@ -17,7 +17,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from fuseport.cli import main
 from fuseport.exporter.checkpoint import load
@@ -73,6 +74,13 @@ def test_models_inside_are_chosen_by_name(tmp_path: Path) -> None:
         load(folder)
     assert_same(load(folder, weights="app.ema").tensors, tensors(1))
     assert_same(load(folder, weights="app.model").tensors, tensors(2))
+
+
+def test_the_usual_name_is_taken_before_others(tmp_path: Path) -> None:
+    content = {"auxiliary": {"w": torch.ones(2)}, "model": tensors()}
+    checkpoint = load(saved(tmp_path / "f", content))
+    assert checkpoint.weights == "model"
+    assert any("auxiliary is in the file too" in note for note in checkpoint.notes)
 
 
 def test_what_is_no_tensor_is_said(tmp_path: Path) -> None:
@@ -258,6 +266,28 @@ def test_metadata_that_do_not_fit(
     folder = saved(tmp_path / "f", tensors())
     changed(folder, change)
     with pytest.raises(kind, match=reason):
+        load(folder)
+
+
+def test_parts_that_overlap(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "f", {"a": torch.ones(5, 3)})
+    with open(folder / "__1_0.distcp", "wb") as file:
+        torch.save(torch.ones(3, 3), file)
+    length = (folder / "__1_0.distcp").stat().st_size
+    (folder / "__2_0.distcp").write_bytes((folder / "__1_0.distcp").read_bytes())
+
+    def change(content: Any) -> None:
+        parts = {"__1_0.distcp": torch.Size([0, 0]), "__2_0.distcp": torch.Size([2, 0])}
+        size = torch.Size([3, 3])
+        chunks = [ChunkStorageMetadata(offsets, size) for offsets in parts.values()]
+        content.state_dict_metadata["a"].chunks = chunks
+        content.storage_data = {
+            MetadataIndex("a", offsets): _StorageInfo(name, 0, length)
+            for name, offsets in parts.items()
+        }
+
+    changed(folder, change)
+    with pytest.raises(CorruptInput, match="its parts are not all of it, each once"):
         load(folder)
 
 

@@ -137,7 +137,9 @@ def test_token_by_token_it_is_the_same(name: str) -> None:
 
 
 def test_states_of_attention_are_by_layer() -> None:
-    step = at(loaded("mamba2attn", theirs("mamba2attn")), "step")
+    model = loaded("mamba2attn", theirs("mamba2attn"))
+    step = at(model, "step")
+    assert model.scans == step.scans == 2
     assert {spec.name: spec.dims for spec in step.inputs} == {
         "input_ids": ("batch", 1),
         "conv_states": (2, "batch", 40, 3),
