@@ -181,7 +181,7 @@ def test_a_dead_host_is_an_error_of_its_own_rows(lightning_bundle: Path, tmp_pat
     dead = [row for row in rows if row.verdict == "error"]
     assert [row.case for row in dead] == ["past a chunk, sliced"]
     assert "the C++ host was killed by SIGSEGV" in str(dead[0].reason)
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert {row.verdict for row in rows if row not in dead} == {"pass"}
 
 

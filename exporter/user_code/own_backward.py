@@ -168,13 +168,15 @@ class _Plainly(TorchFunctionMode):
     """A forward is run without autograd as a rule: what it does about that says nothing here.
 
     `x.detach()` and `x.data` are x, as a view: what becomes of that, as `requires_grad_()`, x
-    stays. Views of parts come one by one: autograd bears no writes into those of which there are
-    several.
+    stays. What is handed to another library, which takes none that autograd sees, is detached.
+    Views of parts come one by one: autograd bears no writes into those of which there are several.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _DETACHING and args:
             return args[0].view_as(args[0])
+        if func in _HANDING:
+            args = (args[0].detach(), *args[1:])
         result = func(*args, **(kwargs or {}))
         if func not in _PARTING:
             return result
@@ -190,6 +192,7 @@ class _Plainly(TorchFunctionMode):
 
 
 _DETACHING = (torch.detach, Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
+_HANDING = (Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 _PARTING = {
     torch.unbind: 1, Tensor.unbind: 1, torch.chunk: 2, Tensor.chunk: 2, torch.split: 2,
     Tensor.split: 2, torch.tensor_split: 2, Tensor.tensor_split: 2,
