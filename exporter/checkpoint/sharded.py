@@ -168,10 +168,6 @@ class _Wholes(_Record):
     """A tensor's sizes and parts."""
 
 
-class _Bytes(_Record):
-    """A value that is no tensor."""
-
-
 class _Properties(_Record):
     """A tensor's dtype, and what it was like."""
 
@@ -191,7 +187,7 @@ _CLASSES: dict[str, Any] = {
     f"{_OF_METADATA}_MEM_FORMAT_ENCODING": _Record,
     f"{_OF_METADATA}ChunkStorageMetadata": _Record,
     f"{_OF_METADATA}TensorStorageMetadata": _Wholes,
-    f"{_OF_METADATA}BytesStorageMetadata": _Bytes,
+    f"{_OF_METADATA}BytesStorageMetadata": _Record,
     f"{_OF_METADATA}TensorProperties": _Properties,
     f"{_OF_METADATA}MetadataIndex": _Index,
     "torch.distributed.checkpoint.filesystem._StorageInfo": _Record,

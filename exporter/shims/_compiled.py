@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from fuseport.exporter.shims._patching import patching
+from fuseport.exporter.shims._placeholder import refusing
 
 __all__ = ["COMPILER", "Extension", "none_compiled", "watched"]
 
@@ -46,18 +47,13 @@ class Extension(ModuleType):
         self._place = place
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
-        if name.startswith("__"):
-            raise AttributeError(f"extension {self.__name__} has no attribute {name!r}")
-
-        def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-            raise NotImplementedError(
-                f"{self.__name__}.{name} was called, of the extension that {self._place} compiles: "
-                "its CUDA sources run on GPUs only, and no exported format holds them. Take the "
-                "model's path without it, if there is one, compute it by functions of torch, or "
-                "make it an op of your own (README, Ops of your own)"
-            )
-
-        return refuse
+        reason = (
+            f"{self.__name__}.{name} was called, of the extension that {self._place} compiles: "
+            "its CUDA sources run on GPUs only, and no exported format holds them. Take the "
+            "model's path without it, if there is one, compute it by functions of torch, or "
+            "make it an op of your own (README, Ops of your own)"
+        )
+        return refusing(f"extension {self.__name__}", name, reason)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """What stands for names of a package that runs on GPUs only."""
 
-from typing import Self
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
 
-__all__ = ["Placeholder"]
+__all__ = ["Placeholder", "refusing"]
 
 
 class Placeholder:
@@ -22,3 +23,23 @@ class Placeholder:
 
     def __repr__(self) -> str:
         return f"<stand-in of {self._name}>"
+
+
+def refusing(module: str, name: str, reason: str) -> Callable[..., NoReturn]:
+    """A function of a module that has any, which refuses to be called.
+
+    Args:
+        module: what it is of.
+        name: of the function.
+        reason: what it says of itself when it is called.
+
+    Raises:
+        AttributeError: it is a name by which Python asks a module for something else.
+    """
+    if name.startswith("__"):
+        raise AttributeError(f"{module} has no attribute {name!r}")
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(reason)
+
+    return refuse

@@ -8,12 +8,12 @@ from fuseport.exporter.checkpoint.allowed import Boxed, Namespace
 from fuseport.exporter.checkpoint.content import Candidate, Content, is_state_dict, state_dicts
 from fuseport.exporter.checkpoint.plain import settings
 
-__all__ = ["SIGNS", "recognise"]
+__all__ = ["SIGNS", "USUAL", "recognise"]
 
 SIGNS: tuple[str, ...] = ()  # what no other layout recognises
 
-# In this order: where a file has `state_dict` and `model`, `model` may be an architecture's name.
-_USUAL = ("state_dict", "model", "model_state_dict")
+USUAL = ("state_dict", "model", "model_state_dict")
+"""Keys of weights, in this order: beside a `state_dict`, `model` may be an architecture's name."""
 
 # Where scripts put what the model was made of; of several, the first. Not `args`: those are of the
 # script, of other things as well, and so of the training.
@@ -32,7 +32,7 @@ def recognise(path: Path, loaded: Mapping[Any, Any]) -> Content | None:
     Raises:
         CorruptInput: these nest without end.
     """
-    candidates = state_dicts(loaded, _USUAL)
+    candidates = state_dicts(loaded, USUAL)
     if candidates:
         why = tuple(f"a state dict under {candidate.name}" for candidate in candidates)
         named = next((key for key in _SETTINGS if isinstance(loaded.get(key), _MAPPINGS)), None)

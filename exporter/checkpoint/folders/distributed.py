@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fuseport.exporter.checkpoint.content import Candidate, Content, show
-from fuseport.exporter.checkpoint.files import lightning
+from fuseport.exporter.checkpoint.files import lightning, state_dict
 from fuseport.exporter.checkpoint.sharded import METADATA, Sharded, read
 from fuseport.exporter.checkpoint.sniff import sniff
 from fuseport.exporter.checkpoint.torch_file import read_torch
@@ -20,8 +20,6 @@ _META = "meta.pt"
 SIGNS = (METADATA,)
 
 _TRAINING = re.compile(r"optim(izer)?s?(_.*)?|(lr_)?schedulers?(_.*)?|rng(_.*)?|dataloader(_.*)?")
-_USUAL = ("state_dict", "model", "model_state_dict")
-
 _Keys = tuple[str | int, ...]
 
 
@@ -42,8 +40,7 @@ def recognise(folder: Path) -> tuple[Content, list[Path]] | None:
             f"{show(folder / METADATA)}: no tensors in it but of training; give a checkpoint that"
             " holds weights"
         )
-    order = sorted(groups, key=lambda keys: (_rank(keys), list(groups).index(keys)))
-    candidates = tuple(_candidate(sharded, keys, groups[keys]) for keys in order)
+    candidates = tuple(_candidate(sharded, k, groups[k]) for k in sorted(groups, key=_rank))
     files = [folder / METADATA, *sharded.files]
     why = (METADATA, *(file.name for file in sharded.files[:1]))
     meta = _lightning(folder / _META, candidates[0])
@@ -74,7 +71,8 @@ def _is_of_training(key: str | int) -> bool:
 
 
 def _rank(keys: _Keys) -> int:
-    return _USUAL.index(keys[-1]) if keys and keys[-1] in _USUAL else len(_USUAL)
+    usual = state_dict.USUAL
+    return usual.index(keys[-1]) if keys and keys[-1] in usual else len(usual)
 
 
 def _candidate(sharded: Sharded, keys: _Keys, values: Mapping[str, str]) -> Candidate:

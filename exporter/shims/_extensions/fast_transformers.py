@@ -7,18 +7,15 @@ them, whatever attention a model has: any name is there, and says so when it is 
 from collections.abc import Callable
 from typing import NoReturn
 
+from fuseport.exporter.shims._placeholder import refusing
+
 __all__: list[str] = []
 
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise NotImplementedError(
-            f"fast_transformers' {name} was called, of attention by clusters, hashes or the best "
-            "keys, of which fuseport has no form: attention of the types linear, causal-linear, "
-            "local and full has one"
-        )
-
-    return refuse
+    reason = (
+        f"fast_transformers' {name} was called, of attention by clusters, hashes or the best "
+        "keys, of which fuseport has no form: attention of the types linear, causal-linear, "
+        "local and full has one"
+    )
+    return refusing(f"module {__name__!r}", name, reason)

@@ -5,7 +5,7 @@ the next: any name is there, and what has no form here says so when it is called
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from fuseport.exporter.shims._extensions.deform_conv_ext import (
     modulated_deform_conv_forward,
 )
 from fuseport.exporter.shims._gradients import differentiated
+from fuseport.exporter.shims._placeholder import refusing
 from fuseport.exporter.shims.MultiScaleDeformableAttention import (
     ms_deform_attn_backward as _ms_deform_attn_gradients,
 )
@@ -105,15 +106,10 @@ def ms_deform_attn_backward(
     grad_attn_weight.copy_(dweights)
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    if name.startswith("__"):
-        raise AttributeError(f"module 'mmcv._ext' has no attribute {name!r}")
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"mmcv._ext.{name} was called, of which fuseport's stand-in for mmcv._ext has no form: "
-            "compute it by functions of torch, or make it an op of your own (README, Ops of your "
-            "own)"
-        )
-
-    return function
+def __getattr__(name: str) -> Callable[..., NoReturn]:
+    reason = (
+        f"mmcv._ext.{name} was called, of which fuseport's stand-in for mmcv._ext has no form: "
+        "compute it by functions of torch, or make it an op of your own (README, Ops of your "
+        "own)"
+    )
+    return refusing("module 'mmcv._ext'", name, reason)
