@@ -51,6 +51,7 @@ IMPORTED = {
     "_ext": "dcn_v2_forward dcn_v2_backward dcn_v2_psroi_pooling_forward "
     "dcn_v2_psroi_pooling_backward",
     "DCNv3": "dcnv3_forward dcnv3_backward",
+    "pkg_resources": "get_distribution require parse_version resource_filename",
     "deform_conv_cuda": "deform_conv_forward_cuda deform_conv_backward_input_cuda "
     "deform_conv_backward_parameters_cuda modulated_deform_conv_cuda_forward "
     "modulated_deform_conv_cuda_backward",

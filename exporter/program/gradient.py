@@ -172,7 +172,8 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         # Some derivatives do, inside.
         if any(mutates(node) for part in _graphs(module) for node in part.graph.nodes):
             interpreted = fx.Interpreter(module)  # which keeps the marks of nodes
-            module = make_fx(functionalize(interpreted.run))(*arguments)
+            with torch.no_grad():  # what is written to parts of complex numbers has no derivative
+                module = make_fx(functionalize(interpreted.run))(*arguments)
     for node in list(module.graph.nodes):
         if node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])

@@ -21,6 +21,9 @@ One is of a device: `torch.cuda`, under which `x.cuda()` and `device="cuda"` lea
 and one of a compiler, `torch.utils.cpp_extension`, which then leaves CUDA sources alone, or gives
 what computes the same, see `_cuda_sources`.
 
+`pkg_resources`, which setuptools has no more, and the versions of packages with stand-ins are here
+since code asks for these as it is imported, see `_distributions`.
+
 Kernels that CuPy compiles of their text have a form in torch where they are known, see
 `_raw_kernels`. Those that are written in Triton are computed by torch, see `_triton`, by Triton's
 stand-in, and where Triton itself is installed, too.
@@ -35,12 +38,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.shims import _cuda, _extensions, _overlay
+from fuseport.exporter.shims import _cuda, _distributions, _extensions, _overlay
 from fuseport.exporter.shims._compiled import COMPILER, none_compiled, watched
 from fuseport.exporter.shims._extensions import DCN_V2, EXTENSIONS
 from fuseport.exporter.shims._overlay import OVERLAID, Lender
@@ -172,6 +176,7 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
             _compiler(names, used),
             _kernels(names),
             _launches(names, finder),
+            _distributions.heard(finder.has_place_of),
         ):
             yield used
     finally:
@@ -256,6 +261,8 @@ class _Finder(MetaPathFinder):
         root = _root(fullname)
         if fullname == COMPILER:
             return watched(self._elsewhere(fullname, path))
+        if fullname == _distributions.ASKED and self.is_there(fullname):
+            return _distributions.watched(self._elsewhere(fullname, path), self.has_place_of)
         if fullname == _LAUNCHES and not _is_ours(parent):
             from fuseport.exporter.shims._triton import installed as of_triton
 
@@ -270,7 +277,7 @@ class _Finder(MetaPathFinder):
             real = _lent.get(fullname)
             return importlib.util.spec_from_loader(fullname, Lender(real)) if real else None
         if parent is None:
-            if root not in self._names and (AUTO not in self._names or self.is_there(fullname)):
+            if not self.has_place_of(root):
                 return None
         elif not _is_ours(parent):
             return None
@@ -289,6 +296,17 @@ class _Finder(MetaPathFinder):
         return importlib.util.spec_from_file_location(
             fullname, file, loader=loader, submodule_search_locations=folder
         )
+
+    def find_distributions(
+        self, context: DistributionFinder.Context | None = None
+    ) -> Iterator[Distribution]:
+        """What `importlib.metadata` hears of."""
+        wanted = context or DistributionFinder.Context()
+        return _distributions.distributions(wanted, self.has_place_of)
+
+    def has_place_of(self, package: str) -> bool:
+        """Whether a package's stand-in is imported in its place."""
+        return package in self._names or (AUTO in self._names and not self.is_there(package))
 
     def _extension(self, name: str, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """How `fullname` is imported, which is the extension of that name in whatever package."""
