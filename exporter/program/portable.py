@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.exporter.program._antialiased import antialiased
 from fuseport.exporter.program._bags import BAGS, bilinear
+from fuseport.exporter.program._booleans import chosen, filled
 from fuseport.exporter.program._folds import FOLDS
 from fuseport.exporter.program._grouped import convolution, transposed_convolution
 from fuseport.exporter.program.symbolic import may_be_none
@@ -146,9 +147,14 @@ _TRANSPOSED = (
     aten.conv_transpose3d.input,
 )
 
+_WHERE = (aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
+
 DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_CONVOLUTIONS, convolution),
     **dict.fromkeys(_TRANSPOSED, transposed_convolution),
+    **dict.fromkeys(_WHERE, chosen),
+    aten.masked_fill.Scalar: filled,
+    aten.masked_fill.Tensor: filled,
     aten.copy.default: _copy,
     aten.pow.Tensor_Scalar: _power,
     aten.pow.Scalar: _power,
