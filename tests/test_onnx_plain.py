@@ -334,6 +334,41 @@ def test_ranks_and_products_hold_at_other_sizes(name: str, tmp_path: Path) -> No
     assert_holds(RANKS[name], tmp_path)
 
 
+def test_a_remainder_of_a_number_that_hangs_on_values(tmp_path: Path) -> None:
+    spec = TensorSpec("x", "int64", ("n",), 9)
+    by_largest = Called(lambda x: x % x.max().item())
+    program = capture_forward(by_largest, {"x": torch.tensor([1, 5, 3, 2])}, [spec])
+    for x in (torch.tensor([1, 5, 3, 2]), torch.tensor([4, 3, 8])):
+        assert torch.equal(run(program, tmp_path, {"x": x})["output"], x % x.max())
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_places_in_sorted_values_hold_at_other_sizes(right: bool, tmp_path: Path) -> None:
+    """Values that are equal to some, of each kind of arguments; and nothing to be found in."""
+
+    def found(edges: Tensor, x: Tensor) -> Tensor:
+        rows, one = edges.sort(-1).values, x[:, :2].reshape(2, -1)
+        order = edges.argsort(-1)
+        return torch.cat(
+            [
+                torch.searchsorted(rows, x, right=right),
+                torch.searchsorted(edges, x, side="right" if right else "left", sorter=order),
+                torch.searchsorted(rows[0], one, right=right).reshape(x.shape[0], -1),
+                torch.bucketize(x, rows[0], right=right, out_int32=True).long(),
+                torch.searchsorted(rows[0], 2, right=right).expand(x.shape[0], 1),
+            ],
+            1,
+        )
+
+    specs = [TensorSpec(n, "int64", ("batch", d), 6) for n, d in (("edges", "n"), ("x", "m"))]
+    draw = partial(torch.randint, 0, 6, generator=torch.Generator().manual_seed(0))
+    program = capture_forward(Called(found), {"edges": draw((2, 5)), "x": draw((2, 7))}, specs)
+    for batch, n, m in ((2, 5, 7), (1, 9, 2), (4, 1, 3), (2, 0, 4)):
+        inputs = {"edges": draw((batch, n)), "x": draw((batch, m))}
+        got = run(program, tmp_path, inputs)["output"]
+        assert torch.equal(got, found(**inputs))
+
+
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
 def test_distances_hold_at_other_sizes(p: float, tmp_path: Path) -> None:
     """And where two rows are alike, at which a 2-norm's gradient is 0 for torch."""

@@ -153,6 +153,25 @@ IMPORTED = {
     "natten.types": "CausalArg1DTypeOrDed Dimension1DTypeOrDed Dimension2DTypeOrDed",
     "natten.utils": "check_all_args log",
     "natten.utils.checks": "check_all_args",
+    "spconv": "constants ConvAlgo __version__ SPCONV_VERSION_NUMBERS",
+    "spconv.core": "ConvAlgo AlgoHint",
+    "spconv.constants": "SPCONV_USE_DIRECT_TABLE SPCONV_ALLOW_TF32 FILTER_HWIO",
+    "spconv.cppconstants": "CPU_ONLY_BUILD",
+    "spconv.pytorch": "SparseConvTensor SparseModule SparseSequential SubMConv2d SubMConv3d "
+    "SparseConv2d SparseConv3d SparseInverseConv2d SparseInverseConv3d SparseConvTranspose3d "
+    "SparseMaxPool2d SparseMaxPool3d SparseAvgPool3d SparseGlobalMaxPool ToDense SparseBatchNorm "
+    "SparseReLU SparseIdentity RemoveGrid AddTable JoinTable ConcatTable ConvAlgo functional ops "
+    "conv modules pool core Identity assign_name_for_sparse_modules",
+    "spconv.pytorch.conv": "SparseConvolution SubMConv3d",
+    "spconv.pytorch.core": "SparseConvTensor IndiceData ImplicitGemmIndiceData expand_nd",
+    "spconv.pytorch.functional": "sparse_add sparse_add_hash_based implicit_gemm",
+    "spconv.pytorch.hash": "HashTable",
+    "spconv.pytorch.modules": "SparseModule SparseBatchNorm SparseReLU is_spconv_module",
+    "spconv.pytorch.ops": "get_conv_output_size get_indice_pairs ConvAlgo",
+    "spconv.pytorch.pool": "SparseMaxPool SparseAvgPool",
+    "spconv.pytorch.tables": "AddTable AddTableMisaligned",
+    "spconv.pytorch.utils": "PointToVoxel gather_features_by_pc_voxel_id",
+    "spconv.utils": "Point2VoxelCPU3d Point2VoxelGPU3d rbbox_iou nullcontext",
     "torch_scatter": "scatter scatter_sum scatter_add scatter_mul scatter_mean scatter_min "
     "scatter_max segment_coo segment_csr gather_coo gather_csr scatter_softmax "
     "scatter_log_softmax scatter_logsumexp scatter_std segment_mean_csr segment_max_coo",

@@ -64,9 +64,9 @@ def prepared(
     if given is not None and own:
         for spec in (spec for spec in model.inputs if spec.high is not None):
             low = f"from {spec.low} on, " if spec.low else ""
-            notes.append(
-                f"{spec.name}: compared on values {low}below {spec.high}, as in the example"
-            )
+            most = spec.high
+            below = "x".join(map(str, most)) if isinstance(most, tuple) else most
+            notes.append(f"{spec.name}: compared on values {low}below {below}, as in the example")
         if dynamic is None:
             progress("finding dynamic dimensions")
             assert model.given is not None

@@ -29,6 +29,7 @@ from fuseport.exporter.formats._products import WITH_VECTOR, einsum
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
+from fuseport.exporter.formats._searching import SEARCHING
 from fuseport.exporter.formats._special import SPECIAL, sigmoid
 from fuseport.exporter.formats._sums import of_volume
 from fuseport.exporter.program.portable import masked_select
@@ -471,9 +472,10 @@ _OWN: Table = {
     aten.convolution_backward.default: _convolution_backward,
     **{
         getattr(aten, name).Scalar: functools.partial(_by_number, getattr(aten, name).Tensor)
-        for name in ("add", "div", "mul", "sub")
+        for name in ("add", "div", "mul", "remainder", "sub")
     },
     **ADDING,
     **OF_FEW_BITS,
+    **SEARCHING,
     **SPECIAL,
 }

@@ -34,8 +34,8 @@ def _more(spec: TensorSpec) -> list[Any]:
 def kept(config: Mapping[str, Any]) -> list[TensorSpec]:
     """The inputs that a configuration has."""
     return [
-        TensorSpec(name, dtype, tuple(dims), *bounds)
-        for name, dtype, dims, *bounds in config["inputs"]
+        TensorSpec(name, dtype, tuple(dims), tuple(high) if isinstance(high, list) else high, *more)
+        for name, dtype, dims, high, *more in config["inputs"]
     ]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fuseport.exporter.checkpoint.safetensors_file import read_safetensors
 from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models._forward import ordered
+from fuseport.exporter.models._places import volume_of
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 
@@ -204,6 +205,11 @@ def fitted(model: Model, given: Given) -> Model:
             raise UsageError(
                 f"--inputs {given.place}: {name} has values outside of 0 to {spec.high - 1}"
             )
+        if isinstance(spec.high, tuple) and not _within(tensor, spec.high):
+            raise UsageError(
+                f"--inputs {given.place}: {name} has values outside of its columns' bounds, "
+                f"{'x'.join(map(str, spec.high))}"
+            )
         for i, (dim, size) in enumerate(zip(spec.dims, tensor.shape, strict=True)):
             wanted = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
             if size != wanted:
@@ -214,10 +220,19 @@ def fitted(model: Model, given: Given) -> Model:
     return replace(model, sizes=sizes, given={name: given.values[name] for name in specs})
 
 
+def _within(rows: Tensor, volume: Sequence[int]) -> bool:
+    if rows.shape[-1] != len(volume):
+        return False
+    return bool(((rows >= 0) & (rows < torch.tensor(volume))).all())
+
+
 def _spec(name: str, tensor: Tensor) -> TensorSpec:
     integers = not tensor.is_floating_point() and tensor.dtype != torch.bool
     if not integers:
         return TensorSpec(name, _dtype(tensor), tuple(tensor.shape))
+    volume = volume_of(tensor)
+    if volume is not None:
+        return TensorSpec(name, _dtype(tensor), tuple(tensor.shape), volume)
     high, low = max(1, int(tensor.max()) + 1), int(tensor.min() > 0)  # of lengths, 0 is none
     return TensorSpec(name, _dtype(tensor), tuple(tensor.shape), high, low)
 

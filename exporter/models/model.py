@@ -1,5 +1,6 @@
 """What the exporter knows of a model, whatever architecture it has."""
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter.errors import UsageError
+from fuseport.exporter.models._places import places
 from fuseport.exporter.program import Entry, TensorSpec, named_outputs
 
 __all__ = ["OWN_CODE", "Model", "at", "example", "examples", "named", "up_to_a_dimension"]
@@ -98,7 +100,7 @@ def at(model: Model, entry: Entry) -> Model:
 
 
 def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
-    """A random tensor of a spec: normal, or uniform over the valid integers.
+    """A random tensor of a spec: normal, or uniform over the valid integers; see `places` of rows.
 
     Of lengths the first is the largest that there can be: a batch is as long as the longest in it.
 
@@ -112,6 +114,11 @@ def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generat
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
     high = 2 if spec.dtype == "bool" else spec.high
     assert high is not None, f"{spec.name} has no upper bound"
+    if isinstance(high, tuple):
+        if shape[-1] == len(high):
+            rows = places(math.prod(shape[:-1]), high, generator)
+            return rows.reshape(shape).to(spec.torch_dtype)
+        high = max(high)  # the columns turned out to be a dynamic dimension
     if isinstance(high, str):
         dim, more, _ = high.partition("+")
         high = sizes[dim] + bool(more)

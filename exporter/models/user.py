@@ -41,6 +41,7 @@ _INPUT = re.compile(
     r"(?P<name>[A-Za-z_]\w*(?:\.\w+)*):(?P<dtype>[a-z]+\d*)?\[(?P<dims>[\w, ]*)\]"
     r"(?:>=(?P<low>\d+))?(?:<(?P<equal>=?)(?P<high>\w+))?"
 )
+_VOLUME = re.compile(r"\d+(x\d+)+")
 _NEXT = re.compile(r",(?=[A-Za-z_][\w.]*:)")  # no dimension has a colon
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
 
@@ -52,8 +53,9 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
 
     A dimension is a size, or a name: a dynamic dimension, the same wherever the name occurs. The
     dtype is float32 if not given; integers need an upper bound, a number or a dynamic dimension,
-    and may have a lower one instead of 0: `lengths:int64[batch]>=1<=length`. A name with dots leads
-    into an argument that is a mapping or a tuple: `batch.ids`, `pair.0`.
+    and may have a lower one instead of 0: `lengths:int64[batch]>=1<=length`. Rows of coordinates
+    have a bound for each column: `voxels:int32[n,4]<2x41x400x352`. A name with dots leads into an
+    argument that is a mapping or a tuple: `batch.ids`, `pair.0`.
 
     Raises:
         UsageError: a text is not of that form.
@@ -81,6 +83,11 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
         high, low = _bound(match), int(match["low"] or 0)
         if (high, low) != (None, 0) and not dtype.startswith("int"):
             raise UsageError(f"--input-shapes {text}: a bound is for integers")
+        if isinstance(high, tuple) and (low or dims[-1:] != (len(high),) or min(high) < 1):
+            raise UsageError(
+                f"--input-shapes {text}: a bound for each column, from 1 up, is of {len(high)} "
+                f"columns: {match['name']}:{dtype}[n,{len(high)}]<{match['high']}"
+            )
         if isinstance(high, int) and high <= low:
             raise UsageError(f"--input-shapes {text}: no integer is from {low} on and below {high}")
         name = match["name"]
@@ -101,10 +108,12 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-def _bound(match: re.Match[str]) -> int | str | None:
+def _bound(match: re.Match[str]) -> int | str | tuple[int, ...] | None:
     """The exclusive upper bound, as `TensorSpec` has it."""
     if match["high"] is None:
         return None
+    if _VOLUME.fullmatch(match["high"]):
+        return tuple(int(size) + bool(match["equal"]) for size in match["high"].split("x"))
     if match["high"].isdigit():
         return int(match["high"]) + bool(match["equal"])
     return match["high"] + ("+1" if match["equal"] else "")

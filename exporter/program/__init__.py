@@ -68,7 +68,8 @@ class TensorSpec:
         dims: a size each, or the name of a dynamic dimension, or (outputs only) an expression over
             such names.
         high: for integers, the exclusive upper bound of valid values: a number, a dynamic dimension
-            of an input, or one more, `length+1`.
+            of an input, or one more, `length+1`; or a number for each column, of rows that are the
+            coordinates of places.
         low: the lower one, which is a valid value.
         descending: for a vector of lengths, whether they are valid in decreasing order alone.
     """
@@ -76,7 +77,7 @@ class TensorSpec:
     name: str
     dtype: str
     dims: tuple[int | str, ...]
-    high: int | str | None = None
+    high: int | str | tuple[int, ...] | None = None
     low: int = 0
     descending: bool = False
 

@@ -1,17 +1,44 @@
 """Sizes that hang on values, in a trace that nothing of is kept."""
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import fx
 from torch._higher_order_ops import utils
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["unbound_sizes"]
+__all__ = ["forget_beyond", "unbound_sizes"]
 
 _TRACE = "_maybe_reenter_make_fx"
+
+
+_LARGEST = 2**63 - 1
+
+
+def forget_beyond(graph: fx.Graph) -> None:
+    """Erase what torch asserts of such sizes where it is so of all: bounds that no size can reach.
+
+    Of how many of `8 * n` are selected, it says that they are no more than 8 times the largest size
+    there is, a number that ONNX has no integer for.
+    """
+    for node in graph.find_nodes(
+        op="call_function", target=torch.ops.aten._assert_scalar.default, sort=False
+    ):
+        held = node.args[0]
+        if (
+            isinstance(held, fx.Node)
+            and held.target is operator.le
+            and isinstance(held.args[1], int)
+            and held.args[1] > _LARGEST
+        ):
+            graph.erase_node(node)
+            if not held.users:
+                graph.erase_node(held)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ from fuseport.exporter.program import (
 )
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._detached import detach_regions
+from fuseport.exporter.program._unbound import forget_beyond
 from fuseport.exporter.program.listed import listing
 from fuseport.exporter.program.packed import packing, with_values
 from fuseport.exporter.program.portable import DIFFERENTIABLE
@@ -129,6 +130,7 @@ def capture_forward(
         elif node.target is aten._to_copy.default and isinstance(node.args[0], int | float):
             # What `torch.vmap` makes of a number beside a tensor.
             node.target = aten.scalar_tensor.default
+    forget_beyond(exported.graph)
     signature = exported.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if mutated:

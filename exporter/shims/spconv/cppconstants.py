@@ -1,0 +1,5 @@
+"""How the package was built."""
+
+__all__ = ["CPU_ONLY_BUILD"]
+
+CPU_ONLY_BUILD = False
