@@ -119,6 +119,14 @@ def _by_number(of_tensors: OpOverload, x: Tensor, number: Any, *more: Any) -> An
     return NotImplemented if isinstance(number, Number) else of_tensors(x, number, *more)
 
 
+def _remainder(x: Tensor, number: Any) -> Any:
+    if isinstance(number, Number):
+        return NotImplemented
+    dtype = torch.float64 if isinstance(number, torch.SymFloat) else torch.int64
+    by = torch.scalar_tensor(number, dtype=dtype, device=x.device)
+    return aten.remainder.Tensor(x, by)
+
+
 def _conv3d(
     x: Tensor,
     weight: Tensor,
@@ -472,8 +480,9 @@ _OWN: Table = {
     aten.convolution_backward.default: _convolution_backward,
     **{
         getattr(aten, name).Scalar: functools.partial(_by_number, getattr(aten, name).Tensor)
-        for name in ("add", "div", "mul", "remainder", "sub")
+        for name in ("add", "div", "mul", "sub")
     },
+    aten.remainder.Scalar: _remainder,
     **ADDING,
     **OF_FEW_BITS,
     **SEARCHING,
