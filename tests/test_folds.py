@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter.program import _folds
@@ -39,6 +40,22 @@ def test_they_are_torchs_whatever_is_zero(name: str, size: int, dim: int) -> Non
     seed = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)
     gradients = [torch.autograd.grad(y, x, seed)[0] for y in (found, wanted)]
     torch.testing.assert_close(*gradients, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_batch_norm_of_as_many_as_are_selected_is_torchs(size: int, training: bool) -> None:
+    x = torch.randn(size + 2 * training, 3, dtype=torch.float64, requires_grad=True)
+    mean, deviation, weight, bias = torch.rand(4, 3, dtype=torch.float64) + 0.5
+    calls = (F.batch_norm, BY_VALUES[F.batch_norm])
+    wanted, found = (
+        call(x, mean.clone(), deviation.clone(), weight, bias, training, eps=1e-3) for call in calls
+    )
+    torch.testing.assert_close(found, wanted)
+    seed = torch.randn_like(wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, seed)[0] for y in (found, wanted)))
+    none = BY_VALUES[F.batch_norm](torch.randn(4, 3), None, None, training=True)
+    torch.testing.assert_close(none.mean(0), torch.zeros(3))
 
 
 CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {

@@ -1,5 +1,6 @@
 """The stand-in for spconv against dense convolutions, values and gradients."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -386,6 +387,16 @@ def test_parameters_are_those_of_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_has_no_form_says_so_by_its_name(call: Callable[[], Any]) -> None:
     with pytest.raises(NotImplementedError, match="spconv"):
         call()
+
+
+def test_extensions_that_detectors_import_beside_it_say_so_when_called() -> None:
+    with shims.installed("auto") as used:
+        boxes = importlib.import_module("iou3d_nms_cuda")
+        pools = importlib.import_module("roiaware_pool3d_cuda")
+    assert used == ["iou3d_nms_cuda", "roiaware_pool3d_cuda"]
+    for call, name in ((boxes.nms_gpu, "iou3d_nms_cuda.nms_gpu"), (pools.forward, "cuda.forward")):
+        with pytest.raises(NotImplementedError, match=rf"OpenPCDet's .*{name} was called"):
+            call()
 
 
 def test_names_of_version_1_are_not_there() -> None:

@@ -23,7 +23,7 @@ class Net(nn.Module):
             spconv.SubMConv3d(4, 4, 3, indice_key="fine"),
         )
         self.down = spconv.SparseConv3d(4, 6, 3, stride=2, padding=1, indice_key="down")
-        self.coarse = spconv.SubMConv3d(6, 6, 3)
+        self.coarse = spconv.SparseSequential(spconv.SubMConv3d(6, 6, 3), nn.BatchNorm1d(6))
         self.pool = spconv.SparseMaxPool3d(2, 2)
         self.up = spconv.SparseInverseConv3d(6, 5, 3, indice_key="down")
         self.dense = spconv.ToDense()

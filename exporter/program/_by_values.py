@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import SymInt, Tensor
 
 from fuseport.exporter.program._bags import bilinear
@@ -54,6 +55,28 @@ def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | Non
     return bilinear(input1, input2, weight, bias)
 
 
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    given = (running_mean, running_var, weight, bias, training, momentum, eps)
+    if training or running_mean is None or running_var is None:
+        return F.batch_norm(input, *given)
+    # torch's operator for this divides by zero in the gradient of none, and ends the process.
+    scale = torch.rsqrt(running_var + eps)
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale
+    shift = shift if bias is None else shift + bias
+    behind = (None,) * (input.dim() - 2)
+    return input * scale[:, *behind] + shift[:, *behind]
+
+
 def _all_of(names: Sequence[str], form: Any) -> dict[Any, Any]:
     return {
         getattr(of, name): form for of in (torch, Tensor) for name in names if hasattr(of, name)
@@ -61,6 +84,7 @@ def _all_of(names: Sequence[str], form: Any) -> dict[Any, Any]:
 
 
 BY_VALUES: dict[Any, Any] = {
+    F.batch_norm: _batch_norm,
     **_all_of(["logsumexp"], _logsumexp),
     **_all_of(["roll"], _roll),
     **_all_of(["cdist"], _cdist),

@@ -17,6 +17,7 @@ DCN_V2 = "_ext"
 EXTENSIONS: Mapping[str, str] = {
     DCN_V2: "dcn_v2",
     "mmcv._ext": "mmcv",
+    "bev_pool_ext": "pcdet",
     "causal_product_cpu": "causal_product",
     "causal_product_cuda": "causal_product",
     "deform_conv_cuda": "deform_conv_cuda",
@@ -29,10 +30,15 @@ EXTENSIONS: Mapping[str, str] = {
     "fast_transformers.sparse_product.clustered_sparse_product_cpu": "fast_transformers",
     "fast_transformers.sparse_product.sparse_product_cpu": "fast_transformers",
     "fused_act_ext": "fused_act_ext",
+    "ingroup_inds_cuda": "pcdet",
+    "iou3d_nms_cuda": "pcdet",
     "local_product_cpu": "local_product",
     "local_product_cuda": "local_product",
     "pointnet2_batch_cuda": "pointnet2",
     "pointnet2_cuda": "pointnet2",
+    "pointnet2_stack_cuda": "pcdet",
+    "roiaware_pool3d_cuda": "pcdet",
+    "roipoint_pool3d_cuda": "pcdet",
     "upfirdn2d_ext": "upfirdn2d_ext",
 }
 """By their names, the files of their stand-ins. A name without a dot is the last part of that of a
