@@ -1,6 +1,7 @@
 """Ordinary modules in every format: the same outputs and gradients as eager, at held-out sizes."""
 
 import hashlib
+import operator
 import re
 import subprocess
 import sys
@@ -392,6 +393,22 @@ def test_a_complex_number_has_a_conjugate_in_torchscript(tmp_path: Path) -> None
     (expected,) = torch.autograd.grad(Spiral()(x), x, dy)
     found = torch.jit.load(tmp_path / "g.pt")(x.detach(), dy)
     torch.testing.assert_close(found["grad/x"], expected)
+
+
+def test_torchscript_has_conditions_on_sizes_that_are_of_several(tmp_path: Path) -> None:
+    class Kept(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            kept = x[x > 0]
+            n, m = x.shape[0], kept.shape[0]
+            torch._check((m >= 0) & (m <= n))
+            return kept
+
+    x = torch.tensor([1.0, -2.0, 3.0])
+    program = capture_forward(Kept(), {"x": x}, [TensorSpec("x", "float32", ("n",))])
+    called = {node.target for node in program.exported.graph.nodes}
+    assert operator.and_ in called
+    torchscript.write(program, tmp_path / "f.pt", formats.Options(tmp_path / "w"))
+    assert torch.equal(torch.jit.load(tmp_path / "f.pt")(-x), torch.tensor([2.0]))
 
 
 def test_torchscript_has_no_form_of_an_unknown_loop(tmp_path: Path) -> None:

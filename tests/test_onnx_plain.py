@@ -334,6 +334,22 @@ def test_ranks_and_products_hold_at_other_sizes(name: str, tmp_path: Path) -> No
     assert_holds(RANKS[name], tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dim", [None, 0])
+def test_numbers_and_rows_that_differ(dtype: str, dim: int | None, tmp_path: Path) -> None:
+    def found(x: Tensor) -> Tensor:
+        values, place, count = torch.unique(x, dim=dim, return_inverse=True, return_counts=True)
+        return torch.cat([part.flatten() for part in (values, place.to(x), count.to(x))])
+
+    draw = partial(torch.randint, 0, 3, generator=torch.Generator().manual_seed(0))
+    dtypes = getattr(torch, dtype)
+    spec = TensorSpec("x", dtype, ("n", 2), 3)
+    program = capture_forward(Called(found), {"x": draw((6, 2)).to(dtypes)}, [spec])
+    for n in (6, 1, 9):
+        x = draw((n, 2)).to(dtypes)
+        assert torch.equal(run(program, tmp_path, {"x": x})["output"], found(x))
+
+
 def test_a_remainder_of_a_number_that_hangs_on_values(tmp_path: Path) -> None:
     spec = TensorSpec("x", "int64", ("n",), 9)
     by_largest = Called(lambda x: x % x.max().item())

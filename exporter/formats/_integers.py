@@ -1,5 +1,5 @@
-"""Integers of few bits: as indices of 32, which ONNX's GatherND and ScatterND do not take, and
-shifted as bytes, of which torch.onnx makes nodes of mixed types."""
+"""Integers of few bits: as indices of 32, which ONNX's GatherND and ScatterND do not take, shifted
+as bytes, of which torch.onnx makes nodes of mixed types, and those that differ."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -44,11 +44,27 @@ def _shifted(shift: Callable[..., Tensor], x: Any, by: Any) -> Any:
     return shift(x, by) & 255  # to be cast to a byte, of which ONNX says nothing for more
 
 
+def _different(unique: Callable[..., Any], x: Tensor, *arguments: Any, **by: Any) -> Any:
+    # ONNX Runtime has Unique of whole numbers in 64 bits and in 8.
+    if x.dtype not in (torch.int32, torch.int16):
+        return NotImplemented
+    values, *others = unique(x.long(), *arguments, **by)
+    return values.to(x.dtype), *others
+
+
 OF_FEW_BITS: dict[Any, Callable[..., Any]] = {
     aten.index.Tensor: _index,
     aten._unsafe_index.Tensor: _index,
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
+    **{
+        unique: functools.partial(_different, unique)
+        for unique in (
+            aten._unique2.default,
+            aten.unique_dim.default,
+            aten.unique_consecutive.default,
+        )
+    },
     **{
         getattr(packet, overload): functools.partial(_shifted, shift)
         for shift, packets in (

@@ -155,7 +155,8 @@ def within(rows: Tensor) -> Tensor:
 def _weighted(indices: Tensor, weights: Sequence[Any]) -> Tensor:
     """(n,): sums of the columns of indices, (n, 1 + d), each times a number."""
     first, *others = (x * n for x, n in zip(indices.long().unbind(1), weights, strict=True))
-    return sum(others, start=first)
+    total: Tensor = sum(others, start=first)
+    return total
 
 
 def taken(features: Tensor, rows: Tensor) -> Tensor:
@@ -166,12 +167,13 @@ def taken(features: Tensor, rows: Tensor) -> Tensor:
 def _gathered(features: Tensor, rows: Tensor) -> Tensor:
     """(m, K, c): features of rows, zeros where there is none."""
     padded = torch.cat([features, features.new_zeros((1, features.shape[1]))])
-    return padded.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    found: Tensor = padded.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    return found
 
 
 def convolved(features: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(m, o) of features (n, c), rows (m, K), a weight (o, …, c) of K places and a bias (o,)."""
-    out = _gathered(features, rows).flatten(1) @ weight.flatten(1).T
+    out: Tensor = _gathered(features, rows).flatten(1) @ weight.flatten(1).T
     return out if bias is None else out + bias
 
 
@@ -182,7 +184,7 @@ def largest(features: Tensor, rows: Tensor) -> Tensor:
     """
     found = _gathered(features, rows)
     values = found.detach()
-    most = values.amax(1).clamp(min=0)
+    most: Tensor = values.amax(1).clamp(min=0)
     is_most = (values == most[:, None]) & (rows < features.shape[0])[..., None]
     return most + torch.where(is_most, found - values, 0).sum(1)
 
@@ -190,7 +192,8 @@ def largest(features: Tensor, rows: Tensor) -> Tensor:
 def averaged(features: Tensor, rows: Tensor) -> Tensor:
     """(m, c): the mean of the voxels that are in each window."""
     count = (rows < features.shape[0]).sum(1, keepdim=True).clamp(min=1)
-    return _gathered(features, rows).sum(1) / count
+    mean: Tensor = _gathered(features, rows).sum(1) / count
+    return mean
 
 
 def densified(features: Tensor, indices: Tensor, shape: Sequence[Any], batch: Any) -> Tensor:

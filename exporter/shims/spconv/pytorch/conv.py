@@ -124,7 +124,7 @@ class SparseConvolution(OfPlaces):
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
-        self.register_load_state_dict_pre_hook(_in_this_layout)
+        self.register_load_state_dict_pre_hook(_in_this_layout)  # type: ignore[no-untyped-call]
 
     def reset_parameters(self) -> None:
         """Uniform, by how many values an output is of."""

@@ -57,9 +57,9 @@ class _Pool(SparseModule):
         if record_voxel_count and not subm:
             count = torch.zeros(1, dtype=torch.int32)
             self.register_buffer("max_num_voxels_during_training", count)
-        own = ConvAlgo.MaskImplicitGemm
-        self.algo = own if algo is None and math.prod(self.kernel_size) <= 128 else algo
-        self.algo = ConvAlgo.Native if self.algo is None else self.algo
+        few = math.prod(self.kernel_size) <= 128
+        own = ConvAlgo.MaskImplicitGemm if few else ConvAlgo.Native
+        self.algo = own if algo is None else algo
 
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
         """At the voxels of a convolution with the same window."""
