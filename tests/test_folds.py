@@ -58,6 +58,16 @@ def test_a_batch_norm_of_as_many_as_are_selected_is_torchs(size: int, training: 
     torch.testing.assert_close(none.mean(0), torch.zeros(3))
 
 
+@pytest.mark.parametrize("wide", [torch.bfloat16, torch.float32])
+def test_a_batch_norm_of_halves_is_of_halves(wide: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(50, 3).bfloat16()
+    given = (torch.rand(4, 3) + 0.5).to(wide)
+    wanted, found = (call(x, *given) for call in (F.batch_norm, BY_VALUES[F.batch_norm]))
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, wanted)
+
+
 CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "logsumexp": lambda call, x: call(x, (0, 2)),
     "logsumexp of one": lambda call, x: call(x, 1, True),

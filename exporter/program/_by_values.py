@@ -69,12 +69,13 @@ def _batch_norm(
     if training or running_mean is None or running_var is None:
         return F.batch_norm(input, *given)
     # torch's operator for this divides by zero in the gradient of none, and ends the process.
-    scale = torch.rsqrt(running_var + eps)
+    wide = torch.promote_types(input.dtype, torch.float32)  # as its kernels compute of halves
+    scale = torch.rsqrt(running_var.to(wide) + eps)
     scale = scale if weight is None else scale * weight
     shift = -running_mean * scale
     shift = shift if bias is None else shift + bias
     behind = (None,) * (input.dim() - 2)
-    return input * scale[:, *behind] + shift[:, *behind]
+    return (input * scale[:, *behind] + shift[:, *behind]).to(input.dtype)
 
 
 def _all_of(names: Sequence[str], form: Any) -> dict[Any, Any]:
