@@ -142,6 +142,14 @@ SPECIAL = {
     "erfinv at its ends": lambda x: torch.erfinv(torch.tensor([-1.0, 0, 1, 1.5])) + x[..., None],
     "hypot": lambda x: torch.hypot(x, x.cos()),
     "hypot of any size": lambda x: x[..., None] + torch.hypot(NUMBERS[:, None], NUMBERS).flatten(),
+    "log1p": lambda x: torch.log1p(x.sin() * 0.9),
+    "log1p of small numbers": lambda x: torch.log1p(x * 1e-6) * 1e6,
+    "log1p of any size": lambda x: x[..., None] + torch.log1p(NUMBERS),
+    "logaddexp": lambda x: torch.logaddexp(x, x.cos()) + torch.logaddexp(x, x),
+    "logaddexp of a small number": lambda x: torch.logaddexp(x * 0, x - 12) * 1e5,
+    "logaddexp of any size": lambda x: (
+        x[..., None] + torch.logaddexp(-NUMBERS[:, None], -NUMBERS).flatten()
+    ),
 }
 
 

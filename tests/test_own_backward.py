@@ -403,3 +403,51 @@ def test_a_backward_in_float32_is_right_where_its_slope_is_small() -> None:
         with own_backward.seen() as found:
             Curve.apply(x)
         assert found == {"Curve": "right"}
+
+
+DRAWS = """
+import random
+import torch
+
+class Balance(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return dy + {random} * x.sign()
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Balance.apply(self.a(x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict"),
+    [("random.random()", "unsupported"), ("torch.rand(())", "unsupported"), ("0.5", "fail")],
+)
+def test_a_backward_that_draws_at_random_is_held_against_nothing(
+    number: str, verdict: str, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    checkpoint, model = saved_with(DRAWS.format(random=number), a=torch.nn.Linear(4, 4))
+    inputs = parse_inputs(["x:[batch,4]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format=["onnx"])
+    runtime = ["eager", "onnxruntime"]
+    report = api.verify(bundle.folder, model=model, runtime=runtime, localise=False)
+    own = [row for row in report.results if row.way == OWN_BACKWARD]
+    found = {row.verdict for row in own if row.tensor == "grad/a.weight"}
+    assert found == {verdict}
+    assert {row.verdict for row in own} == {"pass", verdict}  # outputs, among others
+    reasons = {row.reason for row in own if row.verdict == "unsupported"}
+    assert all("draws random numbers" in str(reason) for reason in reasons)
+    assert bool(reasons) is (verdict == "unsupported")
+    rest = {row.verdict for row in report.results if row.way != OWN_BACKWARD}
+    assert rest == {"pass"}

@@ -32,6 +32,9 @@ IMPORTED = {
     "fast_hadamard_transform_cuda": "fast_hadamard_transform fast_hadamard_transform_12N "
     "fast_hadamard_transform_20N fast_hadamard_transform_28N fast_hadamard_transform_40N",
     "anti_alias_activation_cuda": "forward",
+    "k2": "swoosh_l swoosh_r swoosh_l_forward swoosh_r_forward swoosh_l_forward_and_deriv "
+    "swoosh_r_forward_and_deriv RaggedTensor Fsa rnnt_loss_pruned",
+    "k2.version": "__name__",
     "scaled_softmax_cuda": "forward backward",
     "scaled_masked_softmax_cuda": "forward backward get_batch_per_block",
     "scaled_upper_triang_masked_softmax_cuda": "forward backward",

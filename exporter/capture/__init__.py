@@ -322,6 +322,7 @@ def _forward(
     """The program of an entry, going the way that is right where code decides by counts."""
     turned: frozenset[str] = frozenset()
     both: frozenset[str] = frozenset()
+    fatal: dict[str, str] = {}
     failure: counts.Otherwise | None = None
 
     def captured(fixed: Mapping[str, bool]) -> counts.Marked:
@@ -332,12 +333,14 @@ def _forward(
             program, counted = counts.joined(captured, both, {})
             if counted:
                 calls = _calls(model, inputs, made or ())
-                program = counts.settled(program, counted, calls, both)
+                program = counts.settled(program, counted, calls, both, fatal)
             break
         except counts.Otherwise as error:
             failure = failure or error
             if error.places <= both:
                 raise failure from None
+            if error.raised is not None:
+                fatal.update(dict.fromkeys(error.places, error.raised))
             both |= error.places & turned
             turned = (turned | error.places) - both
         except ExportFailed:
@@ -389,7 +392,8 @@ def _marked(
             cause = error.__cause__
             if counted and cause is not None and decisions.means_to_raise(cause):
                 place = counted[-1].decision.place
-                raise counts.Otherwise([place], f"the model raises {one_line(cause)}") from error
+                said = one_line(cause)
+                raise counts.Otherwise([place], f"the model raises {said}", said) from error
             raise
     return program, counted
 

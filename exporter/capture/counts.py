@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -40,10 +40,12 @@ class Otherwise(ExportFailed):
 
     Attributes:
         places: of the decisions, `file:line`.
+        raised: what the model raises there; None where it computes something else.
     """
 
-    def __init__(self, places: Iterable[str], instead: str) -> None:
+    def __init__(self, places: Iterable[str], instead: str, raised: str | None = None) -> None:
         self.places = frozenset(places)
+        self.raised = raised
         super().__init__(
             "the program cannot be captured: how many values are selected, or a size that hangs on "
             f"values, is decided by at {', '.join(sorted(self.places))}, and {instead}; compute "
@@ -197,6 +199,7 @@ def settled(
     counted: Sequence[Counted],
     calls: Iterable[Call],
     both: Container[str] = (),
+    fatal: Mapping[str, str] = MappingProxyType({}),
 ) -> Program:
     """A program without the marks of such decisions, held against its model.
 
@@ -206,6 +209,7 @@ def settled(
         calls: at inputs at which some decision of every place, as of a loop, should come out
             otherwise than in the program.
         both: the places of those of which the program has both ways.
+        fatal: what the model raises where they come out otherwise, by place.
 
     Raises:
         Otherwise: the program gives something else than the model.
@@ -223,12 +227,13 @@ def settled(
         if place in both:
             said = "both ways are in the programs"
         elif place not in tried:
-            if not each.of_sizes:
+            if not each.of_sizes and place not in fatal:
                 raise ExportFailed(f"{place} decides by a value, which came out alike when tried")
-            _compare_tensors(mark)
-            asserted(mark, value, f"{place} comes to {value}")
+            for made, wanted in _relations(mark, value):
+                mark.update_arg(0, _of_tensors(made, mark))
+                asserted(mark, wanted, f"{place} comes to {value}")
             said = f"the way of {value} is in the programs, artifacts fail where it comes out "
-            said += "otherwise"
+            said += f"otherwise{_raising(fatal.get(place))}"
         told[place] = f"{place} decides by how many values are selected: {said}"
         exported.graph.erase_node(mark)
     exported.graph.eliminate_dead_code()
@@ -239,6 +244,10 @@ def settled(
         decided=(*program.decided, *told.values()),
         both_ways=(*program.both_ways, *(place for place in told if place in tried)),
     )
+
+
+def _raising(error: str | None) -> str:
+    return "" if error is None else f", as the model does: {error}"
 
 
 def _tried(program: Program, counted: Sequence[Counted], calls: Iterable[Call]) -> set[str]:
@@ -281,22 +290,55 @@ def _tried(program: Program, counted: Sequence[Counted], calls: Iterable[Call]) 
     return tried
 
 
-def _compare_tensors(mark: fx.Node) -> None:
-    """Have a mark's decision compare tensors, as artifacts of all formats can.
+def _relations(mark: fx.Node, value: bool) -> list[tuple[fx.Node, bool]]:
+    """What has to be compared for a mark's decision to come to a value, and to what.
+
+    Where torch has taken a number of values and a size for one, since the program holds only where
+    they are, the comparison is of nothing any more: then those that torch itself asserts.
 
     Raises:
         ExportFailed: it does not compare two numbers.
     """
-    made, graph = mark.args[0], mark.graph
+    made = mark.args[0]
     assert isinstance(made, fx.Node)
     compared = made.args[0]
     if not isinstance(compared, fx.Node) or compared.target not in _RELATIONS:
         raise ExportFailed(f"a decision by {compared} cannot be in artifacts")
+    first, second = map(_size, compared.args)
+    if first != second:
+        return [(compared, value)]
+    noted = [
+        node.args[0] for node in mark.graph.nodes if node.target is aten._assert_scalar.default
+    ]
+    known = {
+        each.args: (each, True)
+        for each in noted
+        if isinstance(each, fx.Node)
+        and each.target is operator.eq
+        and each.args[0] is not each.args[1]
+        and first in map(_size, each.args)
+    }
+    if not known:
+        raise ExportFailed("a decision by sizes that torch took for one cannot be in artifacts")
+    return [*known.values()]
+
+
+def _size(side: Any) -> Any:
+    """A number, or the expression of one that is known when an artifact runs."""
+    value = side.meta["val"] if isinstance(side, fx.Node) else side
+    return value.node.expr if isinstance(value, SymInt | torch.SymFloat) else value
+
+
+def _of_tensors(compared: fx.Node, mark: fx.Node) -> fx.Node:
+    """The same comparison, of tensors, as artifacts of all formats can, before a mark."""
+    graph, known = mark.graph, mark.args[0]
+    assert isinstance(known, fx.Node)
     values: list[Any] = [
         side.meta["val"] if isinstance(side, fx.Node) else side for side in compared.args
     ]
     whole = all(isinstance(value, int | SymInt) for value in values)
     dtype = torch.int64 if whole else torch.float64
+    relation: Any = compared.target
     with graph.inserting_before(mark):
         sides = []
         for side, value in zip(compared.args, values, strict=True):
@@ -304,9 +346,9 @@ def _compare_tensors(mark: fx.Node) -> None:
             with mode_of(graph):
                 node.meta["val"] = torch.scalar_tensor(value, dtype=dtype)
             sides.append(node)
-        held = graph.call_function(_RELATIONS[compared.target], tuple(sides))
-        held.meta["val"] = made.meta["val"]
-    mark.update_arg(0, held)
+        held = graph.call_function(_RELATIONS[relation], tuple(sides))
+        held.meta["val"] = known.meta["val"]
+    return held
 
 
 class _Watched(fx.Interpreter):

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.formats._special import log1p
 
 __all__ = ["IN_FLOAT32", "in_full", "of_float64"]
 
@@ -64,11 +65,8 @@ def of_float64(node: fx.Node) -> bool:
 
 
 def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    # log(1 + e), accurate relatively (Kahan), since ONNX has no log1p.
     scaled = x * beta
-    e = torch.exp(-scaled.abs())
-    one_more = 1 + e
-    log = torch.where(one_more == 1, e, torch.log(one_more) * (e / (one_more - 1)))
+    log = log1p(torch.exp(-scaled.abs()))
     return torch.where(scaled > threshold, x, (scaled.clamp(min=0) + log) / beta)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["SPECIAL", "sigmoid"]
+__all__ = ["SPECIAL", "log1p", "sigmoid"]
 
 aten = torch.ops.aten
 
@@ -28,6 +28,25 @@ def sigmoid(x: Tensor) -> Any:
     if x.dtype != torch.float32:
         return NotImplemented
     return (1 + (-x).exp()).reciprocal()
+
+
+def log1p(x: Tensor) -> Tensor:
+    """log(1 + x), to as many digits where x is small.
+
+    Source: Kahan's, in Higham, "Accuracy and Stability of Numerical Algorithms", 1.14.1.
+    """
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return log1p(x.float()).to(x.dtype)
+    more = 1 + x
+    taken = more - 1
+    off = torch.where(taken == x, 1, x / taken)  # infinite values are taken whole
+    return torch.where(more == 1, x, torch.log(more) * off)
+
+
+def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
+    """log(exp(x) + exp(y)), of which the smaller one is not rounded off."""
+    apart = torch.where(x == y, 0, (x - y).abs())  # infinite ones, too
+    return torch.maximum(x, y) + log1p(torch.exp(-apart))
 
 
 def _erfinv(y: Tensor) -> Tensor:
@@ -66,4 +85,6 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
 SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.erfinv.default: _erfinv,
     aten.hypot.default: _hypot,
+    aten.log1p.default: log1p,
+    aten.logaddexp.default: _logaddexp,
 }

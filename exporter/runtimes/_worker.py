@@ -9,6 +9,7 @@ bit for bit.
 
 import json
 import os
+import random
 import sys
 import time
 import traceback
@@ -104,6 +105,7 @@ def _run(session: Session, job: Mapping[str, Any], folder: Path, spent: Spent) -
     place = place_of(session)
     with spent.on("comparing"):
         inputs, cotangents = _passed(job, place)
+    state = _random_state()
     if job["way"].endswith("forms"):
         try:
             with spent.on("running"):
@@ -117,7 +119,7 @@ def _run(session: Session, job: Mapping[str, Any], folder: Path, spent: Spent) -
                 )
         except Exception as error:  # as above
             return failure("the plain gradient failed", error)
-        return {"status": "done", "mutated": [], **done}
+        return {"status": "done", "mutated": [], "drew": _random_state() != state, **done}
     calls: list[int] = []
     for call in range(1, job["repeats"] + 1):
         try:
@@ -138,7 +140,13 @@ def _run(session: Session, job: Mapping[str, Any], folder: Path, spent: Spent) -
     with spent.on("comparing"):
         given, seeds = _passed(job, place)
         mutated = _changed(given, inputs) + [f"cotangent_{n}" for n in _changed(seeds, cotangents)]
-    return {"status": "done", "calls": calls, "mutated": mutated}
+    drew = _random_state() != state
+    return {"status": "done", "calls": calls, "mutated": mutated, "drew": drew}
+
+
+def _random_state() -> tuple[Any, ...]:
+    """What random numbers come next where code draws some."""
+    return random.getstate(), torch.get_rng_state().numpy().tobytes()
 
 
 def _called(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
-__all__ = ["Placeholder", "refusing"]
+__all__ = ["Placeholder", "refusing", "unusable"]
 
 
 class Placeholder:
@@ -43,3 +43,33 @@ def refusing(module: str, name: str, reason: str) -> Callable[..., NoReturn]:
         raise NotImplementedError(reason)
 
     return refuse
+
+
+class _Unusable(type):
+    """The class of classes that can be named in annotations, asked for and derived from alone."""
+
+    def __getattr__(cls, name: str) -> type:
+        return unusable(cls.__name__, name)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        package = cls.__name__.partition(".")[0]
+        raise NotImplementedError(
+            f"{cls.__name__} was called, of which fuseport's stand-in for {package} has no form: "
+            "leave it out of what is exported, or make it an op of your own (README, Ops of your "
+            "own)"
+        )
+
+
+def unusable(owner: str, name: str) -> type:
+    """A class, or function, of a package that has any, which refuses to be made or called.
+
+    Args:
+        owner: the module, or class, that it is of.
+        name: of the class or function there.
+
+    Raises:
+        AttributeError: it is a name by which Python asks for something else.
+    """
+    if name.startswith("__"):
+        raise AttributeError(f"{owner} has no attribute {name!r}")
+    return _Unusable(f"{owner}.{name}", (), {})

@@ -167,7 +167,7 @@ def _same(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], s
     except Exception:  # the model, or an operator in a program, refuses these sizes
         return False
     largest = max(
-        (float(t.abs().max()) for t in expected.values() if t is not None and t.numel()),
+        (float(t.double().abs().max()) for t in expected.values() if t is not None and t.numel()),
         default=0.0,
     )
     for program, result in zip(programs, results, strict=True):

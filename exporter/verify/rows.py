@@ -76,7 +76,7 @@ def judged(
             found = _of_call(answer, call, expected, sample, program, tolerances)
             for name, judgement in sorted(found, key=lambda pair: place.get(pair[0], len(place))):
                 if name.startswith("grad/"):
-                    judgement = _explained(judgement, functions, program)
+                    judgement = _explained(judgement, functions, program, drew=answer.drew)
                 way = OWN_BACKWARD if functions else job.way
                 if call == 1:
                     yield replace(_row(job, program, name, judgement), way=way)
@@ -230,7 +230,8 @@ def _of_forms(
                 tensor, judgement = max(found.items(), key=lambda pair: _badness(pair[1]))
                 if judgement.verdict == "fail":
                     judgement = replace(judgement, reason=f"{tensor}: {judgement.reason}")
-        row = _row(answer.job, program, name, _explained(judgement, functions, program))
+        judgement = _explained(judgement, functions, program, drew=answer.drew)
+        row = _row(answer.job, program, name, judgement)
         yield replace(row, way=OWN_BACKWARD) if functions else row
 
 
@@ -248,11 +249,17 @@ def _own_functions(job: Job, program: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _explained(
-    judgement: Judgement, functions: Sequence[str], program: Mapping[str, Any]
+    judgement: Judgement, functions: Sequence[str], program: Mapping[str, Any], *, drew: bool
 ) -> Judgement:
-    """Who is at fault: not the kernel, and no artifact."""
+    """Who is at fault: not the kernel, and no artifact; nobody where a backward draws at random."""
     if not functions or judgement.verdict != "fail":
         return judgement
+    if drew:
+        return Judgement(
+            "unsupported",
+            "the model draws random numbers where its gradient is asked for: its own backward is "
+            "another at each call, and artifacts have the gradient of its forward",
+        )
     config = program["architecture"]["config"]
     named = ", ".join(config.get("wrong", functions))
     reason = (

@@ -63,6 +63,7 @@ class Answer:
         mutated: inputs and cotangents that the runtime changed.
         forms: of a job of backward forms: each by name, with the number of the call that has its
             gradients, where these are not the plain ones, and what it raised, if anything.
+        drew: whether it drew random numbers.
         spent: seconds of the child's, by part; see `spent.OF_CHILD`.
     """
 
@@ -72,6 +73,7 @@ class Answer:
     calls: Mapping[int, Path] | None = None
     mutated: tuple[str, ...] = ()
     forms: tuple[tuple[str, int | None, str | None], ...] = ()
+    drew: bool = False
     spent: Mapping[str, float] = field(default_factory=dict)
 
     def tensors(self, call: int) -> Iterator[tuple[str, Tensor]]:
@@ -238,7 +240,8 @@ def _read(folder: Path, number: int, job: Job, token: str) -> Answer:
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise ValueError(f"{path.name} is no plain file")
         mutated = tuple(str(name) for name in content["mutated"])
-        return Answer(job, "done", None, calls, mutated, forms, spent)
+        drew = content["drew"] is True
+        return Answer(job, "done", None, calls, mutated, forms, drew, spent)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return Answer(job, "crash", f"its answer cannot be read: {one_line(error)}")
 
