@@ -81,6 +81,7 @@ class Recorder:
                 "reason": answer.reason,
                 "mutated": list(answer.mutated),
                 "forms": [list(form) for form in answer.forms],
+                "drew": answer.drew,
                 "files": files,
             }
         )
@@ -196,6 +197,7 @@ class Saved:
                 files or None,
                 tuple(entry["mutated"]),
                 tuple((name, call, error) for name, call, error in entry["forms"]),
+                drew=entry.get("drew") is True,  # older ones do not say
             )
 
 
