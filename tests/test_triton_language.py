@@ -327,14 +327,20 @@ def test_no_program_stores_nothing() -> None:
 
 
 @triton.jit
-def exchange_kernel(x, BLOCK: tl.constexpr):
-    tl.atomic_cas(x, 0, 1)
+def assembly_kernel(x, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, tl.inline_asm_elementwise("neg $0, $1;", "=r,r", [at], tl.int32, True, 1))
 
 
 @triton.jit
 def random_kernel(x, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    tl.store(x + at, tl.rand(3, at))
+    tl.store(x + at, tl.randint(3, at))
+
+
+@triton.jit
+def described_kernel(x, BLOCK: tl.constexpr):
+    tl.make_tensor_descriptor(x, [4], [1], [BLOCK], padding_option="nan").load([0])
 
 
 @triton.jit
@@ -361,19 +367,20 @@ def nowhere_kernel(x, BLOCK: tl.constexpr):
 
 @triton.jit
 def by_method_kernel(x, BLOCK: tl.constexpr):
-    tl.store(x, tl.load(x).histogram(BLOCK))
+    tl.store(x, tl.load(x).dot_scaled(BLOCK))
 
 
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
-        (exchange_kernel, "triton.language.atomic_cas has no form in torch here"),
-        (random_kernel, "triton.language.rand has no form in torch here"),
+        (assembly_kernel, "triton.language.inline_asm_elementwise has no form in torch here"),
+        (random_kernel, "triton.language.randint has no form in torch here"),
+        (described_kernel, "a tensor descriptor with nan beside the tensor"),
         (branch_kernel, "which way a kernel goes hangs on a block of .4,. numbers"),
         (recast_kernel, "a pointer to fp32 is taken for one to"),
         (indexed_kernel, "a block is indexed by 0, where only `:` and None are known"),
         (nowhere_kernel, "it reads or writes at 4, which is no pointer"),
-        (by_method_kernel, "triton.language.histogram has no form in torch here"),
+        (by_method_kernel, "triton.language.dot_scaled has no form in torch here"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -36,6 +36,8 @@ _CONSTRUCTORS = {
 
 
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
+    "current_device": lambda: 0,
+    "get_device_name": lambda *device: "none",
     "get_device_capability": lambda *device: (8, 0),
     "get_device_properties": lambda *device: SimpleNamespace(
         name="none", major=8, minor=0, multi_processor_count=1, warp_size=32, total_memory=2**36
@@ -56,9 +58,15 @@ def of_cpu_allowed() -> Iterator[None]:
     """For the time of the context, guards of the CPU do nothing; others do what torch's do."""
     import torch
 
-    real = torch.cuda.device
+    real = torch.cuda
+    with replaced(real, device=_guard(real.device), _DeviceGuard=_guard(real._DeviceGuard)):
+        yield
 
-    class device(real):  # type: ignore[misc, valid-type]  # noqa: N801  # torch's name
+
+def _guard(real: Any) -> type:
+    """A guard of a device, which of the CPU does nothing."""
+
+    class device(real):  # type: ignore[misc]  # noqa: N801  # torch's name
         def __init__(self, device: Any) -> None:
             self._guards = not _is_cpu(device)
             if self._guards:
@@ -71,8 +79,7 @@ def of_cpu_allowed() -> Iterator[None]:
         def __exit__(self, *raised: Any) -> Any:
             return super().__exit__(*raised) if self._guards else False
 
-    with replaced(torch.cuda, device=device):
-        yield
+    return device
 
 
 @contextmanager

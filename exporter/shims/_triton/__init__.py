@@ -6,6 +6,11 @@ that are tensors of all of them (`values`), by functions of Triton's language (`
 (`memory`, `places`, `boxes`).
 """
 
+from fuseport.exporter.shims._triton.host import (
+    TensorDescriptor,
+    constexpr_function,
+    reinterpret,
+)
 from fuseport.exporter.shims._triton.kernels import (
     Config,
     JITFunction,
@@ -20,8 +25,11 @@ __all__ = [
     "Config",
     "JITFunction",
     "Placeholder",
+    "TensorDescriptor",
     "autotune",
+    "constexpr_function",
     "heuristics",
     "jit",
     "next_power_of_2",
+    "reinterpret",
 ]

@@ -8,8 +8,9 @@ from fuseport.exporter.shims._sizes import always
 from fuseport.exporter.shims._triton.dtypes import DType
 from fuseport.exporter.shims._triton.memory import Pointer
 from fuseport.exporter.shims._triton.places import Linear
+from fuseport.exporter.shims._triton.programs import Unknown, programs
 from fuseport.exporter.shims._triton.shapes import size_of
-from fuseport.exporter.shims._triton.values import Value, as_value, binary, programs
+from fuseport.exporter.shims._triton.values import Value, as_value, binary
 
 __all__ = ["BlockPointer"]
 
@@ -54,9 +55,12 @@ class BlockPointer:
         shape: Sequence[Any],
         strides: Sequence[Any],
         block_shape: Sequence[Any],
+        padding_option: Any = "zero",
         **by: Any,
     ) -> "BlockPointer":
         """As `make_tensor_descriptor` takes it, at the tensor's first element."""
+        if padding_option != "zero":
+            raise Unknown(f"a tensor descriptor with {padding_option} beside the tensor")
         return cls.made(base, shape, strides, [0] * len(shape), block_shape)
 
     @property

@@ -8,9 +8,10 @@ from typing import Any, NoReturn
 
 from fuseport.exporter.shims import SHIMS, _placeholder, used_again
 from fuseport.exporter.shims._overlay import OVERLAID
+from fuseport.exporter.shims._triton.host import ANSWERS, Compiled
 from fuseport.exporter.shims._triton.launch import launched
+from fuseport.exporter.shims._triton.programs import Unknown
 from fuseport.exporter.shims._triton.rewriting import layers
-from fuseport.exporter.shims._triton.values import Unknown
 
 __all__ = ["Config", "JITFunction", "Placeholder", "autotune", "heuristics", "jit"]
 
@@ -60,14 +61,29 @@ class JITFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(f"the Triton kernel {self.__name__} is called without a grid")
 
-    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+    def run(
+        self,
+        *args: Any,
+        grid: Any,
+        warmup: bool = False,
+        compiled: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Computes what a launch stores.
+
+        Args:
+            args, kwargs: of the kernel.
+            grid: how many programs there are.
+            warmup: whether it is only compiled.
+            compiled: arguments that it was compiled for, beside those that are given.
 
         Raises:
             RuntimeError: it has no form in torch.
         """
         if warmup:
-            return
+            return Compiled(self.run, kwargs)
+        there = {*self.arg_names[: len(args)], *kwargs}
+        kwargs |= {name: v for name, v in (compiled or {}).items() if name not in there}
         if not self.is_installed:
             used_again("triton")
         kwargs = {**kwargs, **self.best_config.kwargs}
@@ -86,8 +102,9 @@ class JITFunction:
         """Of `autotune`, the one that is taken."""
         return self.configs[0] if self.configs else Config({})
 
-    def warmup(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing, as nothing is compiled."""
+    def warmup(self, *args: Any, grid: Any = None, **kwargs: Any) -> Compiled:
+        """Says what a compiled kernel takes of a device, as nothing is compiled."""
+        return Compiled(self.run, kwargs)
 
     def _refuse(self, reason: Exception) -> NoReturn:
         if function := _overlaid_caller():
@@ -214,6 +231,9 @@ class Placeholder(_placeholder.Placeholder):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._name.endswith(".constexpr"):
             return _constant(args[0])
+        _, driver, question = self._name.partition(".runtime.driver.")
+        if driver and question in ANSWERS:
+            return ANSWERS[question](*args, **kwargs)
         if len(args) == 1 and callable(args[0]) and not kwargs:
             return JITFunction(args[0])  # a decorator
         raise RuntimeError(

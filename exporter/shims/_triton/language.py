@@ -11,40 +11,59 @@ from typing import Any
 import torch
 from torch import SymFloat, SymInt, Tensor
 
+from fuseport.exporter.shims._triton.atomics import ATOMICS
 from fuseport.exporter.shims._triton.blocks import BlockPointer
-from fuseport.exporter.shims._triton.memory import Pointer
+from fuseport.exporter.shims._triton.functions import FUNCTIONS
+from fuseport.exporter.shims._triton.memory import Pointer, optional, pointer_of
+from fuseport.exporter.shims._triton.places import same
+from fuseport.exporter.shims._triton.programs import Repeats, Strides, Unknown, programs
+from fuseport.exporter.shims._triton.random import RANDOM
 from fuseport.exporter.shims._triton.reductions import REDUCTIONS
 from fuseport.exporter.shims._triton.shapes import (
     SHAPES,
     axis_of,
-    both,
     size_of,
     torch_dtype,
     whole,
 )
-from fuseport.exporter.shims._triton.values import (
-    Repeats,
-    Unknown,
-    Value,
-    as_value,
-    binary,
-    programs,
-)
+from fuseport.exporter.shims._triton.values import Value, as_value, binary, place_of
 
-__all__ = ["LANGUAGE", "extreme", "next_power_of_2", "numbers"]
+__all__ = ["LANGUAGE", "extreme", "next_power_of_2", "numbers", "strided"]
 
 
 # Programs.
 
 
+class _Start(Value):
+    """The number of a program along an axis, or how many there are, as a loop may begin and step.
+
+    Args:
+        of: the number; where there is a program for each turn of such a loop, none.
+        axis: of the grid.
+    """
+
+    def __init__(self, of: Any, axis: int) -> None:
+        if of is not None:
+            self.of = of
+        self.rank, self.axis = 0, axis
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "of":
+            raise Unknown("the number of a program is more to it than where its loop begins")
+        return super().__getattr__(name)
+
+
 def program_id(axis: Any, **by: Any) -> Value:
     """The place of the program along an axis of the grid."""
-    return programs().place(int(axis))
+    number = int(axis)
+    return _Start(None if programs().strided.get(number) else place_of(number).of, number)
 
 
 def num_programs(axis: Any, **by: Any) -> Value:
     """How many programs there are along an axis of the grid."""
-    return Value(programs().grid[int(axis)], 0)
+    number = int(axis)
+    here = programs()
+    return _Start(None if here.strided.get(number) else here.grid[number], number)
 
 
 # Memory.
@@ -63,44 +82,16 @@ def load(
         filled = float("nan") if padding_option == "nan" else 0
         pointer, mask = pointer.pointers(boundary_check)
         other = filled if mask is not None else None
-    at = _pointer(pointer)
-    return at.memory.load(at.at, _optional(mask), _optional(other))
+    at = pointer_of(pointer)
+    return at.memory.load(at.at, optional(mask), optional(other))
 
 
 def store(pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), **by: Any) -> None:
     """Writes to a pointer where a mask is true."""
     if isinstance(pointer, BlockPointer):
         pointer, mask = pointer.pointers(boundary_check)
-    at = _pointer(pointer)
-    at.memory.store(at.at, as_value(value), _optional(mask))
-
-
-def _pointer(pointer: Any) -> Pointer:
-    if not isinstance(pointer, Pointer):
-        raise Unknown(f"it reads or writes at {pointer!r}, which is no pointer")
-    return pointer
-
-
-def _optional(value: Any) -> Value | None:
-    return None if value is None else as_value(value)
-
-
-def atomic_add(pointer: Any, value: Any, mask: Any = None, *by: Any, **more: Any) -> None:
-    """Adds to what is at a pointer; the value before is not given."""
-    at = _pointer(pointer)
-    at.memory.add(at.at, as_value(value), _optional(mask))
-
-
-def atomic_max(pointer: Any, value: Any, mask: Any = None, *by: Any, **more: Any) -> None:
-    """Replaces what is at a pointer where a value is larger."""
-    at = _pointer(pointer)
-    at.memory.extreme(at.at, as_value(value), _optional(mask), "amax")
-
-
-def atomic_min(pointer: Any, value: Any, mask: Any = None, *by: Any, **more: Any) -> None:
-    """Replaces what is at a pointer where a value is smaller."""
-    at = _pointer(pointer)
-    at.memory.extreme(at.at, as_value(value), _optional(mask), "amin")
+    at = pointer_of(pointer)
+    at.memory.store(at.at, as_value(value), optional(mask))
 
 
 # Arithmetic.
@@ -208,26 +199,6 @@ def dot(
     return cast(out, wanted) if out.dtype.is_floating() and wanted.itemsize < 4 else out
 
 
-def _elementwise(function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
-    def of_block(x: Any, **by: Any) -> Value:
-        value = as_value(x)
-        return Value(function(value.tensor), value.rank)
-
-    return of_block
-
-
-def _pair(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Value]:
-    def of_blocks(x: Any, y: Any, **by: Any) -> Value:
-        a, b, rank = both(x, y)
-        return Value(function(a.tensor, b.tensor), rank)
-
-    return of_blocks
-
-
-def _positive_part(x: Tensor, y: Tensor) -> Tensor:
-    return (x - y).clamp(min=0)
-
-
 def _operator(name: str) -> Callable[..., Value]:
     return lambda x, y, **by: binary(name, x, y)
 
@@ -275,6 +246,35 @@ def numbers(*given: Any, **by: Any) -> Iterator[Value]:
     return (Value(number, 0) for number in static_range(*given))
 
 
+def strided(function: Callable[..., Any], first: Any, stop: Any, step: Any, **by: Any) -> Any:
+    """A range of a loop whose turns have nothing in common.
+
+    Args:
+        function: that makes the range.
+        first, stop, step: of it.
+
+    Raises:
+        Strides: it goes from the number of the program by how many there are.
+    """
+    here = programs()
+    if function is not numbers or not isinstance(first, _Start):
+        return function(first, stop, step, **by)
+    axis = first.axis
+    if axis not in here.strided:
+        over, count = as_value(stop).number, as_value(step).number
+        known = isinstance(over, SymInt) or (type(over) is int and over > 0)
+        if known and axis not in here.joined and same(count, here.grid[axis]):
+            raise Strides(axis, over, count)
+        return function(first, stop, step, **by)
+    if (found := here.strided[axis]) is None:
+        return function(first, stop, step, **by)
+    over, count = found
+    steps = step.axis == axis if isinstance(step, _Start) else same(as_value(step).number, count)
+    if not steps or not same(as_value(stop).number, over):
+        raise Unknown(f"its loops from the number of the program along axis {axis} are not alike")
+    return [place_of(axis)]
+
+
 def static_range(start: Any, stop: Any = None, step: Any = 1, **by: Any) -> Sequence[Any]:
     """Python's range, of constants.
 
@@ -305,74 +305,56 @@ def extreme(name: str) -> Callable[..., Any]:
     return of_any
 
 
-_NAMES = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
-    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-    "erfinv", "floor", "ceil", "trunc", "isnan", "isinf", "lgamma", "sigmoid",
-)  # fmt: skip
-_TORCH = {
-    **{name: getattr(torch, name) for name in _NAMES},
-    "fast_expf": torch.exp,
-    "fast_logf": torch.log,
-    "fast_log2f": torch.log2,
-    "fast_sinf": torch.sin,
-    "fast_cosf": torch.cos,
-    "fast_tanhf": torch.tanh,
-    "sqrt_rn": torch.sqrt,
-    "rsqrt_rn": torch.rsqrt,
-    "rcp_rn": torch.reciprocal,
-    "rint": torch.round,
-    "nearbyint": torch.round,
-    "isfinited": torch.isfinite,
-    "finitef": torch.isfinite,
-}
-_PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "pow": torch.pow,
-    "fast_powf": torch.pow,
-    "atan2": torch.atan2,
-    "copysign": torch.copysign,
-    "hypot": torch.hypot,
-    "fmod": torch.fmod,
-    "fdim": _positive_part,
-}
 _OPERATORS = {
     "maximum": "maximum",
     "minimum": "minimum",
     "fmax": "maximum",
     "fmin": "minimum",
     "add": "add",
+    "add_rn": "add",
     "sub": "sub",
+    "sub_rn": "sub",
     "mul": "mul",
+    "mul_rn": "mul",
     "fdiv": "truediv",
     "div_rn": "truediv",
     "fast_dividef": "truediv",
     "fast_fdividef": "truediv",
 }
 _ITSELF = ("multiple_of", "max_contiguous", "max_constancy", "constexpr", "constexpr_function")
-_NOTHING = ("debug_barrier", "device_assert", "device_print", "static_print", "assume")
+_NOTHING = (
+    "debug_barrier", "device_assert", "device_print", "static_print", "assume", "gdc_wait",
+    "gdc_launch_dependents",
+)  # fmt: skip
 
 _OWN = (
-    program_id, num_programs, load, store, atomic_add, atomic_max, atomic_min, cast, where, clamp,
-    fma, cdiv, next_power_of_2, dot, softmax, swizzle2d, static_assert, static_range,
+    program_id, num_programs, load, store, cast, where, clamp, fma, cdiv, next_power_of_2, dot,
+    softmax, swizzle2d, static_assert, static_range,
 )  # fmt: skip
 
 LANGUAGE: dict[str, Any] = {
     **{function.__name__: function for function in _OWN},
-    **{name: _elementwise(function) for name, function in _TORCH.items()},
-    **{name: _pair(function) for name, function in _PAIRS.items()},
+    **ATOMICS,
+    **FUNCTIONS,
     **{name: _operator(own) for name, own in _OPERATORS.items()},
     **SHAPES,
     **REDUCTIONS,
+    **RANDOM,
     **dict.fromkeys(_ITSELF, _itself),
     **dict.fromkeys(_NOTHING, _nothing),
     "abs": _absolute,
     "fabs": _absolute,
     "fmaf": fma,
+    "fma_rn": fma,
     "to": cast,
     "range": numbers,
     "pointer_type": lambda dtype, *by: dtype,
     "make_block_ptr": BlockPointer.made,
     "advance": lambda pointer, offsets, **by: pointer.advanced(offsets),
     "make_tensor_descriptor": BlockPointer.described,
+    "load_tensor_descriptor": lambda pointer, offsets, **by: pointer.load(offsets),
+    "store_tensor_descriptor": lambda pointer, offsets, value, **by: pointer.store(offsets, value),
+    "tensor": Value,
+    "tensor_descriptor": BlockPointer,
 }
 """By name, functions of `triton.language` and of its libraries of mathematics."""

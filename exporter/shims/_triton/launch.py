@@ -12,25 +12,27 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fuseport.exporter.shims._triton.blocks import BlockPointer
 from fuseport.exporter.shims._triton.memory import Memory, Pointer
 from fuseport.exporter.shims._triton.places import Size, is_one, same, strides
-from fuseport.exporter.shims._triton.rewriting import Rewriting, member
-from fuseport.exporter.shims._triton.values import (
-    NUMBERS,
+from fuseport.exporter.shims._triton.programs import (
+    Asked,
     NotUniform,
     Programs,
     Repeats,
+    Strides,
     Unknown,
-    Value,
     running,
 )
+from fuseport.exporter.shims._triton.rewriting import Rewriting, member
+from fuseport.exporter.shims._triton.values import NUMBERS, Value
 
 __all__ = ["launched"]
 
@@ -90,6 +92,8 @@ class _Launch:
         loops: over dynamic dimensions, by how far they go and in what steps, for each of which a
             block has been made as large.
         joined: axes of the grid with one program, whose block is as large as those of all were.
+        strided: axes of the grid with a program for each turn of a loop that fewer go in strides,
+            by how far the loop goes and how many were launched; None where that was of no use.
     """
 
     function: Any
@@ -99,11 +103,17 @@ class _Launch:
     constants: Collection[str]
     loops: tuple[tuple[Size, Size], ...] = ()
     joined: tuple[int, ...] = ()
+    strided: Mapping[int, tuple[Size, Size] | None] = field(default_factory=dict)
 
     def sizes(self) -> tuple[Size, ...]:
         """How many programs there are along each of three axes."""
         sizes = tuple(self.grid(dict(self.meta)) if callable(self.grid) else self.grid)
-        return (*sizes, *[1] * (3 - len(sizes)))
+        sizes = (*sizes, *[1] * (3 - len(sizes)))
+        return tuple((self.strided.get(a) or [n])[0] for a, n in enumerate(sizes))
+
+    def with_strides(self, axis: int, strides: tuple[Size, Size] | None) -> "_Launch":
+        """With a program for each turn of a loop along an axis; or not to be tried so again."""
+        return replace(self, strided={**self.strided, axis: strides})
 
     def with_block(self, name: str, size: Size) -> "_Launch":
         """Compiled for another size of block."""
@@ -130,17 +140,23 @@ def _launch(this: _Launch) -> None:
         if not is_one(size) and not isinstance(size, int) and _is_run(_along(this, axis)):
             return
     at_once = [a for a, size in enumerate(sizes) if not is_one(size) or a in this.joined]
+    both_ways = False
     while True:
         try:
-            _run(this, sizes, at_once)
+            _run(this, sizes, at_once, both_ways)
             return
+        except Strides as error:
+            if _is_run([this.with_strides(error.axis, (error.over, error.step))]):
+                return
+            this = this.with_strides(error.axis, None)
         except Repeats as error:
             if _is_run(_over(this, error)):
                 return
             raise
         except NotUniform as error:
+            both_ways |= isinstance(error, Asked)
             for axis in error.axes:
-                if not isinstance(sizes[axis], int):
+                if not isinstance(sizes[axis], int) or axis in this.joined:
                     raise Unknown(
                         f"{error} differs along axis {axis} of its grid, which is as long as a "
                         "dynamic dimension says: export that dimension with a fixed size"
@@ -185,8 +201,30 @@ def _along(this: _Launch, axis: int) -> Iterator[_Launch]:
                 yield replace(other, joined=(*this.joined, axis))
 
 
-def _run(this: _Launch, grid: tuple[Size, ...], at_once: Sequence[int]) -> None:
-    """Runs all programs, and writes what they stored."""
+def _run(this: _Launch, grid: tuple[Size, ...], at_once: Sequence[int], both_ways: bool) -> None:
+    """Runs all programs, and writes what they stored.
+
+    Args:
+        this: what is launched.
+        grid: how many programs there are.
+        at_once: axes along which they run at once.
+        both_ways: whether it has to be the same in the opposite order.
+    """
+    memories = _computed(this, grid, at_once, 1)
+    for memory, other in itertools.permutations(memories, 2):
+        if memory.is_stored and memory.may_overlap(other):
+            raise Unknown(f"it stores to {memory.name}, which may be a part of {other.name}")
+    if both_ways:
+        for memory, other in zip(memories, _computed(this, grid, at_once, -1), strict=True):
+            memory.require_same(other)
+    for memory in memories:
+        memory.finish()
+
+
+def _computed(
+    this: _Launch, grid: tuple[Size, ...], at_once: Sequence[int], order: int
+) -> list[Memory]:
+    """Memory after all programs have run, from the first on or, of `order` -1, from the last on."""
     memories: list[Memory] = []
     rewriting = Rewriting()
 
@@ -196,6 +234,10 @@ def _run(this: _Launch, grid: tuple[Size, ...], at_once: Sequence[int]) -> None:
             if found is None:
                 memories.append(found := Memory(value, name))
             return Pointer(found, Value(0, 0))
+        if type(value).__name__ == "TensorDescriptor":
+            beside = getattr(value, "padding", "zero")
+            sizes = (value.shape, value.strides, value.block_shape)
+            return BlockPointer.described(passed(name, value.base), *sizes, beside)
         if isinstance(value, tuple | list):
             return tuple(passed(name, v) for v in value)
         known = name in this.constants or not isinstance(value, NUMBERS)
@@ -207,15 +249,11 @@ def _run(this: _Launch, grid: tuple[Size, ...], at_once: Sequence[int]) -> None:
     if (count := math.prod(map(len, turns))) > _MOST:
         raise Unknown(f"its {count} programs go each its own way")
     body = rewriting.function(this.function)
-    for here in itertools.product(*turns):
-        these = Programs(grid, tuple(at_once), here, device, member, this.joined)
+    for here in [*itertools.product(*turns)][::order]:
+        these = Programs(grid, tuple(at_once), here, device, member, this.joined, this.strided)
         with running(these), _own_dtypes(device):
             body(**given)
-    for memory, other in itertools.permutations(memories, 2):
-        if memory.is_stored and memory.may_overlap(other):
-            raise Unknown(f"it stores to {memory.name}, which may be a part of {other.name}")
-    for memory in memories:
-        memory.finish()
+    return memories
 
 
 def _own_dtypes(device: torch.device) -> AbstractContextManager[Any]:

@@ -27,17 +27,10 @@ from fuseport.exporter.shims._triton.places import (
     same,
     strides,
 )
-from fuseport.exporter.shims._triton.values import (
-    Moved,
-    Unknown,
-    Value,
-    Within,
-    as_value,
-    binary,
-    programs,
-)
+from fuseport.exporter.shims._triton.programs import Unknown, programs
+from fuseport.exporter.shims._triton.values import Moved, Value, Within, as_value, binary
 
-__all__ = ["Memory", "Pointer"]
+__all__ = ["Memory", "Pointer", "is_known", "optional", "pointer_of"]
 
 
 class Memory:
@@ -52,6 +45,8 @@ class Memory:
         self.tensor, self.name = tensor, name
         self._strides = strides(tensor)
         self.is_stored = False
+        self.unchanged = 0  # atomic operations in turn that changed nothing
+        self._touched: list[tuple[bool, Value]] = []  # whether stored, and where, in strides
         self._flat: Tensor | None = None
 
     @property
@@ -137,6 +132,23 @@ class Memory:
             x = x.permute(order)
         self.tensor.copy_(x.reshape(sizes))
 
+    def require_same(self, other: "Memory") -> None:
+        """Refuses what is not as in another, of programs that ran in another order.
+
+        Floating point numbers may differ as sums of thousands in another order do.
+        """
+        if not self.is_stored:
+            return
+        if not is_known(self.flat):
+            raise Unknown("what atomic operations return is asked for where no values are known")
+        x, y, near = self.flat, other.flat, 0.0
+        if x.dtype.is_floating_point:
+            largest = float(x.abs().nan_to_num(0, 0, 0).max())
+            near = min(1e3 * torch.finfo(x.dtype).eps, 0.01) * largest
+            x, y = x.to(torch.float64), y.to(torch.float64)
+        if not torch.allclose(x, y, rtol=0, atol=near, equal_nan=True):
+            raise Unknown(f"{self.name} hangs on the order in which its programs run")
+
     def is_same(self, tensor: Tensor) -> bool:
         """Whether a tensor has the same elements in the same places."""
         mine = (self.tensor.storage_offset(), *self.tensor.shape, *self.tensor.stride())
@@ -182,6 +194,7 @@ class Memory:
         """
         rank = max(v.rank for v in (at, mask, other) if v is not None)
         at = at.at_rank(rank)
+        self._require_turns_apart(at, is_stored=False)
         number = 0 if other is None else other.number
         found = None if number is None else self._box(at, mask)
         if found is not None:
@@ -253,9 +266,22 @@ class Memory:
     def _replace(self, flat: Tensor) -> None:
         self._flat, self.is_stored = flat, True
 
+    def _require_turns_apart(self, at: Value, *, is_stored: bool) -> None:
+        """Refuses what one turn of a loop may have stored for another, where all are run at once:
+        what is read there and stored is to be in the same places."""
+        if not any(programs().strided.values()):
+            return
+        for stored, other in self._touched:
+            a, b = at.linear, other.linear
+            if stored == is_stored or (a is not None and b is not None and _are_same(a, b)):
+                continue
+            raise Unknown(f"turns of a loop may read of {self.name} what others have stored")
+        self._touched.append((is_stored, at))
+
     def _require_parts(self, at: Value) -> None:
         """Refuses what each program of an axis has a place of its own for, where one program has
         the block of all of them."""
+        self._require_turns_apart(at, is_stored=True)
         here, linear = programs(), at.linear
         if linear is None:
             return
@@ -275,6 +301,20 @@ class Memory:
             below = mask.at_rank(at.rank).of.below
         return box(linear, below, self.flat.numel())
 
+    def is_once(self, at: Value, value: Value, mask: Value | None) -> bool:
+        """Whether what is written to some places is known to go to a place of its own each."""
+        rank = max(v.rank for v in (at, mask, value) if v is not None)
+        index, kept = self._places(at.at_rank(rank), mask)
+        block = value.at_rank(rank).sizes
+        sizes = torch.broadcast_shapes(index.shape, block, *_shapes(kept))
+        if all(map(is_one, sizes)):
+            return True
+        if not is_known(index) or not (kept is None or is_known(kept)):
+            return False
+        places = index.expand(sizes)
+        places = places.reshape(-1) if kept is None else places[kept.expand(sizes)]
+        return len(places.unique()) == len(places)
+
     def _is_once(self, found: Box, block: Tensor) -> bool:
         """Whether all that differs in what is stored is stored to a place of its own."""
         moving = {i for dim in found.dims for i in dim.of}
@@ -290,7 +330,7 @@ class Memory:
         kept = None if mask is None or mask.number is True else mask.at_rank(at.rank).tensor
         if kept is not None:
             index = torch.where(kept, index, 0)
-        if index.numel() and _is_known(index):
+        if index.numel() and is_known(index):
             low, high = (int(x) for x in torch.aminmax(index))
             if low < 0 or (high >= self.flat.numel() and (high > 0 or kept is None)):
                 raise IndexError(
@@ -302,6 +342,11 @@ class Memory:
 
 def _with_extremes(by: str, memory: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return memory.scatter_reduce(0, places, values, by)
+
+
+def _are_same(a: Linear, b: Linear) -> bool:
+    ours, theirs = (a.base, *a.steps, *a.sizes), (b.base, *b.steps, *b.sizes)
+    return len(ours) == len(theirs) and all(map(same, ours, theirs))
 
 
 def _storage(tensor: Tensor) -> int:
@@ -317,9 +362,25 @@ def _shapes(kept: Tensor | None) -> list[torch.Size]:
     return [] if kept is None else [kept.shape]
 
 
-def _is_known(x: Tensor) -> bool:
+def is_known(x: Tensor) -> bool:
     """Whether its values can be read: it is not traced."""
     return type(x) is Tensor and not isinstance(x, FakeTensor) and get_proxy_mode() is None
+
+
+def optional(value: Any) -> Value | None:
+    """A mask, or what stands in its place, if there is one."""
+    return None if value is None else as_value(value)
+
+
+def pointer_of(value: Any) -> "Pointer":
+    """A pointer.
+
+    Raises:
+        Unknown: it is none.
+    """
+    if not isinstance(value, Pointer):
+        raise Unknown(f"it reads or writes at {value!r}, which is no pointer")
+    return value
 
 
 @dataclass(frozen=True, eq=False, repr=False)

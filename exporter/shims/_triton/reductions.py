@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.shims._triton.dtypes import as_dtype
+from fuseport.exporter.shims._triton.programs import Unknown, programs
 from fuseport.exporter.shims._triton.shapes import axis_of, whole
-from fuseport.exporter.shims._triton.values import Unknown, Value, programs
+from fuseport.exporter.shims._triton.values import Value, as_value
 
 __all__ = ["REDUCTIONS"]
 
@@ -162,6 +163,27 @@ def _sort(x: Value, dim: Any = None, descending: Any = False, **by: Any) -> Valu
     return Value(whole(x).sort(at, descending=bool(descending)).values, x.rank)
 
 
+def _topk(x: Value, k: Any, dim: Any = None, **by: Any) -> Value:
+    """The largest along the last dimension, from the largest on."""
+    found = _sort(x, dim, descending=True)
+    return Value(found.tensor.narrow(axis_of(x, -1 if dim is None else dim), 0, int(k)), x.rank)
+
+
+def _histogram(x: Value, num_bins: Any, mask: Any = None, **by: Any) -> Value:
+    """How often each of the first integers is in a block of one dimension."""
+    values, kept = whole(x), None if mask is None else as_value(mask).at_rank(x.rank).tensor
+    bins = torch.arange(int(num_bins), device=values.device)
+    found = values.unsqueeze(-1) == bins
+    if kept is not None:
+        found = found & kept.to(torch.bool).unsqueeze(-1)
+    return Value(found.to(torch.int32).sum(-2, dtype=torch.int32), 1)
+
+
+def _either(x: Value, axis: Any = None, keep_dims: Any = False, **by: Any) -> Value:
+    found: Value = _reduce(x, axis, lambda a, b: a | b, keep_dims)
+    return found
+
+
 def _xor_sum(x: Value, axis: Any = None, keep_dims: Any = False, **by: Any) -> Value:
     found: Value = _reduce(x, axis, lambda a, b: a ^ b, keep_dims)
     return found
@@ -174,6 +196,9 @@ REDUCTIONS: dict[str, Any] = {
     "argmax": _PLACES["max"],
     "argmin": _PLACES["min"],
     "xor_sum": _xor_sum,
+    "reduce_or": _either,
+    "topk": _topk,
+    "histogram": _histogram,
     "reduce": _reduce,
     "associative_scan": _associative_scan,
     "cumsum": _cumulative(torch.cumsum),

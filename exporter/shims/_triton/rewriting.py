@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from fuseport.exporter.shims._triton.assigning import ASSIGNED, assigned, assigning
+from fuseport.exporter.shims._triton.assigning import WRITTEN, assigning
 from fuseport.exporter.shims._triton.dtypes import as_dtype
 from fuseport.exporter.shims._triton.language import LANGUAGE, extreme, numbers
-from fuseport.exporter.shims._triton.values import Unknown
+from fuseport.exporter.shims._triton.programs import Unknown
 
 __all__ = ["Rewriting", "layers", "member"]
 
@@ -57,7 +57,7 @@ class Rewriting:
         names: dict[str, Any] = {
             "__builtins__": _BUILTINS,
             "__name__": f"triton.{__name__}",
-            ASSIGNED: assigned,
+            **WRITTEN,
         }
         theirs = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         code = assigning(function)

@@ -10,7 +10,8 @@ from torch import Tensor
 from fuseport.exporter.shims._triton.dtypes import as_dtype
 from fuseport.exporter.shims._triton.memory import Pointer
 from fuseport.exporter.shims._triton.places import Linear
-from fuseport.exporter.shims._triton.values import Unknown, Value, as_value, programs
+from fuseport.exporter.shims._triton.programs import Unknown, programs
+from fuseport.exporter.shims._triton.values import Value, as_value
 
 __all__ = ["SHAPES", "axis_of", "both", "size_of", "torch_dtype", "whole"]
 
@@ -173,13 +174,31 @@ def flip(x: Value, dim: Any = None, **by: Any) -> Value:
     return Value(whole(x).flip(axis_of(x, -1 if dim is None else dim)), x.rank)
 
 
+def gather(src: Value, index: Any, axis: Any, **by: Any) -> Value:
+    """Of a block, along a dimension, the places that another one has."""
+    x, places = whole(src), whole(as_value(index)).to(torch.int64)
+    axes = len(_ones())
+    lead = torch.broadcast_shapes(x.shape[:axes], places.shape[:axes])
+    x, places = (t.expand([*lead, *t.shape[axes:]]) for t in (x, places))
+    return Value(x.gather(axis_of(src, axis), places), src.rank)
+
+
+def squeeze(x: Value, dim: Any, **by: Any) -> Value:
+    """Without a dimension of one place."""
+    sizes = [*x.shape]
+    del sizes[int(dim) % x.rank]
+    return reshape(x, sizes)
+
+
 _OWN = (
     arange, full, zeros, zeros_like, expand_dims, broadcast, broadcast_to, reshape, ravel, permute,
-    trans, join, split, interleave, cat, flip,
+    trans, join, split, interleave, cat, flip, gather,
+    squeeze,
 )  # fmt: skip
 SHAPES: dict[str, Any] = {
     **{function.__name__: function for function in _OWN},
     "view": reshape,
+    "unsqueeze": expand_dims,
     "T": trans,
 }
 """By name, functions of `triton.language`."""

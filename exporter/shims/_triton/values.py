@@ -6,9 +6,7 @@ that the kernel knows of.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,101 +17,9 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from fuseport.exporter.shims._sizes import always
 from fuseport.exporter.shims._triton.dtypes import DType
 from fuseport.exporter.shims._triton.places import Linear, Size, is_one, joint
+from fuseport.exporter.shims._triton.programs import NotUniform, Repeats, Unknown, programs
 
-__all__ = [
-    "NUMBERS",
-    "Moved",
-    "NotUniform",
-    "Programs",
-    "Repeats",
-    "Unknown",
-    "Value",
-    "Within",
-    "as_value",
-    "binary",
-    "programs",
-    "running",
-]
-
-
-class Unknown(NotImplementedError):
-    """Something in a kernel that has no form in torch."""
-
-
-class Repeats(Unknown):
-    """A loop goes over a dynamic dimension.
-
-    Args:
-        over: how far.
-        step: how much of it at a time.
-    """
-
-    def __init__(self, over: Size, step: Size) -> None:
-        super().__init__(
-            "it repeats something as often as a dynamic dimension says: export that dimension with "
-            "a fixed size"
-        )
-        self.over, self.step = over, step
-
-
-class NotUniform(Exception):
-    """Python asked for one number of what differs from program to program, or in a block.
-
-    Args:
-        axes: of the grid, along which programs differ.
-        what: what the number decides.
-    """
-
-    def __init__(self, axes: Sequence[int], what: str) -> None:
-        super().__init__(what)
-        self.axes = tuple(axes)
-
-
-@dataclass(frozen=True)
-class Programs:
-    """Of a launch, the programs that run at once.
-
-    Args:
-        grid: how many there are along each of three axes.
-        at_once: the axes along which all run at once: the first dimensions of blocks.
-        here: the place along the others.
-        device: of the tensors.
-        members: the functions that a block has as its methods, by name.
-        joined: axes along which one program does what many are launched for.
-    """
-
-    grid: tuple[Size, ...]
-    at_once: tuple[int, ...]
-    here: Sequence[int]
-    device: torch.device
-    members: Callable[[str], Any]
-    joined: tuple[int, ...] = ()
-
-    def place(self, axis: int) -> "Value":
-        """The number of a program along an axis."""
-        if axis not in self.at_once:
-            return Value(self.here[axis], 0)
-        dims = [axis == a for a in self.at_once]
-        sizes = tuple(self.grid[axis] if d else 1 for d in dims)
-        return Value(Linear(0, tuple(int(d) for d in dims), sizes), 0)
-
-
-_RUNNING: ContextVar[Programs] = ContextVar("running")
-
-
-def programs() -> Programs:
-    """The programs that run now."""
-    return _RUNNING.get()
-
-
-@contextmanager
-def running(these: Programs) -> Iterator[None]:
-    """For the time of the context, these programs run."""
-    token = _RUNNING.set(these)
-    try:
-        yield
-    finally:
-        _RUNNING.reset(token)
+__all__ = ["NUMBERS", "Moved", "Value", "Within", "as_value", "binary", "place_of"]
 
 
 @dataclass(frozen=True)
@@ -318,6 +224,16 @@ class Value:
 
     def __abs__(self) -> "Value":
         return Value(abs(self.of) if self.number is not None else self.tensor.abs(), self.rank)
+
+
+def place_of(axis: int) -> Value:
+    """The number of a program along an axis of the grid."""
+    here = programs()
+    if axis not in here.at_once:
+        return Value(here.here[axis], 0)
+    dims = [axis == a for a in here.at_once]
+    sizes = tuple(here.grid[axis] if d else 1 for d in dims)
+    return Value(Linear(0, tuple(int(d) for d in dims), sizes), 0)
 
 
 def as_value(value: Any) -> Value:

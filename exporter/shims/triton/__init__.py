@@ -10,9 +10,11 @@ from fuseport.exporter.shims._triton import (
     JITFunction,
     Placeholder,
     autotune,
+    constexpr_function,
     heuristics,
     jit,
     next_power_of_2,
+    reinterpret,
 )
 
 __all__ = [
@@ -20,9 +22,11 @@ __all__ = [
     "JITFunction",
     "autotune",
     "cdiv",
+    "constexpr_function",
     "heuristics",
     "jit",
     "next_power_of_2",
+    "reinterpret",
 ]
 __version__ = "3.4.0"
 
