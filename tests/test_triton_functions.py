@@ -110,6 +110,20 @@ def test_places_of_blocks() -> None:
     assert counts.tolist() == found
 
 
+@triton.jit
+def turned_kernel(x, y, out, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    places = at[:, None] * SIZE + at[None, :]
+    a, b = tl.load(x + places), tl.load(y + places)
+    tl.store(out + places, tl.dot(a, b, trans_b=True) - tl.dot(a, b, trans_a=True))
+
+
+def test_products_of_matrices_that_are_turned() -> None:
+    x, y, out = drawn(16, 16), drawn(16, 16, seed=1), torch.empty(16, 16)
+    turned_kernel[(1,)](x, y, out, SIZE=16)
+    torch.testing.assert_close(out, x @ y.T - x.T @ y, rtol=1e-5, atol=1e-5)
+
+
 # Random numbers.
 
 

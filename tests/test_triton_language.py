@@ -366,6 +366,17 @@ def nowhere_kernel(x, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def by_place_kernel(x, BLOCK: tl.constexpr):
+    at = x + tl.arange(0, BLOCK)[:, None] * 0
+    tl.store(at, tl.dot(tl.load(at), tl.load(at), True))
+
+
+@triton.jit
+def downcast_kernel(x, BLOCK: tl.constexpr):
+    tl.store(x, tl.load(x).to(tl.float16, fp_downcast_rounding="rtz"))
+
+
+@triton.jit
 def by_method_kernel(x, BLOCK: tl.constexpr):
     tl.store(x, tl.load(x).dot_scaled(BLOCK))
 
@@ -380,6 +391,8 @@ def by_method_kernel(x, BLOCK: tl.constexpr):
         (recast_kernel, "a pointer to fp32 is taken for one to"),
         (indexed_kernel, "a block is indexed by 0, where only `:` and None are known"),
         (nowhere_kernel, "it reads or writes at 4, which is no pointer"),
+        (by_place_kernel, "a product with options by their places"),
+        (downcast_kernel, "numbers are rounded by 'rtz'"),
         (by_method_kernel, "triton.language.dot_scaled has no form in torch here"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -104,6 +104,8 @@ def cast(
     if isinstance(x, Pointer):
         return x.to(dtype)
     value, wanted = as_value(x), torch_dtype(dtype)
+    if fp_downcast_rounding not in (None, "rtne"):
+        raise Unknown(f"numbers are rounded by {fp_downcast_rounding!r}")
     if bitcast and value.dtype.torch != wanted:
         return Value(value.tensor.view(wanted), value.rank)
     if value.number is not None and wanted.itemsize >= 4:
@@ -181,13 +183,17 @@ def dot(
     allow_tf32: Any = None,
     max_num_imprecise_acc: Any = None,
     out_dtype: Any = torch.float32,
+    trans_a: Any = False,
+    trans_b: Any = False,
     **by: Any,
 ) -> Value:
     """A product of matrices, of half numbers in float32; plus another.
 
-    What a GPU computes in TF32 is computed in float32.
+    What a GPU computes in TF32 is computed in float32. Triton transposed them itself until 2.1.
     """
-    x, y = whole(a), whole(b)
+    if isinstance(acc, bool):
+        raise Unknown("a product with options by their places, as Triton had them until 2.1")
+    x, y = (whole(m).mT if turned else whole(m) for m, turned in ((a, trans_a), (b, trans_b)))
     if x.dtype.is_floating_point:
         x, y = (t.to(torch.float32) if t.dtype.itemsize < 4 else t for t in (x, y))
     else:
