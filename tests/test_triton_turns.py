@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter import api, shims
+from fuseport.exporter.errors import FuseportError
 from fuseport.exporter.models.user import parse_inputs
 
 with shims.installed("triton"):  # by name: it replaces a Triton that is there
@@ -261,3 +262,62 @@ def test_programs_in_strides_over_a_dynamic_dimension_are_exported(
     report = api.verify(done.folder, model=model, runtime=["eager", "onnxruntime"])
     assert report.exit_code() == 0, report.failures()
     assert not any("only where" in note for note in done.manifest["notes"])
+
+
+ROUNDED_UP = """
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+
+@triton.jit
+def kernel(x, room, out, heads, n, rounded, BLOCK: tl.constexpr):
+    place, at = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, n, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        keys = tl.load(x + place * n + other, mask=other < n, other=0.0)
+        queries = tl.load(x + place * n + at, mask=at < n, other=0.0)
+        total += tl.sum(queries[:, None] * keys[None, :], 1)
+    tl.store(room + place * rounded + at, total)
+    tl.store(out + place * n + at, 2 * tl.load(room + place * rounded + at), mask=at < n)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 6)
+
+    def forward(self, x):
+        x = self.linear(x).transpose(1, 2).contiguous()
+        batch, heads, n = x.shape
+        rounded = triton.cdiv(n, 4) * 4
+        room = torch.empty(batch, heads, rounded, dtype=x.dtype)
+        out = torch.empty_like(x)
+        grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]), batch * heads)
+        kernel[grid](x, room, out, heads, n, rounded, BLOCK=4)
+        return out
+"""
+
+
+def test_room_for_whole_blocks_of_a_dynamic_dimension(tmp_path: Path, saved_with: Saved) -> None:
+    """As attention has it for the sums of its rows."""
+    checkpoint, model = saved_with(ROUNDED_UP, linear=nn.Linear(5, 6))
+    given = parse_inputs(["x:[batch,length,5]"])
+    options: Any = {"model": model, "shim": "triton", "inputs": given, "format": "onnx"}
+    done = api.export(checkpoint, tmp_path / "bundle", **options)
+    report = api.verify(done.folder, model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+
+
+def test_programs_that_are_as_many_for_any_block_keep_theirs(
+    tmp_path: Path, saved_with: Saved
+) -> None:
+    code = ROUNDED_UP.replace('meta["BLOCK"]', "4")
+    code = code.replace("kernel[grid]", "kernel[grid({})]")
+    checkpoint, model = saved_with(code, linear=nn.Linear(5, 6))
+    given = parse_inputs(["x:[batch,length,5]"])
+    options: Any = {"model": model, "shim": "triton", "inputs": given, "format": "onnx"}
+    with pytest.raises(FuseportError, match="it repeats something as often as a dynamic dimension"):
+        api.export(checkpoint, tmp_path / "bundle", **options)

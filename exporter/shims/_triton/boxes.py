@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter.shims._sizes import always
-from fuseport.exporter.shims._triton.places import Linear, Size, at_least, same
+from fuseport.exporter.shims._triton.places import Linear, Size, at_least, same, times
 
 __all__ = ["Box", "box"]
 
@@ -164,7 +164,7 @@ def box(at: Linear, below: Sequence[Linear], numel: Size) -> Box | None:
     ordered = _by_stride(dims)
     if ordered is None:
         return None
-    rooms = [a.stride // b.stride for a, b in itertools.pairwise(ordered)]
+    rooms = [times(a.stride, b.stride) for a, b in itertools.pairwise(ordered)]
     rooms.append(ordered[-1].stride)
     for above, room, dim in zip(ordered, rooms, ordered[1:], strict=False):
         if not same(above.stride, room * dim.stride) or not always(dim.stop <= room):

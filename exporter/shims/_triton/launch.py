@@ -120,6 +120,14 @@ class _Launch:
         changed = {name: size}
         return replace(self, meta={**self.meta, **changed}, arguments={**self.arguments, **changed})
 
+    def has_programs_for(self, block: int) -> bool:
+        """Whether there are as many programs along an axis as blocks of a size in a dimension, for
+        which code has not asked with that size: of another block, they would be as many."""
+        if callable(self.grid):
+            return False
+        many = [-(-size // block) for size in self.dynamic()]
+        return any(same(n, count) for n in self.sizes() if not is_one(n) for count in many)
+
     def blocks(self) -> Iterator[tuple[str, int]]:
         """Constants that may be sizes of blocks."""
         for name in self.arguments:
@@ -184,6 +192,8 @@ def _over(this: _Launch, error: Repeats) -> Iterator[_Launch]:
         return
     loops = (*this.loops, (error.over, error.step))
     for name, block in this.blocks():
+        if this.has_programs_for(block):
+            continue
         if same(block, error.step):
             yield replace(this.with_block(name, error.over), loops=loops)
         for size in this.dynamic() if is_one(error.step) else ():  # it goes from block to block

@@ -26,6 +26,7 @@ from fuseport.exporter.shims._triton.places import (
     is_one,
     same,
     strides,
+    times,
 )
 from fuseport.exporter.shims._triton.programs import Unknown, programs
 from fuseport.exporter.shims._triton.values import Moved, Value, Within, as_value, binary
@@ -67,7 +68,7 @@ class Memory:
         for i in moving:
             place = sum(at_least(strides[o], strides[i]) for o in ordered)
             ordered.insert(place, i)
-        rooms = [strides[a] // strides[b] for a, b in itertools.pairwise(ordered)]
+        rooms = [times(strides[a], strides[b]) for a, b in itertools.pairwise(ordered)]
         if ordered:
             rooms.append(strides[ordered[-1]])
         for at, (above, i) in enumerate(itertools.pairwise(ordered)):

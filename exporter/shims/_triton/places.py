@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fuseport.exporter.shims._sizes import always
 
-__all__ = ["Linear", "Size", "at_least", "is_one", "joint", "same", "strides"]
+__all__ = ["Linear", "Size", "at_least", "is_one", "joint", "same", "strides", "times"]
 
 Size = Any
 """An int, or a `SymInt` where a dimension is dynamic."""
@@ -38,15 +38,26 @@ def joint(a: Sequence[Size], b: Sequence[Size]) -> tuple[Size, ...]:
 def at_least(a: Size, b: Size) -> bool:
     """Whether one stride is known to be another or more: it is so many times that, of sizes of 1 or
     more, of which torch does not know what it knows of numbers."""
-    if always(a >= b):
+    if always(a >= b) or (same(b, 1) and isinstance(a, torch.SymInt)):
         return True
+    quotient = _quotient(a, b)
+    return bool(quotient.is_integer and quotient.is_positive)
+
+
+def times(a: Size, b: Size) -> Size:
+    """How many times one stride goes into another."""
+    quotient = _quotient(a, b)
+    return int(quotient) if quotient.is_Integer else a // b
+
+
+def _quotient(a: Size, b: Size) -> Any:
+    """As torch says it; not a number where that is not known."""
     if not all(isinstance(n, int | torch.SymInt) for n in (a, b)) or same(b, 0):
-        return False
+        return sympy.nan
     first, second = (
         sympy.sympify(n.node.expr if isinstance(n, torch.SymInt) else n) for n in (a, b)
     )
-    times = sympy.cancel(first / second)
-    return bool(times.is_integer and times.is_positive)
+    return sympy.cancel(first / second)
 
 
 def strides(tensor: Tensor) -> tuple[Size, ...]:
@@ -60,8 +71,13 @@ def strides(tensor: Tensor) -> tuple[Size, ...]:
         [n for n, other in zip(sizes, given, strict=True) if not at_least(other, stride)]
         for stride in given
     ]
-    products = map(math.prod, smaller)
-    return tuple(p if same(p, s) else s for p, s in zip(products, given, strict=True))
+    said = []
+    for factors, stride in zip(smaller, given, strict=True):
+        product = math.prod(factors)
+        # Of a size that may be 0, torch has the stride of 1: then there is no element.
+        counted = math.prod(n if type(n) is int else torch.sym_max(1, n) for n in factors)
+        said.append(product if same(product, stride) or same(counted, stride) else stride)
+    return tuple(said)
 
 
 @dataclass(frozen=True)
