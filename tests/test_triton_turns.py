@@ -178,6 +178,15 @@ def left_kernel(x, out, rows, n, BLOCK: tl.constexpr):
         tl.store(out + row * n + at, before + tl.load(x + row * n + at, at < n), at < n)
 
 
+@triton.jit
+def overwritten_kernel(x, out, rows, n, BLOCK: tl.constexpr):
+    """Each row is written over by the next, half by half."""
+    at = tl.arange(0, BLOCK)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        tl.store(out + row + at, tl.load(x + row * n + at, at < n), at < n)
+        tl.store(out + rows + n, row)
+
+
 @pytest.mark.parametrize("programs", [1, 3])
 def test_programs_in_strides_take_each_row_once(programs: int) -> None:
     x = drawn(7, 5)
@@ -196,6 +205,9 @@ def test_what_a_stride_leaves_to_the_next_one_is_kept() -> None:
     out = torch.zeros(7, 5)
     left_kernel[(1,)](x, out, 7, 5, BLOCK=8)
     torch.testing.assert_close(out, x.cumsum(0))
+    out = torch.zeros(13)
+    overwritten_kernel[(1,)](x, out, 7, 5, BLOCK=8)
+    assert torch.equal(out, torch.cat([x[:6, 0], x[6], torch.tensor([0.0, 6.0])]))
 
 
 STRIDES = """

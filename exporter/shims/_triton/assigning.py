@@ -109,8 +109,9 @@ class _Written(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         over = node.iter
-        steps = isinstance(over, ast.Call) and len(over.args) == 3
-        if node in self.loops and steps and not isinstance(over.args[2], ast.Constant):
+        if node not in self.loops or not isinstance(over, ast.Call) or len(over.args) != 3:
+            return node
+        if not isinstance(over.args[2], ast.Constant):
             over.args.insert(0, over.func)
             over.func = ast.copy_location(ast.Name(_STRIDED, ast.Load()), over)
         return node

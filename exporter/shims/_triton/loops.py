@@ -1,7 +1,7 @@
 """Which loops of a kernel could be run in any order, as far as its names tell."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["apart"]
 
@@ -17,15 +17,16 @@ def _is_apart(kernel: ast.FunctionDef, loop: ast.For) -> bool:
     ways_out = (ast.Break, ast.Return, ast.Yield, ast.Global, ast.Nonlocal, ast.Try, ast.With)
     if loop.orelse or any(isinstance(node, ways_out) for node in inner):
         return False
-    given = {n.id for n in [*ast.walk(loop.target), *inner] if _is_stored(n)}
+    given = _stored([*ast.walk(loop.target), *inner])
     if given.intersection(_outside(kernel, loop)):
         return False
     wanted, _ = _flow(loop.body, _names(loop.target))
     return not wanted & given
 
 
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+    names = (node for node in nodes if isinstance(node, ast.Name))
+    return {name.id for name in names if not isinstance(name.ctx, ast.Load)}
 
 
 def _outside(node: ast.AST, loop: ast.For) -> Iterator[str]:
@@ -66,7 +67,7 @@ def _flow(statements: Sequence[ast.stmt], known: set[str]) -> tuple[set[str], se
         else:
             wanted |= _read(each) - known
             if isinstance(each, ast.Assign | ast.AnnAssign):
-                known |= {n.id for n in ast.walk(each) if _is_stored(n)}
+                known |= _stored(ast.walk(each))
     return wanted, known
 
 

@@ -222,6 +222,8 @@ class Memory:
         if found is not None and self._is_once(found, block):
             self._replace(found.written(self.flat, block))
             return
+        if any(programs().strided.values()):
+            raise Unknown(f"turns of a loop may store to the same places of {self.name}")
         self._replace(self._after(lambda memory, *new: memory.scatter(0, *new), at, block, mask))
 
     def add(self, at: Value, value: Value, mask: Value | None) -> None:
