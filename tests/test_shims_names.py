@@ -54,6 +54,13 @@ IMPORTED = {
     "_ext": "dcn_v2_forward dcn_v2_backward dcn_v2_psroi_pooling_forward "
     "dcn_v2_psroi_pooling_backward",
     "DCNv3": "dcnv3_forward dcnv3_backward",
+    "DCNv4": "DCNv4 FlashDeformAttn DCNv4Function FlashDeformAttnFunction ext",
+    "DCNv4.ext": "dcnv4_forward dcnv4_backward flash_deform_attn_forward "
+    "flash_deform_attn_backward",
+    "DCNv4.functions.dcnv4_func": "DCNv4Function",
+    "DCNv4.functions.flash_deform_attn_func": "FlashDeformAttnFunction",
+    "DCNv4.modules.dcnv4": "DCNv4 CenterFeatureScaleModule",
+    "DCNv4.modules.flash_deform_attn": "FlashDeformAttn",
     "pkg_resources": "get_distribution require parse_version resource_filename",
     "deform_conv_cuda": "deform_conv_forward_cuda deform_conv_backward_input_cuda "
     "deform_conv_backward_parameters_cuda modulated_deform_conv_cuda_forward "

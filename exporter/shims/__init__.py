@@ -37,7 +37,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
@@ -88,6 +88,10 @@ _THEIRS = re.compile(
     rb"|mamba3_siso_combined|mamba3_mimo|mamba3_step_fn)\(",
     re.MULTILINE,
 )
+
+# Packages whose Python code repositories have with them, by what of them is compiled: without that
+# they are not there.
+_COMPILED = {"DCNv4": "ext"}
 
 # Each stand-in is executed once in a process, so that `isinstance` of its classes holds from one
 # use to the next: user modules that stay imported keep the classes of the first.
@@ -352,9 +356,20 @@ class _Finder(MetaPathFinder):
         return AUTO in self._names and not any(map(self.is_there, ("mamba_ssm", "triton")))
 
     def is_there(self, name: str) -> bool:
-        """Whether another finder has the package; an empty folder of that name does not count."""
+        """Whether another finder has the package; an empty folder of that name does not count, nor
+        one without the extension that it is nothing without."""
         specs = (finder.find_spec(name, None) for finder in self._others())
-        return any(spec is not None and spec.origin is not None for spec in specs)
+        return any(
+            spec is not None
+            and spec.origin is not None
+            and (name not in _COMPILED or _has(spec, _COMPILED[name]))
+            for spec in specs
+        )
+
+
+def _has(package: ModuleSpec, module: str) -> bool:
+    found = PathFinder.find_spec(f"{package.name}.{module}", package.submodule_search_locations)
+    return found is not None
 
 
 class _Loader(Loader):
