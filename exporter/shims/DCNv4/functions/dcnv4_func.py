@@ -1,5 +1,6 @@
 """The convolution as a function."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -15,4 +16,5 @@ class DCNv4Function:
     @staticmethod
     def apply(*arguments: Any) -> Tensor:
         """Those of `ext.dcnv4_forward`, up to `remove_center`."""
-        return dcnv4_forward(*arguments, d_stride=8, block_thread=0, softmax=False)
+        convolved: Callable[..., Tensor] = dcnv4_forward
+        return convolved(*arguments, d_stride=8, block_thread=0, softmax=False)
