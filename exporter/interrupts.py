@@ -4,8 +4,9 @@ import itertools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,8 @@ _AGAIN_SECONDS = 1.0
 _SOON_SECONDS = 0.002
 _MOST_SOON = 500  # times that it waits for a context manager, which may itself wait for something
 _WITHIN = 4  # calls that one makes, as the modes of torch do in Python
+
+_ARRIVED: ContextVar[Sequence[int]] = ContextVar("_ARRIVED", default=())
 
 
 class Interrupted(SystemExit):
@@ -36,6 +39,7 @@ def raised() -> Iterator[None]:
     """
     before = {number: signal.getsignal(number) for number in (*_ENDING, _AGAIN)}
     arrived: list[int] = []
+    token = _ARRIVED.set(arrived)
     waited = itertools.count()
 
     def interrupted(number: int, frame: FrameType | None) -> None:
@@ -67,13 +71,16 @@ def raised() -> Iterator[None]:
         if arrived:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         _set(before)
+        _ARRIVED.reset(token)
 
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
     """Within, an error that an interrupt was made into is that interrupt again.
 
-    Python makes another of what is raised while a class is put together, as do libraries.
+    Python makes another of what is raised while a class is put together, as do libraries. Some, as
+    torch where it asks what it is given for its length, make one that knows nothing of the first:
+    within `raised`, any error after a signal is the interrupt.
     """
     try:
         yield
@@ -81,6 +88,8 @@ def unwrapped() -> Iterator[None]:
         for found in _chain(error):
             if isinstance(found, Interrupted):
                 raise found from None
+        if arrived := _ARRIVED.get():
+            raise Interrupted(128 + arrived[0]) from None
         raise
 
 

@@ -217,6 +217,10 @@ def handler():
     except:
         return
 
+def replaced():
+    handler()
+    raise ValueError("of C++, which knows nothing of the first")
+
 def wrapped():
     class Named:
         def __set_name__(self, owner, name):
@@ -233,7 +237,7 @@ def command():
 
 
 @pytest.mark.parametrize("after", ["time.sleep(30)", "return"])
-@pytest.mark.parametrize("where", ["finalizer", "handler", "wrapped"])
+@pytest.mark.parametrize("where", ["finalizer", "handler", "replaced", "wrapped"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_that_other_code_loses_ends_the_command_all_the_same(
     number: signal.Signals, where: str, after: str
