@@ -187,6 +187,27 @@ def overwritten_kernel(x, out, rows, n, BLOCK: tl.constexpr):
         tl.store(out + rows + n, row)
 
 
+@triton.jit
+def last_row_kernel(x, out, rows, n, BLOCK: tl.constexpr):
+    """What a program had in its last turn is added after its loop."""
+    at = tl.arange(0, BLOCK)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        values = tl.load(x + row * n + at, at < n, other=0.0)
+    tl.atomic_add(out + at, values, at < n)
+
+
+@triton.jit
+def later_turns_kernel(x, out, rows, n, BLOCK: tl.constexpr):
+    """A turn of three programs adds what the one before had, in a name of the loop's own."""
+    at = tl.arange(0, BLOCK)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        values = tl.load(x + row * n + at, at < n, other=0.0)
+        if row >= 3:
+            values += before  # noqa: F821  # ruff knows of no earlier turn
+        before = values  # noqa: F841
+        tl.store(out + row * n + at, values, at < n)
+
+
 @pytest.mark.parametrize("programs", [1, 3])
 def test_programs_in_strides_take_each_row_once(programs: int) -> None:
     x = drawn(7, 5)
@@ -196,6 +217,16 @@ def test_programs_in_strides_take_each_row_once(programs: int) -> None:
     out = torch.empty_like(x)
     tiles_kernel[(programs,)](x, out, 7, 5, programs, BLOCK=4)
     torch.testing.assert_close(out, 3 * x)
+
+
+def test_names_that_a_turn_leaves_are_kept() -> None:
+    x, out = drawn(7, 5), torch.zeros(5)
+    last_row_kernel[(3,)](x, out, 7, 5, BLOCK=8)
+    torch.testing.assert_close(out, x[4:].sum(0))
+    out = torch.empty(7, 5)
+    later_turns_kernel[(3,)](x, out, 7, 5, BLOCK=8)
+    for first in range(3):
+        torch.testing.assert_close(out[first::3], x[first::3].cumsum(0))
 
 
 def test_what_a_stride_leaves_to_the_next_one_is_kept() -> None:

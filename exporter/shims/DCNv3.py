@@ -31,24 +31,10 @@ def dcnv3_backward(
 ) -> list[Any]:
     """The gradients of input, offset and mask, by that of the outputs."""
 
+    window = (kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w)
+    groups = (group, group_channels, offset_scale, im2col_step, remove_center)
+
     def forward(input: Any, offset: Any, mask: Any) -> Tensor:
-        return dcnv3_forward(
-            input,
-            offset,
-            mask,
-            kernel_h,
-            kernel_w,
-            stride_h,
-            stride_w,
-            pad_h,
-            pad_w,
-            dilation_h,
-            dilation_w,
-            group,
-            group_channels,
-            offset_scale,
-            im2col_step,
-            remove_center,
-        )
+        return dcnv3_forward(input, offset, mask, *window, *groups)
 
     return differentiated(forward, (input, offset, mask), grad_output)

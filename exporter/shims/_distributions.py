@@ -59,14 +59,11 @@ def heard(serves: Callable[[str], bool]) -> Iterator[None]:
     Args:
         serves: as for `distributions`.
     """
-    module = sys.modules.get(ASKED)
-    if module is not None and "working_set" in vars(module):
-        _add(module, serves)
+    _add(sys.modules.get(ASKED), serves)
     try:
         yield
     finally:
-        if (module := sys.modules.get(ASKED)) is not None:
-            _remove(module)
+        _remove(sys.modules.get(ASKED))
 
 
 def watched(spec: ModuleSpec | None, serves: Callable[[str], bool]) -> ModuleSpec | None:
@@ -79,16 +76,22 @@ def watched(spec: ModuleSpec | None, serves: Callable[[str], bool]) -> ModuleSpe
     return patching(spec, lambda module: _add(module, serves))
 
 
-def _add(module: ModuleType, serves: Callable[[str], bool]) -> None:
-    for name, version in VERSIONS.items():
+def _known(module: ModuleType | None) -> dict[str, Any]:
+    """What `pkg_resources` knows, to be changed; nothing where it is not, or of its stand-in."""
+    known = None if module is None else vars(module).get("working_set")
+    return {} if known is None else known.by_key
+
+
+def _add(module: Any, serves: Callable[[str], bool]) -> None:
+    known = _known(module)
+    for name, version in VERSIONS.items() if known else ():
         if serves(name):
             found = module.Distribution(project_name=name, version=version)
-            module.working_set.by_key.setdefault(found.key, found)
+            known.setdefault(found.key, found)
 
 
-def _remove(module: ModuleType) -> None:
-    if "working_set" in vars(module):  # the stand-in keeps no list
-        by_key = module.working_set.by_key
-        for name in VERSIONS:
-            if name.lower() in by_key and by_key[name.lower()].location is None:
-                del by_key[name.lower()]
+def _remove(module: ModuleType | None) -> None:
+    known = _known(module)
+    for name in VERSIONS:
+        if name.lower() in known and known[name.lower()].location is None:
+            del known[name.lower()]

@@ -1,7 +1,7 @@
 """Which loops of a kernel could be run in any order, as far as its names tell."""
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 __all__ = ["apart"]
 
@@ -17,11 +17,10 @@ def _is_apart(kernel: ast.FunctionDef, loop: ast.For) -> bool:
     ways_out = (ast.Break, ast.Return, ast.Yield, ast.Global, ast.Nonlocal, ast.Try, ast.With)
     if loop.orelse or any(isinstance(node, ways_out) for node in inner):
         return False
+    # Of a name that a turn reads before it gives it, the first turn of a program has none: that is
+    # an error, of turns that run at once as well, and then they run as they are written.
     given = _stored([*ast.walk(loop.target), *inner])
-    if given.intersection(_outside(kernel, loop)):
-        return False
-    wanted, _ = _flow(loop.body, _names(loop.target))
-    return not wanted & given
+    return not given.intersection(_outside(kernel, loop))
 
 
 def _stored(nodes: Iterable[ast.AST]) -> set[str]:
@@ -40,48 +39,3 @@ def _outside(node: ast.AST, loop: ast.For) -> Iterator[str]:
         if isinstance(child, ast.arg):
             yield child.arg
         yield from _outside(child, loop)
-
-
-def _flow(statements: Sequence[ast.stmt], known: set[str]) -> tuple[set[str], set[str]]:
-    """What statements read of what was before them.
-
-    Args:
-        statements: one after the other.
-        known: names that have been given since.
-
-    Returns:
-        Names that they may read before they give them, and those that they surely have given.
-    """
-    wanted: set[str] = set()
-    known = set(known)
-    for each in statements:
-        if isinstance(each, ast.If):
-            wanted |= _read(each.test) - known
-            first, one = _flow(each.body, known)
-            second, other = _flow(each.orelse, known)
-            wanted, known = wanted | first | second, one & other
-        elif isinstance(each, ast.For | ast.While):
-            wanted |= _read(each.iter if isinstance(each, ast.For) else each.test) - known
-            target = _names(each.target) if isinstance(each, ast.For) else set()
-            wanted |= _flow(each.body, known | target)[0]
-        else:
-            wanted |= _read(each) - known
-            if isinstance(each, ast.Assign | ast.AnnAssign):
-                known |= _stored(ast.walk(each))
-    return wanted, known
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-
-
-def _read(node: ast.AST) -> set[str]:
-    """Names that an expression or a statement reads; what is added to is read as well."""
-    added = {_name(n.target) for n in ast.walk(node) if isinstance(n, ast.AugAssign)}
-    return added | {
-        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-    }
-
-
-def _name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else ""

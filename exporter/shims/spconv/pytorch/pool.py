@@ -1,6 +1,7 @@
 """Pooling of voxels."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +32,13 @@ __all__ = [
 
 
 class _Pool(SparseModule):
-    """Arguments are as those of `SparseConvolution`; a stride of None is the window's size."""
+    """Arguments are as those of `SparseConvolution`; a stride of None is the window's size.
+
+    Attributes:
+        pooled: (m, c) of features (n, c) and the rows of m windows.
+    """
+
+    pooled: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(
         self,
@@ -76,25 +83,17 @@ class _Pool(SparseModule):
             kept[self.indice_key] = data
         return moved(input, self.pooled(input.features, data.rows), data, kept)
 
-    def pooled(self, features: Tensor, rows: Tensor) -> Tensor:
-        """(m, c) of features (n, c) and the rows of m windows."""
-        raise NotImplementedError
-
 
 class SparseMaxPool(_Pool):
     """The largest value, and 0 where none is larger."""
 
-    def pooled(self, features: Tensor, rows: Tensor) -> Tensor:
-        """See `_voxels.largest`."""
-        return _voxels.largest(features, rows)
+    pooled = staticmethod(_voxels.largest)
 
 
 class SparseAvgPool(_Pool):
     """The mean of the voxels that are there."""
 
-    def pooled(self, features: Tensor, rows: Tensor) -> Tensor:
-        """See `_voxels.averaged`."""
-        return _voxels.averaged(features, rows)
+    pooled = staticmethod(_voxels.averaged)
 
 
 class _Arguments(_Pool):
