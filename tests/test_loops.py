@@ -1,171 +1,309 @@
-"""What loops of a gradient program leave out: sums over steps, and what all steps share."""
+"""Loops of model code over dynamic sizes: `for t in range(length)`, and their kin."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
-from torch._higher_order_ops.scan import scan
+from torch import nn
 
-from fuseport.exporter.program import Program, TensorSpec, _loops
-from fuseport.exporter.program.forward import capture_forward
-from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter import api
+from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.models.user import parse_inputs
 
-Step = Callable[..., tuple[Tensor, Tensor]]
+SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 
+HEAD = """
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 class Net(nn.Module):
-    """A scan over the second dimension of x, whose steps are one of the functions below."""
-
-    def __init__(self, step: Step) -> None:
+    def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 4) / 2)
-        self.bias = nn.Parameter(torch.randn(4))
-        self.start = nn.Parameter(torch.randn(4))
-        self.step = step
+        self.a = nn.Linear(3, 3)
+        self.cell = nn.LSTMCell(3, 3)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        def one(state: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-            return self.step(state, at, self.weight, self.bias)
+    def step(self, h, x):
+        return torch.tanh(self.a(h) + x)
 
-        last, outputs = scan(
-            one, self.start.expand(x.shape[0], 4).clone(), x.transpose(0, 1).clone()
-        )
-        return last, outputs
+    def forward(self, x):
+        batch, length, _ = x.shape
+        h, ys, out = torch.zeros(batch, 3), [], torch.zeros_like(x)
+"""
 
-
-def linear(state: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    state = torch.tanh(nn.functional.linear(state, weight, bias) + x)
-    return state, state.clone()
-
-
-def both_ways(state: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    state = torch.tanh(state @ weight + x @ weight.transpose(0, 1) + bias)
-    return state, state * state
-
-
-def of_rows(state: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    state = state * torch.sigmoid(bias) + x
-    return state, (state * weight[0]).sum(-1)
-
-
-def squared(state: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    state = torch.tanh(state @ (weight @ weight) + x)
-    return state, state @ weight + bias
-
-
-def nothing_shared(state: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    state = torch.sin(state) * x
-    return state, state.clone()
-
-
-def a_sum_itself(state: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    y = x @ weight
-    return state + y, y * bias
-
-
-def in_parts(state: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    left, right = weight.chunk(2, 1)
-    state = torch.tanh(torch.cat([state @ left, x @ right], 1) + bias)
-    return state, torch.bmm(state[None], weight[None].expand(1, 4, 4))[0]
-
-
-STEPS = (linear, in_parts, both_ways, of_rows, squared, nothing_shared, a_sum_itself)
-
-
-def gradient_of(step: Step, of: type[Net] = Net) -> tuple[Net, Program]:
-    torch.manual_seed(0)
-    module = of(step).eval()
-    spec = TensorSpec("x", "float32", ("batch", "length", 4))
-    forward = capture_forward(module, {"x": torch.randn(2, 5, 4)}, [spec])
-    return module, capture_gradient(forward)
-
-
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-def test_gradients_are_what_they_were(step: Step) -> None:
-    compare(*gradient_of(step))
-
-
-def compare(module: Net, program: Program) -> None:
-    run = program.exported.module()
-    leaves = dict(module.named_parameters())
-    for sizes in ((2, 5, 4), (1, 1, 4), (3, 9, 4)):
-        x = torch.randn(sizes, requires_grad=True)
-        outputs = module(x)
-        seeds = [torch.randn_like(y) for y in outputs]
-        inputs = {"x": x, **leaves}
-        wanted = torch.autograd.grad(outputs, list(inputs.values()), seeds, allow_unused=True)
-        found = run(x.detach(), *seeds)
-        for name, value in zip(inputs, wanted, strict=True):
-            if value is None or f"grad/{name}" in program.none:
-                assert value is None
-                assert f"grad/{name}" not in found
-            else:
-                torch.testing.assert_close(found[f"grad/{name}"], value)
-
-
-def loops(program: Program) -> list[tuple[fx.Node, fx.GraphModule]]:
-    graph = program.exported.graph_module
-    scans = graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)
-    return [(node, getattr(graph, node.args[0].target)) for node in scans]
-
-
-@pytest.mark.parametrize("step", [linear, both_ways], ids=lambda step: step.__name__)
-def test_weights_are_no_state_and_no_slices_of_the_loop_back(step: Step) -> None:
-    _, program = gradient_of(step)
-    _, (back, body) = loops(program)
-    _, states, slices, shared = back.args
-    assert [tuple(node.meta["val"].shape)[1:] for node in states] == [(4,)]
-    assert all(node.meta["val"].shape[-2:] != (4, 4) for node in slices)
-    # Turned about, and as it is where both are taken.
-    assert {tuple(node.meta["val"].shape) for node in shared} == {(4, 4)}
-    # The state's cotangent alone: those of weights are products after the loop.
-    products = body.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
-    assert len(products) == (1 if step is linear else 2)
-
-
-class Summing(Net):
-    """A scan with two states, of which one is a sum that begins with a parameter."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        def one(states: tuple[Tensor, Tensor], at: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-            state, total = states
-            state = torch.tanh(state @ self.weight + at)
-            return (state, total + state.mT @ at), state * self.bias
-
-        start = self.start.expand(x.shape[0], 4).clone()
-        (last, total), outputs = scan(one, (start, self.weight.clone()), x.transpose(0, 1).clone())
-        return last @ total, outputs
-
-
-def test_a_state_of_the_models_own_that_is_a_sum_begins_where_it_did() -> None:
-    module, program = gradient_of(linear, Summing)
-    (_, states, *_), *_ = (node.args for node, _ in loops(program))
-    assert len(states) == 1
-    compare(module, program)
+# What is behind the head, and the smallest length that programs of it take: a first turn that does
+# something else is not in the loop, which has to have a turn then.
+FORMS: dict[str, tuple[str, int]] = {
+    "states, stacked": (
+        """
+        for t in range(length):
+            h = self.step(h, x[:, t])
+            ys.append(h)
+        return torch.stack(ys, dim=1) + x, h
+""",
+        1,
+    ),
+    "before each turn": (
+        """
+        for t in range(length):
+            ys.append(h)
+            h = self.step(h, x[:, t])
+        return torch.stack(ys, 1) * x
+""",
+        1,
+    ),
+    "last alone": (
+        """
+        for t in range(length):
+            h = 0.5 * h + self.a(x[:, t])
+        return h
+""",
+        1,
+    ),
+    "none at first": (
+        """
+        h, total = None, 0
+        for t in reversed(range(length)):
+            h = x[:, t] if h is None else self.step(h, x[:, t])
+            total = total + h.sum(-1)
+            ys.insert(0, h)
+        return torch.stack(ys, 1) - x, total
+""",
+        2,
+    ),
+    "with one before": (
+        """
+        h = x[:, 0]
+        ys = [h]
+        for t in range(1, x.size(1)):
+            h = self.step(h, x[:, t] - x[:, t - 1]) * t
+            ys.append(h)
+        return torch.cat([y.unsqueeze(1) for y in ys], 1)
+""",
+        2,
+    ),
+    "written": (
+        """
+        for t, row in enumerate(x.unbind(1)):
+            out[:, t] = self.a(row) / (t + 1)
+        return out
+""",
+        1,
+    ),
+    "written and read": (
+        """
+        out = out + x
+        for t in range(1, length):
+            out[:, t] = self.step(out[:, t - 1], out[:, t])
+        return out
+""",
+        2,
+    ),
+    "of a batch": (
+        """
+        return torch.stack([F.softmax(self.a(x[i]), 0) for i in range(len(x))])
+""",
+        1,
+    ),
+    "gone over": (
+        """
+        c = h
+        for row, other in zip(x.transpose(0, 1), x.unbind(1)):
+            h, c = self.cell(row * other, (h, c))
+            ys += [h, c]
+        return torch.cat(ys, 1)
+""",
+        1,
+    ),
+    "in pairs": (
+        """
+        for t in range(0, length - 1, 2):
+            h = self.step(h, x[:, t : t + 1].squeeze(1) - x[:, t + 1])
+        return h
+""",
+        2,
+    ),
+    "one within another": (
+        """
+        for i in range(batch):
+            g, row = torch.zeros(3), []
+            for t in range(length):
+                g = self.step(g, x[i, t])
+                row.append(g)
+            ys.append(torch.stack(row))
+        return torch.stack(ys)
+""",
+        1,
+    ),
+}
 
 
-class OnlyTotal(Net):
-    """A scan whose one state is a sum."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        def one(total: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-            return total + at.mT @ at, at * self.bias
-
-        return scan(one, self.weight.clone(), x.transpose(0, 1).clone())
+def exported(saved_net: SavedNet, body: str, folder: Path, **options: object) -> tuple:
+    """The model, its bundle, and what --model is."""
+    module, checkpoint, code = saved_net(HEAD + body)
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    return module, api.export(checkpoint, folder, model=code, inputs=inputs, **options), code
 
 
-def test_a_scans_only_state_stays_one() -> None:
-    module, program = gradient_of(linear, OnlyTotal)
-    for _, states, *_ in (node.args for node, _ in loops(program)):
-        assert len(states) == 1
-    compare(module, program)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_loop_has_as_many_turns_as_its_input_says(
+    name: str, saved_net: SavedNet, tmp_path: Path
+) -> None:
+    body, least = FORMS[name]
+    module, bundle, _ = exported(
+        saved_net, body, tmp_path / "b", programs="forward", format="torchscript"
+    )
+    program = torch.jit.load(bundle.folder / "forward.pt")
+    with torch.no_grad():
+        for batch, length in (1, least), (3, least + 1), (2, 41):
+            x = torch.randn(batch, length, 3)
+            found, wanted = program(x), module(x)
+            if isinstance(found, dict):
+                found = tuple(found.values())
+            torch.testing.assert_close(found, wanted)
 
 
-def test_large_products_are_one_after_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_loops, "_SMALL", 15)
-    for step in (linear, both_ways):
-        module, program = gradient_of(step)
-        compare(module, program)
-        targets = [node.target for node in program.exported.graph.nodes]
-        assert torch.ops.aten.bmm.default not in targets
+@pytest.mark.parametrize("name", ["states, stacked", "last alone", "written", "gone over"])
+def test_gradients_are_those_of_the_loop(name: str, saved_net: SavedNet, tmp_path: Path) -> None:
+    _, bundle, code = exported(saved_net, FORMS[name][0], tmp_path / "b")
+    for program in bundle.manifest["programs"].values():
+        assert program["inputs"][0]["dims"] == ["batch", "length", 3]
+    report = api.verify(bundle.folder, model=code)
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
+# As mamba-minimal has it.
+SCAN = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.A_log = nn.Parameter(torch.rand(4, 2))
+        self.D = nn.Parameter(torch.ones(4))
+        self.x_proj = nn.Linear(4, 4 + 2 + 2)
+
+    def forward(self, x):
+        delta, B, C = self.x_proj(x).split([4, 2, 2], dim=-1)
+        return self.scan(x, F.softplus(delta), -torch.exp(self.A_log), B, C, self.D)
+
+    def scan(self, u, delta, A, B, C, D):
+        b, l, d = u.shape
+        decay = torch.exp(torch.einsum("bld,dn->bldn", delta, A))
+        given = torch.einsum("bld,bln,bld->bldn", delta, B, u)
+        h = torch.zeros((b, d, A.shape[1]), device=u.device)
+        ys = []
+        for i in range(l):
+            h = decay[:, i] * h + given[:, i]
+            ys.append(torch.einsum("bdn,bn->bd", h, C[:, i, :]))
+        return torch.stack(ys, dim=1) + u * D
+"""
+
+
+def test_a_selective_scan_in_python_has_gradients_in_onnx_runtime(
+    saved_net: SavedNet, tmp_path: Path
+) -> None:
+    _, checkpoint, code = saved_net(SCAN)
+    inputs = parse_inputs(["x:[batch,length,4]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="onnx")
+    report = api.verify(bundle.folder, model=code, runtime="onnxruntime")
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
+REFUSED = {
+    "its number decides": (
+        """
+        for t in range(length):
+            ys.append(self.a(x[:, t]) if t % 7 != 6 else x[:, t])
+        return torch.stack(ys, 1)
+""",
+        r"goes on otherwise in some of its turns, as net\.py:20 decides",
+    ),
+    "how many are left decides": (
+        """
+        for t in range(length):
+            h = self.step(h, x[:, t]) if t < length - 1 else x[:, t]
+        return h
+""",
+        r"goes on otherwise in some of its turns, as net\.py:20 decides",
+    ),
+    "a counter decides": (
+        """
+        n = 0
+        for row in x.unbind(1):
+            n += 1
+            ys.append(self.a(row) if n != 9 else row)
+        return torch.stack(ys, 1)
+""",
+        "does otherwise in some of its turns: at batch=.* gives something else than the model",
+    ),
+    "how many there are": (
+        """
+        for row in x.unbind(1):
+            ys.append(self.a(row))
+        return torch.stack(ys, 1).sum(1) / len(ys)
+""",
+        "gives something else than the model",
+    ),
+    "left": (
+        """
+        for t in range(length):
+            h = self.step(h, x[:, t])
+            if len(ys) == 2:
+                break
+            ys.append(h)
+        return torch.stack(ys, 1)
+""",
+        "it is left before its end",
+    ),
+    "ever more": (
+        """
+        for t in range(length):
+            ys.append(x[:, : t + 1].sum(1))
+        return torch.stack(ys, 1)
+""",
+        "the sizes of aten.slice.Tensor change from turn to turn",
+    ),
+    "two turns before": (
+        """
+        ys = [h, h]
+        for t in range(length):
+            ys.append(self.step(ys[-2], x[:, t]))
+        return torch.stack(ys, 1)
+""",
+        "its turns take more of others than what the one before left",
+    ),
+    "one of them": (
+        """
+        for t in range(length):
+            h = self.step(h, x[:, t])
+            ys.append(h)
+        return ys[1]
+""",
+        "something of a turn before the last is taken behind it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_turns_that_are_not_alike_are_refused(
+    name: str, saved_net: SavedNet, tmp_path: Path
+) -> None:
+    body, reason = REFUSED[name]
+    with pytest.raises(ExportFailed, match=f"comes out fixed at .*: .*{reason}"):
+        exported(saved_net, body, tmp_path / "b", programs="forward", format="torchscript")
+
+
+def test_a_number_that_a_loop_is_over_is_left_as_it_is(saved_net: SavedNet, tmp_path: Path) -> None:
+    """As many turns as the example has, one after the other."""
+    _, checkpoint, code = saved_net(HEAD + FORMS["states, stacked"][0])
+    inputs = parse_inputs(["x:[batch,5,3]"])
+    bundle = api.export(
+        checkpoint, tmp_path / "b", model=code, inputs=inputs, programs="forward",
+        format="torchscript",
+    )  # fmt: skip
+    program = torch.jit.load(bundle.folder / "forward.pt")
+    assert "for " not in program.code

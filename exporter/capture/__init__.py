@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from fuseport.exporter import shims
 from fuseport.exporter.capture import blockers, counts, decisions, integers
 from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.capture.guards import guards
+from fuseport.exporter.capture.holding import hold
 from fuseport.exporter.capture.lengths import in_order
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable
@@ -32,6 +33,7 @@ from fuseport.exporter.program.conditions import excluded
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.program.matching import Inseparable
+from fuseport.exporter.program.rolled import Unrolled
 from fuseport.exporter.user_code import hint, own_backward
 
 __all__ = ["PROGRAMS", "capture", "tried", "went"]
@@ -51,6 +53,7 @@ _SCANS = (
 
 _TRIED = 5  # inputs of larger sizes, and as many of the smallest
 _SMALL = 8  # a size that may be larger
+_OTHERS = (lambda n: 2 * n, lambda n: n + 1, lambda n: 1, lambda n: 2, lambda n: 3)  # than one
 
 Progress = Callable[[str], None]
 
@@ -213,7 +216,8 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
     except Inseparable as error:
         reason = str(error)
     except ExportFailed as error:  # what else there is
-        failure, reason = error, ""
+        fixed = isinstance(failure, FixedDimension) and isinstance(error, FixedDimension)
+        failure, reason = (failure if fixed else error), ""
     if isinstance(failure, FixedDimension | counts.Otherwise):
         raise failure  # the capture went through: nothing blocks it
     progress("looking for what blocks the export")
@@ -295,13 +299,19 @@ def _captures(
     failure: ExportFailed | None = None
     code: list[integers.Place] = []
     while True:
+        loops = any(called == integers.LOOPS for _, called in code)
         with integers.symbolic(code), integers.noticed() as more:
             try:
-                found.insert(0, _forward(model, inputs, entry, state))
+                program = _forward(model, _roomy(model) if loops else inputs, entry, state)
+                if loops:
+                    hold(program, _calls(model, _sizes(model), ()))
+                found.insert(0, program)
             except ExportFailed as error:
                 # That `len` of what is selected has no number says less than what comes next.
                 if failure is None or isinstance(failure.__cause__, GuardOnDataDependentSymNode):
                     failure = error
+                elif isinstance(failure, FixedDimension) and isinstance(error, Unrolled):
+                    failure = failure.since(str(error))
         known = {(id(names), called) for names, called in code}
         if not (new := [place for place in more if (id(place[0]), place[1]) not in known]):
             break
@@ -332,7 +342,7 @@ def _forward(
         try:
             program, counted = counts.joined(captured, both, {})
             if counted:
-                calls = _calls(model, inputs, made or ())
+                calls = _calls(model, itertools.chain([inputs], _others(model)), made or ())
                 program = counts.settled(program, counted, calls, both, fatal)
             break
         except counts.Otherwise as error:
@@ -399,17 +409,33 @@ def _marked(
 
 
 def _calls(
-    model: Model, inputs: Mapping[str, torch.Tensor], made: Sequence[Decision]
+    model: Model, inputs: Iterable[Mapping[str, torch.Tensor]], made: Sequence[Decision]
 ) -> Iterator[counts.Call]:
-    """The model at the example's inputs, and at others, going the way that it goes there."""
+    """The model at some inputs, going the way that it goes there, but for decisions by values."""
     answers = {decision.name: decision.value for decision in made}
 
     def call(given: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         _, outputs = went(model, given, answers)
         return list(given.values()), outputs
 
-    for given in itertools.chain([inputs], _others(model)):
+    for given in inputs:
         yield partial(call, given)
+
+
+def _roomy(model: Model) -> dict[str, torch.Tensor]:
+    """Inputs of sizes at which loops over them have some turns."""
+    generator = torch.Generator().manual_seed(len(model.inputs))
+    sizes = {name: size * -(-_SMALL // size) for name, size in model.sizes.items()}
+    return {spec.name: example(spec, sizes, generator) for spec in model.inputs}
+
+
+def _sizes(model: Model) -> Iterator[dict[str, torch.Tensor]]:
+    """Inputs of the example's sizes, of others about them, and of the smallest."""
+    generator = torch.Generator().manual_seed(len(model.inputs))
+    sizes = model.sizes
+    more = ({name: of(size) for name, size in sizes.items()} for of in _OTHERS)
+    for each in (sizes, *more):
+        yield {spec.name: example(spec, each, generator) for spec in model.inputs}
 
 
 def _refuse_compiled(model: Model) -> None:

@@ -1,7 +1,8 @@
 """`int(…)` and `len(…)` in model code, which make numbers of dynamic sizes: `int(height / 2)`.
 
 What Python's `int` and `len` return is always a number, so a capture takes the size of its example
-for good. For the time of another capture the code has others, which leave sizes what they are.
+for good. For the time of another capture the code has others, which leave sizes what they are; and
+loops over a size take a few turns, see `turns`.
 """
 
 import builtins
@@ -16,15 +17,21 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 from torch.fx.experimental import symbolic_shapes
 
+from fuseport.exporter.capture import turns
 from fuseport.exporter.capture.blockers import is_users
+from fuseport.exporter.capture.turns import turning
 from fuseport.exporter.program import listed
 from fuseport.exporter.program.listed import Item, Listed, vector_of
 from fuseport.exporter.program.symbolic import not_negative, quotient_of
 
-__all__ = ["Place", "noticed", "symbolic", "unseen"]
+__all__ = ["LOOPS", "Place", "noticed", "symbolic", "unseen"]
 
 Place = tuple[dict[str, Any], str]
-"""The names that are global in a module of model code, and which of `int` and `len` it calls."""
+"""The names that are global in a module of model code, and which of `int` and `len` it calls, or
+`LOOPS`, where it goes round as often as a size says."""
+
+LOOPS = "index"
+"""What Python calls of a size for that."""
 
 
 @contextmanager
@@ -54,10 +61,14 @@ def noticed() -> Iterator[list[Place]]:
         return one_by_one(vector)
 
     whole = (noting(kind, "int") for kind in (SymInt, SymFloat, Tensor, Item))
-    lengths = noting(Tensor, "len"), noting(Listed, "len")
+    lengths = noting(Tensor, "len"), noting(Listed, "len"), noting(SymInt, LOOPS)
+
+    def parts(frame: FrameType) -> None:
+        note(frame, LOOPS)
+
     gone_over = mock.patch.object(listed, "numbers", numbers)
     with ExitStack() as stack:
-        for noted in (*whole, *lengths, gone_over, unseen(__file__)):
+        for noted in (*whole, *lengths, gone_over, turns.Taken(parts), unseen(__file__)):
             stack.enter_context(noted)
         yield found
 
@@ -79,9 +90,16 @@ def symbolic(code: Sequence[Place]) -> Iterator[None]:
     """Have `int` and `len` leave dynamic sizes what they are in some modules."""
     others = {"int": _Int, "len": _len}
     with ExitStack() as stack:
-        stack.enter_context(unseen(__file__))
+        stack.enter_context(unseen(__file__, turns.__file__))
+        looped = [names for names, called in code if called == LOOPS]
+        if looped:
+            loops = stack.enter_context(turning())
+            for names in looped:
+                instead = {"range": loops.range, "enumerate": loops.enumerate}
+                stack.enter_context(mock.patch.dict(names, instead))
         for names, called in code:
-            stack.enter_context(mock.patch.dict(names, {called: others[called]}))
+            if called in others:
+                stack.enter_context(mock.patch.dict(names, {called: others[called]}))
         yield
 
 

@@ -46,6 +46,7 @@ from fuseport.exporter.program._unbound import forget_beyond
 from fuseport.exporter.program.listed import listing
 from fuseport.exporter.program.packed import packing, with_values
 from fuseport.exporter.program.portable import DIFFERENTIABLE
+from fuseport.exporter.program.rolled import rolled
 from fuseport.exporter.program.symbolic import (
     Symbolic,
     of_inputs,
@@ -166,7 +167,7 @@ def _exported(
         detach_regions(exported.graph_module)
         with asked_once():
             exported = exported.run_decompositions({**DIFFERENTIABLE, **_replaced_operators()})
-    return exported
+    return rolled(exported)
 
 
 def _replaced_operators() -> dict[Any, Callable[..., Any]]:
@@ -313,6 +314,7 @@ class FixedDimension(ExportFailed):
         size: the only one.
         where: the place in the model's code that fixes it, if known.
         instead: a function that computes the same for any size, if known.
+        since: why a loop there cannot be one of any number of turns, if that was tried.
     """
 
     def __init__(
@@ -323,19 +325,26 @@ class FixedDimension(ExportFailed):
         size: int,
         where: str = "",
         instead: str | None = None,
+        since: str = "",
     ) -> None:
         self.size = size
+        self._place = where, instead
         self._about = kind, name, dim, size
         by = f"at {where}" if where else "by a loop over it, or a parameter of that size"
         super().__init__(
             f"the {kind} program cannot be captured: dimension {dim} of input {name} comes out "
             f"fixed at {size}, {by}; give the number instead of a name for it"
             + (f", or call {instead} there, which takes any" if instead else "")
+            + (f": {since}" if since else "")
         )
 
     def at(self, where: str, instead: str | None) -> "FixedDimension":
         """The same error with the place, and what could be called there."""
         return FixedDimension(*self._about, where, instead)
+
+    def since(self, reason: str) -> "FixedDimension":
+        """The same error with why a loop that it is by cannot be one of any number of turns."""
+        return FixedDimension(*self._about, *self._place, reason)
 
 
 def _check_dynamic(kind: Kind, exported: ExportedProgram, specs: Sequence[TensorSpec]) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "marker",
     "mode_of",
     "plain",
+    "region_key",
     "with_constants",
 ]
 
@@ -182,7 +183,7 @@ def _key(
     if node.op == "placeholder":
         return "placeholder", inputs[node.name]
     if node.op == "get_attr":
-        return "get_attr", _region(getattr(module, str(node.target)))
+        return "get_attr", region_key(getattr(module, str(node.target)))
     if node.op == "output":
         return node.op, id(node)  # of which there is none in another graph
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
@@ -193,7 +194,7 @@ def _key(
     )
 
 
-def _region(module: Any) -> Hashable:
+def region_key(module: Any) -> Hashable:
     """What is the same for graphs inside that compute the same."""
     if not isinstance(module, fx.GraphModule):
         return id(module)
@@ -203,7 +204,7 @@ def _region(module: Any) -> Hashable:
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         target: Hashable = node.target if node.op == "call_function" else node.op
         if node.op == "get_attr":
-            target = _region(getattr(module, str(node.target)))
+            target = region_key(getattr(module, str(node.target)))
         given = tuple(number[e] if isinstance(e, fx.Node) else plain(e) for e in flat)
         lines.append((target, str(spec), given))
     return tuple(lines)

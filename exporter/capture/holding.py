@@ -1,0 +1,54 @@
+"""A program held against its model, at other sizes than those that it was captured at."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fuseport.exporter.capture.counts import Call
+from fuseport.exporter.program import Program
+from fuseport.exporter.program.conditions import admits
+from fuseport.exporter.program.rolled import Unrolled
+from fuseport.exporter.program.rounding import close
+
+__all__ = ["hold"]
+
+
+def hold(program: Program, calls: Iterable[Call]) -> None:
+    """Hold a program with loops against its model.
+
+    Args:
+        program: of a forward.
+        calls: at inputs of several sizes.
+
+    Raises:
+        Unrolled: it gives something else than the model does, or there are no two sizes at which
+            both can be asked.
+    """
+    compared = set()
+    module = program.exported.module(check_guards=False)
+    for call in calls:
+        try:
+            inputs, expected = call()
+        except Exception:  # the model's own, which may take no such sizes
+            continue
+        shapes = zip(program.inputs, inputs, strict=True)
+        pairs = [pair for spec, x in shapes for pair in zip(spec.dims, x.shape, strict=True)]
+        sizes = {dim: size for dim, size in pairs if isinstance(dim, str)}
+        if not admits(program, sizes):
+            continue
+        with torch.no_grad():
+            result = module(*inputs)
+        found = [result] if isinstance(result, Tensor) else list(result.values())
+        if not all(close(ours, theirs, 0.0) for ours, theirs in zip(found, expected, strict=True)):
+            at = ", ".join(f"{dim}={size}" for dim, size in sizes.items())
+            raise Unrolled(
+                f"a loop over a dynamic size does otherwise in some of its turns: at {at} its "
+                "program gives something else than the model"
+            )
+        compared.add(tuple(sizes.items()))
+    if len(compared) < 2:
+        raise Unrolled(
+            "a loop over a dynamic size is not known to do the same in all of its turns: there are "
+            "no two sizes at which the model runs"
+        )

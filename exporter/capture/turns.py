@@ -1,0 +1,479 @@
+"""Loops of model code over a dynamic size: `for t in range(x.shape[1])`, `for step in x`.
+
+How often Python goes round is a number, and a capture takes it from its example for good. For the
+time of another capture such a loop takes a few turns, which are marked in the graph; `rolled` makes
+of them a loop over all. The number of a turn is a number that notes what is decided by it: that
+must come to the same in all turns but the first.
+"""
+
+import builtins
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, ClassVar
+from unittest import mock
+
+import torch
+from torch import SymBool, SymInt, Tensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from fuseport.exporter.capture.blockers import is_users
+from fuseport.exporter.capture.decisions import place_of
+from fuseport.exporter.program.matching import ASSERT
+from fuseport.exporter.program.rolled import (
+    END,
+    TURNS,
+    Unrolled,
+    next_turn,
+    stack_turns,
+    turn_marker,
+)
+
+__all__ = ["Taken", "Turning", "turning"]
+
+_MOST = 4096  # of a size at which there could be enough turns
+
+
+class Turning(TorchFunctionMode):
+    """Has the loops of model code over dynamic sizes take a few turns each.
+
+    `range` and `enumerate` are to take the place of Python's in that code.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loops: list[_Loop] = []
+        self._within: list[_Loop] = []  # of them, those that are gone round, the outermost first
+        # By a tensor's id: itself, which keeps that id, and the turn of each loop that made it.
+        self._made: dict[int, tuple[Tensor, dict[_Loop, int]]] = {}
+
+    def range(self, *bounds: Any) -> Any:
+        """What `range` returns, over a few of its numbers where a bound is dynamic."""
+        dynamic = [bound for bound in bounds if isinstance(bound, SymInt)]
+        if not dynamic or not all(map(_is_dynamic, dynamic)):
+            return builtins.range(*bounds)
+        start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+        if not isinstance(step, int) or step == 0 or (step < 0 and isinstance(start, int)):
+            return builtins.range(*bounds)
+        return _Numbers(self, start, stop, step)
+
+    def enumerate(self, over: Any, start: int = 0) -> Iterator[tuple[Any, Any]]:
+        """What `enumerate` gives, the numbers those of turns where there are such."""
+        if not isinstance(over, _Numbers) and not _is_long(over, 0):
+            yield from builtins.enumerate(over, start)
+            return
+        for number, each in builtins.enumerate(over):
+            yield _number(start, 1, number), each
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _UNBINDS and (dim := _long(args, kwargs)) is not None:
+            return self._parts(args[0], dim, sys._getframe(1))
+        if func in _JOINS and self._loops and (lists := _lists(func, args, kwargs)):
+            result = self._joined(func, *lists)
+        else:
+            result = func(*args, **kwargs)
+        if self._loops:
+            self._note(result, (args, kwargs))
+        return result
+
+    def _note(self, result: Any, given: Any) -> None:
+        """Note which turns made what a function returns."""
+        turns: dict[_Loop, set[int]] = {}
+        for each in pytree.tree_leaves(given):
+            for loop, turn in self._turns_of(each).items():
+                turns.setdefault(loop, set()).add(turn)
+        of_one = {loop: turn for loop, (turn, *others) in turns.items() if not others}
+        of_one |= {loop: loop.turn for loop in self._within}
+        for each in pytree.tree_leaves(result):
+            if isinstance(each, Tensor):
+                self._made[id(each)] = each, of_one
+                for loop in self._within:
+                    loop.made.append(each)
+
+    def _turns_of(self, x: Any) -> dict["_Loop", int]:
+        """The turns that made a tensor, of each loop one; none, where several of it did."""
+        return self._made[id(x)][1] if isinstance(x, Tensor) and id(x) in self._made else {}
+
+    def _joined(self, func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
+        """What joins tensors, with what all turns of a loop make in the place of that of a few."""
+        parts: list[Tensor] = []
+        at = 0
+        added = func is torch.stack
+        while at < len(tensors):
+            found = next(filter(None, (self._run(tensors, at, loop) for loop in self._loops)), None)
+            if found is None:
+                parts.append(tensors[at].unsqueeze(dim) if added else tensors[at])
+                at += 1
+                continue
+            whole, length = found
+            whole = whole.movedim(0, dim)
+            parts.append(whole if added else whole.flatten(dim, dim + 1))
+            at += length
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+    def _run(self, tensors: Sequence[Tensor], at: int, loop: "_Loop") -> tuple[Tensor, int] | None:
+        """What all turns of a loop made, stacked, where a list has that of a few from a place on.
+
+        Beside it, how long that is in the list: of each turn there may be several tensors, one
+        after the other. What a turn is given by the one before is there of the first, too.
+        """
+        if loop in self._within:
+            return None
+        turns = [self._turns_of(each).get(loop) for each in tensors[at:]]
+        some = next((i for i, turn in enumerate(turns) if turn != turns[0]), len(turns))
+        for width in dict.fromkeys((some, 1)):
+            each = [turn for turn in builtins.range(TURNS) for _ in builtins.range(width)]
+            length = len(each)
+            if turns[:length] == each:
+                rows = [tensors[at + i : at + length : width] for i in builtins.range(width)]
+                of_each = [stack_turns(list(row), loop.count, loop.number) for row in rows]
+                whole = of_each[0] if width == 1 else torch.stack(of_each, 1).flatten(0, 1)
+                return whole, length
+        run = list(tensors[at : at + TURNS])
+        if turns[:TURNS] == [*builtins.range(TURNS)][::-1]:
+            return stack_turns(run[::-1], loop.count, loop.number).flip(0), TURNS
+        before = turns[:TURNS] == [None, *builtins.range(TURNS - 1)]
+        if before and turns[TURNS : TURNS + 1] != [TURNS - 1]:
+            return stack_turns(run, loop.count, loop.number), TURNS
+        return None
+
+    def _parts(self, x: Tensor, dim: int, frame: FrameType) -> Iterator[Tensor]:
+        count: Any = x.shape[dim]
+        return self.turns(count, lambda number: x.select(dim, number), place_of(frame))
+
+    def turns(self, count: Any, value: Callable[[int], Any], place: str) -> Iterator[Any]:
+        """What a few turns of a loop go over.
+
+        Args:
+            count: of all of them.
+            value: what the turn of a number goes over.
+            place: of the loop in model code.
+
+        Raises:
+            Unrolled: code decides by what differs from turn to turn, or the example is too
+                small for so many.
+        """
+        loop = _Loop(len(self._loops), place, count)
+        self._loops.append(loop)
+        self._within.append(loop)
+        try:
+            with loop.longer():
+                for number in builtins.range(TURNS):
+                    loop.mark(number)
+                    yield value(number)
+                    loop.refuse()
+                loop.mark(END)
+        finally:
+            self._within.remove(loop)
+
+    def decided(self, condition: Any, frame: FrameType) -> None:
+        """Note that model code decides by a condition on sizes."""
+        if is_users(frame):
+            for loop in self._within:
+                if condition.node.expr.free_symbols & loop.count.node.expr.free_symbols:
+                    loop.by = place_of(frame)
+
+
+@contextmanager
+def turning() -> Iterator[Turning]:
+    """Within, such loops take a few turns, where `range` is the mode's."""
+    mode = Turning()
+    own: Callable[[SymBool], bool] = SymBool.__bool__
+
+    def asked(condition: SymBool) -> bool:
+        mode.decided(condition, sys._getframe(1))
+        return own(condition)
+
+    with mock.patch.object(SymBool, "__bool__", asked), _Turn.by(mode), mode:
+        yield mode
+
+
+class _Loop:
+    """One that is gone round.
+
+    Attributes:
+        number: of it.
+        place: in model code.
+        count: of its turns.
+        turn: that is taken.
+        made: in that turn so far.
+        by: where code has decided by what differs between them; empty if nowhere.
+    """
+
+    def __init__(self, number: int, place: str, count: Any) -> None:
+        self.number, self.place, self.count = number, place, count
+        self.turn = END
+        self.made: list[Tensor] = []
+        self.by = ""
+
+    def mark(self, number: int) -> None:
+        self.turn = number
+        made = [torch.zeros(()), *self.made]
+        ASSERT(next_turn(self.count, made), turn_marker(self.number, number, self.place))
+        self.made = []
+
+    def refuse(self) -> None:
+        if self.by:
+            raise Unrolled(
+                f"the loop at {self.place} goes on otherwise in some of its turns, as {self.by} "
+                "decides"
+            )
+
+    @contextmanager
+    def longer(self) -> Iterator[None]:
+        """Sizes at which there are so many turns are known to be that large meanwhile."""
+        env, expr = self.count.node.shape_env, self.count.node.expr
+        symbols = sorted(expr.free_symbols, key=str)
+        enough = (n for n in builtins.range(1, _MOST) if _at(expr, symbols, n) >= TURNS)
+        least = next(enough, None)
+        if least is None:
+            raise Unrolled(f"the loop at {self.place} takes {expr} turns")
+        _check_example(env, symbols, least, self.place)
+        with ExitStack() as stack:
+            for symbol in symbols:
+                stack.enter_context(_at_least(env, symbol, least))
+            yield
+
+
+def _at(expr: Any, symbols: list[Any], size: int) -> int:
+    found = expr.subs(dict.fromkeys(symbols, size))
+    return int(found) if found.is_number else 0
+
+
+def _check_example(env: ShapeEnv, symbols: list[Any], least: int, place: str) -> None:
+    hints: Any = getattr(env, "backed_var_to_val", None) or env.var_to_val  # by torch's version
+    for symbol in symbols:
+        hint = hints.get(symbol)
+        if hint is not None and int(hint) < least:
+            raise Unrolled(
+                f"the loop at {place} takes fewer than {TURNS} turns at a size of {hint}: give an "
+                f"example of {least} or more, --size"
+            )
+
+
+@contextmanager
+def _at_least(env: ShapeEnv, symbol: Any, least: int) -> Iterator[None]:
+    known = env.var_to_range[symbol]
+    env.var_to_range[symbol] = known & ValueRanges(least, known.upper)
+    env._update_version_counter()
+    try:
+        yield
+    finally:
+        env.var_to_range[symbol] = known
+        env._update_version_counter()
+
+
+_UNBINDS = (Tensor.unbind, torch.unbind)  # the former, too, where a tensor is gone over
+
+
+def _long(args: Any, kwargs: Any) -> int | None:
+    """The dimension that `unbind` takes apart, if that is dynamic."""
+    x = args[0] if args else None
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    return dim if isinstance(dim, int) and _is_long(x, dim) else None
+
+
+def _is_long(x: Any, dim: int) -> bool:
+    """Whether something is a tensor with a dimension that is dynamic."""
+    return isinstance(x, Tensor) and bool(x.dim()) and _is_dynamic(x.shape[dim])
+
+
+def _is_dynamic(size: Any) -> bool:
+    """Whether it is a size of the inputs, and does not hang on values."""
+    return isinstance(size, SymInt) and not bool(free_unbacked_symbols(size))
+
+
+class Taken(TorchFunctionMode):
+    """Tells of code that goes over a dynamic dimension of a tensor.
+
+    Args:
+        note: is given the frame of the call.
+    """
+
+    def __init__(self, note: Callable[[FrameType], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _UNBINDS and _long(args, kwargs or {}) is not None:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and not is_users(frame):
+                frame = frame.f_back
+            if frame is not None:
+                self._note(frame)
+        return func(*args, **(kwargs or {}))
+
+
+_JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
+
+
+def _lists(func: Any, args: Any, kwargs: Any) -> tuple[Sequence[Tensor], int] | None:
+    """The tensors that are joined, and the dimension; None where it is called in another way."""
+    given = {**dict(zip(("tensors", "dim"), args, strict=False)), **kwargs}
+    tensors, dim = given.pop("tensors", None), given.pop("dim", given.pop("axis", 0))
+    if given or not isinstance(tensors, list | tuple) or not isinstance(dim, int) or not tensors:
+        return None
+    return tensors, dim % (tensors[0].dim() + (func is torch.stack))
+
+
+def _number(start: Any, step: int, turn: int) -> Any:
+    at = start + step * turn
+    return at if turn == 0 or not isinstance(at, int) else _Turn(at, start + step, step)
+
+
+class _Numbers:
+    """A `range` with a dynamic bound."""
+
+    def __init__(self, mode: Turning, start: Any, stop: Any, step: int) -> None:
+        self._mode, self._start, self._stop, self._step = mode, start, stop, step
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._from(self._start, self._step, sys._getframe(1))
+
+    def __reversed__(self) -> Iterator[Any]:
+        last = self._start + (self._count() - 1) * self._step
+        return self._from(last, -self._step, sys._getframe(1))
+
+    def __len__(self) -> int:
+        return int(self._count())
+
+    def __getitem__(self, index: Any) -> Any:
+        return builtins.range(self._start, self._stop, self._step)[index]
+
+    def _count(self) -> Any:
+        span = self._stop - self._start if self._step > 0 else self._start - self._stop
+        size = abs(self._step)
+        return span if size == 1 else (span + size - 1) // size
+
+    def _from(self, start: Any, step: int, frame: FrameType) -> Iterator[Any]:
+        count = self._count()
+        if not isinstance(count, SymInt):  # as of range(n, n + 3)
+            return (start + step * number for number in builtins.range(count))
+        return self._mode.turns(count, lambda number: _number(start, step, number), place_of(frame))
+
+
+class _Turn(int):
+    """The number of a turn, or one that goes up with it from turn to turn.
+
+    Args:
+        value: in this turn.
+        least: in the second turn, the first that others are like.
+        step: by which it goes up.
+    """
+
+    _modes: ClassVar[list[Turning]] = []
+
+    def __new__(cls, value: int, least: int, step: int) -> "_Turn":
+        made = super().__new__(cls, value)
+        made.least, made.step = least, step
+        return made
+
+    least: int
+    step: int
+
+    @classmethod
+    @contextmanager
+    def by(cls, mode: Turning) -> Iterator[None]:
+        """Have what is decided noted in a mode meanwhile."""
+        cls._modes.append(mode)
+        try:
+            yield
+        finally:
+            cls._modes.pop()
+
+    def _plain(self) -> int:
+        return int.__int__(self)
+
+    def _differs(self, frame: FrameType) -> None:
+        """Note that what comes next differs from turn to turn."""
+        if is_users(frame) and self._modes:
+            for loop in self._modes[-1]._within:
+                loop.by = place_of(frame)
+
+    def __add__(self, other: Any) -> Any:
+        if type(other) is not int:
+            return self._plain() + other
+        return _Turn(self._plain() + other, self.least + other, self.step)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        if type(other) is not int:
+            return self._plain() - other
+        return self + -other
+
+    def __mul__(self, other: Any) -> Any:
+        if type(other) is not int or other <= 0:
+            return self._plain() * other
+        return _Turn(self._plain() * other, self.least * other, self.step * other)
+
+    __rmul__ = __mul__
+
+    def _never_below(self, other: Any, *, equal: bool) -> bool:
+        """Whether it is above a number in all these turns, or as large as that."""
+        if type(other) is not int:
+            return False
+        return self.least > other or (equal and self.least == other)
+
+    def __gt__(self, other: Any) -> Any:
+        if not self._never_below(other, equal=False):
+            self._differs(sys._getframe(1))
+        return self._plain() > other
+
+    def __ge__(self, other: Any) -> Any:
+        if not self._never_below(other, equal=True):
+            self._differs(sys._getframe(1))
+        return self._plain() >= other
+
+    def __lt__(self, other: Any) -> Any:
+        if not self._never_below(other, equal=True):
+            self._differs(sys._getframe(1))
+        return self._plain() < other
+
+    def __le__(self, other: Any) -> Any:
+        if not self._never_below(other, equal=False):
+            self._differs(sys._getframe(1))
+        return self._plain() <= other
+
+    def __eq__(self, other: Any) -> Any:
+        if isinstance(other, int | SymInt) and not self._never_below(other, equal=False):
+            self._differs(sys._getframe(1))
+        return self._plain() == other
+
+    def __ne__(self, other: Any) -> Any:
+        if isinstance(other, int | SymInt) and not self._never_below(other, equal=False):
+            self._differs(sys._getframe(1))
+        return self._plain() != other
+
+    def __bool__(self) -> bool:
+        if self.least <= 0:
+            self._differs(sys._getframe(1))
+        return self._plain() != 0
+
+    def __hash__(self) -> int:
+        self._differs(sys._getframe(1))
+        return hash(self._plain())
+
+
+def _differing(name: str) -> Any:
+    own = getattr(int, name)
+
+    def noted(self: _Turn, *others: Any) -> Any:
+        self._differs(sys._getframe(1))
+        return own(self, *others)
+
+    return noted
+
+
+for _name in (
+    *("__mod__", "__rmod__", "__floordiv__", "__rfloordiv__", "__truediv__", "__rtruediv__"),
+    *("__pow__", "__rpow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
+    *("__divmod__", "__rdivmod__", "__float__", "__rsub__", "__neg__"),
+    *("__invert__", "__abs__", "__round__", "__floor__", "__ceil__", "__trunc__"),
+):
+    setattr(_Turn, _name, _differing(_name))

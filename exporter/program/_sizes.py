@@ -1,0 +1,105 @@
+"""Sizes of a graph, told by expressions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]  # it has no types
+import torch
+from torch import SymInt, Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.proxy import GraphAppendingTracer, Proxy
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+__all__ = ["Sizes", "Unlike", "expr_of", "is_size"]
+
+aten = torch.ops.aten
+
+
+class Unlike(Exception):
+    """Turns of a loop are not alike: why."""
+
+
+def expr_of(value: Any) -> Any:
+    """A number or a size, or the node of one, as an expression."""
+    value = value.meta["val"] if isinstance(value, fx.Node) else value
+    return value.node.expr if isinstance(value, SymInt) else sympy.Integer(value)
+
+
+def is_size(value: Any) -> bool:
+    """Whether it is a number or a size, or the node of one."""
+    value = value.meta.get("val") if isinstance(value, fx.Node) else value
+    return isinstance(value, int | SymInt) and not isinstance(value, bool)
+
+
+class Sizes:
+    """Makes nodes of sizes.
+
+    Args:
+        graph: in which.
+        mode: of its fakes.
+        given: a symbol's node in the graph; None where that is a size of a tensor there.
+    """
+
+    def __init__(
+        self, graph: fx.Graph, mode: Any, given: Callable[[Any], fx.Node] | None = None
+    ) -> None:
+        self._graph, self.mode, self._given = graph, mode, given
+
+    def value(self, expr: Any) -> Any:
+        """What a size is in the trace."""
+        if expr.is_Integer:
+            return int(expr)
+        return self.mode.shape_env.create_symintnode(expr, hint=None)
+
+    def node(self, expr: Any, before: fx.Node) -> Any:
+        """A number, or a node of a size that stands before another node.
+
+        Raises:
+            Unlike: nothing there has such sizes.
+        """
+        if expr.is_Integer:
+            return int(expr)
+        tracer = GraphAppendingTracer(self._graph)
+        symbols = {symbol: self._symbol(symbol, before) for symbol in expr.free_symbols}
+        last = before.prev
+        with self._graph.inserting_before(before):
+            proxies = {symbol: Proxy(node, tracer) for symbol, node in symbols.items()}
+            made: fx.Node = sympy_interp(PythonReferenceAnalysis, proxies, expr).node
+        while last.next is not before:
+            last = last.next
+            self.evaluate(last)
+        return made
+
+    def _symbol(self, symbol: Any, before: fx.Node) -> fx.Node:
+        if self._given is not None:
+            return self._given(symbol)
+        for node in self._graph.nodes:
+            if node is before:
+                break
+            value = node.meta.get("val")
+            for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
+                if isinstance(size, SymInt) and size.node.expr == symbol:
+                    return self.call(before, aten.sym_size.int, node, dim)
+        raise Unlike("a size in it hangs on values")
+
+    def call(self, before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Call an operator before a node; sizes among its arguments may be expressions."""
+        args, kwargs = pytree.tree_map(
+            lambda each: self.node(each, before) if isinstance(each, sympy.Basic) else each,
+            (args, kwargs),
+        )
+        with self._graph.inserting_before(before):
+            made = self._graph.call_function(target, args, kwargs)
+        self.evaluate(made)
+        return made
+
+    def evaluate(self, node: fx.Node) -> None:
+        """Give a node the fake of its value."""
+        if node.op == "get_attr":
+            return
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        quiet = self.mode.shape_env.suppress_guards()
+        with self.mode, enable_python_dispatcher(), torch.no_grad(), quiet:
+            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
