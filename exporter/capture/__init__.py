@@ -12,14 +12,14 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fuseport.exporter import shims
-from fuseport.exporter.capture import blockers, counts, decisions, integers
+from fuseport.exporter.capture import blockers, counts, decisions, integers, sizes
 from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.capture.guards import guards
 from fuseport.exporter.capture.holding import hold
 from fuseport.exporter.capture.lengths import in_order
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable
-from fuseport.exporter.models.model import Model, at, example, examples
+from fuseport.exporter.models.model import Model, at, examples
 from fuseport.exporter.program import (
     Entry,
     Kind,
@@ -51,9 +51,6 @@ _SCANS = (
     "ssd_chunk_scan_discrete",
 )
 
-_TRIED = 5  # inputs of larger sizes, and as many of the smallest
-_SMALL = 8  # a size that may be larger
-_OTHERS = (lambda n: 2 * n, lambda n: n + 1, lambda n: 1, lambda n: 2, lambda n: 3)  # than one
 
 Progress = Callable[[str], None]
 
@@ -266,21 +263,11 @@ def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> 
     try:
         return decisions.decided(run, captured, called)
     except Inseparable:
-        others = itertools.islice(_others(model), 3)
+        others = itertools.islice(sizes.others(model), 3)
         found = guards([run, *(partial(went, model, each) for each in others)])
         if not found:
             raise
         return decisions.decided(run, captured, called, found)
-
-
-def _others(model: Model) -> Iterator[dict[str, torch.Tensor]]:
-    """Other inputs than the example's: of its sizes, of small ones, and of larger ones."""
-    generator = torch.Generator().manual_seed(len(model.inputs))
-    sizes = model.sizes
-    larger = {name: size * (4 if size <= _SMALL else 1) for name, size in sizes.items()}
-    small = dict.fromkeys(sizes, 1)
-    for each in (sizes, small, dict.fromkeys(sizes, 2), *(larger, small) * _TRIED):
-        yield {spec.name: example(spec, each, generator) for spec in model.inputs}
 
 
 def _captures(
@@ -299,12 +286,13 @@ def _captures(
     failure: ExportFailed | None = None
     code: list[integers.Place] = []
     while True:
-        loops = any(called == integers.LOOPS for _, called in code)
-        with integers.symbolic(code), integers.noticed() as more:
+        looped = any(called == integers.LOOPS for _, called in code)
+        with integers.symbolic(code) as loops, integers.noticed() as more:
             try:
-                program = _forward(model, _roomy(model) if loops else inputs, entry, state)
+                program = _forward(model, sizes.roomy(model) if looped else inputs, entry, state)
                 if loops:
-                    hold(program, _calls(model, _sizes(model), ()))
+                    hold(program, _calls(model, sizes.about(model), ()))
+                    program = replace(program, decided=(*program.decided, *_said_of(loops)))
                 found.insert(0, program)
             except ExportFailed as error:
                 # That `len` of what is selected has no number says less than what comes next.
@@ -342,7 +330,7 @@ def _forward(
         try:
             program, counted = counts.joined(captured, both, {})
             if counted:
-                calls = _calls(model, itertools.chain([inputs], _others(model)), made or ())
+                calls = _calls(model, itertools.chain([inputs], sizes.others(model)), made or ())
                 program = counts.settled(program, counted, calls, both, fatal)
             break
         except counts.Otherwise as error:
@@ -422,20 +410,11 @@ def _calls(
         yield partial(call, given)
 
 
-def _roomy(model: Model) -> dict[str, torch.Tensor]:
-    """Inputs of sizes at which loops over them have some turns."""
-    generator = torch.Generator().manual_seed(len(model.inputs))
-    sizes = {name: size * -(-_SMALL // size) for name, size in model.sizes.items()}
-    return {spec.name: example(spec, sizes, generator) for spec in model.inputs}
-
-
-def _sizes(model: Model) -> Iterator[dict[str, torch.Tensor]]:
-    """Inputs of the example's sizes, of others about them, and of the smallest."""
-    generator = torch.Generator().manual_seed(len(model.inputs))
-    sizes = model.sizes
-    more = ({name: of(size) for name, size in sizes.items()} for of in _OTHERS)
-    for each in (sizes, *more):
-        yield {spec.name: example(spec, each, generator) for spec in model.inputs}
+def _said_of(loops: Mapping[str, str | None]) -> Iterator[str]:
+    """A sentence on each loop over a dynamic size."""
+    for place, instead in loops.items():
+        faster = f"; {instead} there computes the same faster, if it is that" if instead else ""
+        yield f"the loop at {place} is one in the programs, of as many turns as a size says{faster}"
 
 
 def _refuse_compiled(model: Model) -> None:

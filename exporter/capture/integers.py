@@ -7,7 +7,7 @@ loops over a size take a few turns, see `turns`.
 
 import builtins
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
@@ -86,21 +86,26 @@ def unseen(*own: str) -> Iterator[None]:
 
 
 @contextmanager
-def symbolic(code: Sequence[Place]) -> Iterator[None]:
-    """Have `int` and `len` leave dynamic sizes what they are in some modules."""
+def symbolic(code: Sequence[Place]) -> Iterator[Mapping[str, str | None]]:
+    """Have `int` and `len` leave dynamic sizes what they are in some modules.
+
+    Given is which loops have gone over one there; see `turns.Turning`.
+    """
     others = {"int": _Int, "len": _len}
     with ExitStack() as stack:
         stack.enter_context(unseen(__file__, turns.__file__))
         looped = [names for names, called in code if called == LOOPS]
+        found: Mapping[str, str | None] = {}
         if looped:
-            loops = stack.enter_context(turning())
+            mode = stack.enter_context(turning())
+            found = mode.loops
             for names in looped:
-                instead = {"range": loops.range, "enumerate": loops.enumerate}
+                instead = {"range": mode.range, "enumerate": mode.enumerate}
                 stack.enter_context(mock.patch.dict(names, instead))
         for names, called in code:
             if called in others:
                 stack.enter_context(mock.patch.dict(names, {called: others[called]}))
-        yield
+        yield found
 
 
 def _len(of: Any) -> Any:

@@ -32,6 +32,7 @@ from fuseport.exporter.program.rolled import (
     stack_turns,
     turn_marker,
 )
+from fuseport.exporter.user_code.known_calls import stand_in
 
 __all__ = ["Taken", "Turning", "turning"]
 
@@ -42,14 +43,19 @@ class Turning(TorchFunctionMode):
     """Has the loops of model code over dynamic sizes take a few turns each.
 
     `range` and `enumerate` are to take the place of Python's in that code.
+
+    Attributes:
+        loops: by place in the code, the function that computes what that is in seems to, if known.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.loops: dict[str, str | None] = {}
         self._loops: list[_Loop] = []
         self._within: list[_Loop] = []  # of them, those that are gone round, the outermost first
         # By a tensor's id: itself, which keeps that id, and the turn of each loop that made it.
         self._made: dict[int, tuple[Tensor, dict[_Loop, int]]] = {}
+        self._held: _Held = {}
 
     def range(self, *bounds: Any) -> Any:
         """What `range` returns, over a few of its numbers where a bound is dynamic."""
@@ -144,25 +150,26 @@ class Turning(TorchFunctionMode):
 
     def _parts(self, x: Tensor, dim: int, frame: FrameType) -> Iterator[Tensor]:
         count: Any = x.shape[dim]
-        return self.turns(count, lambda number: x.select(dim, number), place_of(frame))
+        return self.turns(count, lambda number: x.select(dim, number), frame)
 
-    def turns(self, count: Any, value: Callable[[int], Any], place: str) -> Iterator[Any]:
+    def turns(self, count: Any, value: Callable[[int], Any], frame: FrameType) -> Iterator[Any]:
         """What a few turns of a loop go over.
 
         Args:
             count: of all of them.
             value: what the turn of a number goes over.
-            place: of the loop in model code.
+            frame: that the loop is in.
 
         Raises:
             Unrolled: code decides by what differs from turn to turn, or the example is too
                 small for so many.
         """
-        loop = _Loop(len(self._loops), place, count)
+        loop = _Loop(len(self._loops), place_of(frame), count)
+        self.loops.setdefault(loop.place, stand_in(_name_of(frame)))
         self._loops.append(loop)
         self._within.append(loop)
         try:
-            with loop.longer():
+            with loop.longer(self._held):
                 for number in builtins.range(TURNS):
                     loop.mark(number)
                     yield value(number)
@@ -225,7 +232,7 @@ class _Loop:
             )
 
     @contextmanager
-    def longer(self) -> Iterator[None]:
+    def longer(self, held: "_Held") -> Iterator[None]:
         """Sizes at which there are so many turns are known to be that large meanwhile."""
         env, expr = self.count.node.shape_env, self.count.node.expr
         symbols = sorted(expr.free_symbols, key=str)
@@ -236,7 +243,7 @@ class _Loop:
         _check_example(env, symbols, least, self.place)
         with ExitStack() as stack:
             for symbol in symbols:
-                stack.enter_context(_at_least(env, symbol, least))
+                stack.enter_context(_at_least(env, symbol, least, held))
             yield
 
 
@@ -256,16 +263,29 @@ def _check_example(env: ShapeEnv, symbols: list[Any], least: int, place: str) ->
             )
 
 
+_Held = dict[Any, tuple[ValueRanges[Any], list[int]]]
+"""By symbol, between what it lies, and what it is known not to be below in loops."""
+
+
 @contextmanager
-def _at_least(env: ShapeEnv, symbol: Any, least: int) -> Iterator[None]:
-    known = env.var_to_range[symbol]
-    env.var_to_range[symbol] = known & ValueRanges(least, known.upper)
-    env._update_version_counter()
+def _at_least(env: ShapeEnv, symbol: Any, least: int, held: _Held) -> Iterator[None]:
+    """Within, a size is known not to be below a number. What is within need not end in order."""
+    known, all_least = held.setdefault(symbol, (env.var_to_range[symbol], []))
+
+    def tell() -> None:
+        least = max(all_least, default=known.lower)
+        env.var_to_range[symbol] = known & ValueRanges(least, known.upper)
+        env._update_version_counter()
+
+    all_least.append(least)
+    tell()
     try:
         yield
     finally:
-        env.var_to_range[symbol] = known
-        env._update_version_counter()
+        all_least.remove(least)
+        tell()
+        if not all_least:
+            held.pop(symbol)
 
 
 _UNBINDS = (Tensor.unbind, torch.unbind)  # the former, too, where a tensor is gone over
@@ -321,6 +341,13 @@ def _lists(func: Any, args: Any, kwargs: Any) -> tuple[Sequence[Tensor], int] | 
     return tensors, dim % (tensors[0].dim() + (func is torch.stack))
 
 
+def _name_of(frame: FrameType) -> str:
+    """What the function of model code is called that a call is made in."""
+    while frame.f_back is not None and not is_users(frame):
+        frame = frame.f_back
+    return frame.f_code.co_name
+
+
 def _number(start: Any, step: int, turn: int) -> Any:
     at = start + step * turn
     return at if turn == 0 or not isinstance(at, int) else _Turn(at, start + step, step)
@@ -354,7 +381,7 @@ class _Numbers:
         count = self._count()
         if not isinstance(count, SymInt):  # as of range(n, n + 3)
             return (start + step * number for number in builtins.range(count))
-        return self._mode.turns(count, lambda number: _number(start, step, number), place_of(frame))
+        return self._mode.turns(count, lambda number: _number(start, step, number), frame)
 
 
 class _Turn(int):

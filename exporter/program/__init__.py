@@ -113,7 +113,7 @@ class Program:
         none: `grad/<name>` of what the outputs do not depend on at all; it is no output.
         left_out: what the model returns beside, which is no tensor.
         requires: what must be so of the dynamic dimensions; artifacts refuse what is not.
-        decided: a sentence on each decision by a value that is in the model's code.
+        decided: a sentence on each decision by a value, and each loop, that is in the model's code.
         both_ways: the places of those, `file:line`, of which the program has both ways.
     """
 
