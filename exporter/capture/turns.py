@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import torch
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from fuseport.exporter.capture._turn_numbers import TurnNumber, noting
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.decisions import place_of
 from fuseport.exporter.program.matching import ASSERT
@@ -178,6 +179,11 @@ class Turning(TorchFunctionMode):
         finally:
             self._within.remove(loop)
 
+    def differs(self, frame: FrameType) -> None:
+        """Note that model code decides by the number of a turn."""
+        for loop in self._within:
+            loop.by = place_of(frame)
+
     def decided(self, condition: Any, frame: FrameType) -> None:
         """Note that model code decides by a condition on sizes."""
         if is_users(frame):
@@ -196,7 +202,7 @@ def turning() -> Iterator[Turning]:
         mode.decided(condition, sys._getframe(1))
         return own(condition)
 
-    with mock.patch.object(SymBool, "__bool__", asked), _Turn.by(mode), mode:
+    with mock.patch.object(SymBool, "__bool__", asked), noting(mode.differs), mode:
         yield mode
 
 
@@ -350,7 +356,7 @@ def _name_of(frame: FrameType) -> str:
 
 def _number(start: Any, step: int, turn: int) -> Any:
     at = start + step * turn
-    return at if turn == 0 or not isinstance(at, int) else _Turn(at, start + step, step)
+    return at if turn == 0 or not isinstance(at, int) else TurnNumber(at, start + step, step)
 
 
 class _Numbers:
@@ -382,125 +388,3 @@ class _Numbers:
         if not isinstance(count, SymInt):  # as of range(n, n + 3)
             return (start + step * number for number in builtins.range(count))
         return self._mode.turns(count, lambda number: _number(start, step, number), frame)
-
-
-class _Turn(int):
-    """The number of a turn, or one that goes up with it from turn to turn.
-
-    Args:
-        value: in this turn.
-        least: in the second turn, the first that others are like.
-        step: by which it goes up.
-    """
-
-    _modes: ClassVar[list[Turning]] = []
-
-    def __new__(cls, value: int, least: int, step: int) -> "_Turn":
-        made = super().__new__(cls, value)
-        made.least, made.step = least, step
-        return made
-
-    least: int
-    step: int
-
-    @classmethod
-    @contextmanager
-    def by(cls, mode: Turning) -> Iterator[None]:
-        """Have what is decided noted in a mode meanwhile."""
-        cls._modes.append(mode)
-        try:
-            yield
-        finally:
-            cls._modes.pop()
-
-    def _plain(self) -> int:
-        return int.__int__(self)
-
-    def _differs(self, frame: FrameType) -> None:
-        """Note that what comes next differs from turn to turn."""
-        if is_users(frame) and self._modes:
-            for loop in self._modes[-1]._within:
-                loop.by = place_of(frame)
-
-    def __add__(self, other: Any) -> Any:
-        if type(other) is not int:
-            return self._plain() + other
-        return _Turn(self._plain() + other, self.least + other, self.step)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        if type(other) is not int:
-            return self._plain() - other
-        return self + -other
-
-    def __mul__(self, other: Any) -> Any:
-        if type(other) is not int or other <= 0:
-            return self._plain() * other
-        return _Turn(self._plain() * other, self.least * other, self.step * other)
-
-    __rmul__ = __mul__
-
-    def _never_below(self, other: Any, *, equal: bool) -> bool:
-        """Whether it is above a number in all these turns, or as large as that."""
-        if type(other) is not int:
-            return False
-        return self.least > other or (equal and self.least == other)
-
-    def __gt__(self, other: Any) -> Any:
-        if not self._never_below(other, equal=False):
-            self._differs(sys._getframe(1))
-        return self._plain() > other
-
-    def __ge__(self, other: Any) -> Any:
-        if not self._never_below(other, equal=True):
-            self._differs(sys._getframe(1))
-        return self._plain() >= other
-
-    def __lt__(self, other: Any) -> Any:
-        if not self._never_below(other, equal=True):
-            self._differs(sys._getframe(1))
-        return self._plain() < other
-
-    def __le__(self, other: Any) -> Any:
-        if not self._never_below(other, equal=False):
-            self._differs(sys._getframe(1))
-        return self._plain() <= other
-
-    def __eq__(self, other: Any) -> Any:
-        if isinstance(other, int | SymInt) and not self._never_below(other, equal=False):
-            self._differs(sys._getframe(1))
-        return self._plain() == other
-
-    def __ne__(self, other: Any) -> Any:
-        if isinstance(other, int | SymInt) and not self._never_below(other, equal=False):
-            self._differs(sys._getframe(1))
-        return self._plain() != other
-
-    def __bool__(self) -> bool:
-        if self.least <= 0:
-            self._differs(sys._getframe(1))
-        return self._plain() != 0
-
-    def __hash__(self) -> int:
-        self._differs(sys._getframe(1))
-        return hash(self._plain())
-
-
-def _differing(name: str) -> Any:
-    own = getattr(int, name)
-
-    def noted(self: _Turn, *others: Any) -> Any:
-        self._differs(sys._getframe(1))
-        return own(self, *others)
-
-    return noted
-
-
-for _name in (
-    *("__mod__", "__rmod__", "__floordiv__", "__rfloordiv__", "__truediv__", "__rtruediv__"),
-    *("__pow__", "__rpow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
-    *("__divmod__", "__rdivmod__", "__float__", "__rsub__", "__neg__"),
-    *("__invert__", "__abs__", "__round__", "__floor__", "__ceil__", "__trunc__"),
-):
-    setattr(_Turn, _name, _differing(_name))
