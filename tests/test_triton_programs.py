@@ -285,6 +285,7 @@ def test_loops_of_as_many_rows_in_all_programs_are_run_once(
 GATHERED = {
     "shapes": "places are given another shape",
     "packed": "the starts say where",
+    "uneven tiles": "the last program has a row less",
 }
 
 

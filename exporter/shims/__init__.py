@@ -177,6 +177,7 @@ def installed(which: str | Iterable[str] = AUTO) -> Iterator[list[str]]:
             _cuda.of_cpu_allowed(),
             _cuda.said_beside(_of_extensions),
             _device(names, used),
+            _answers(names),
             _compiler(names, used),
             _kernels(names),
             _launches(names, finder),
@@ -216,6 +217,12 @@ def _device(names: Iterable[str], used: list[str]) -> AbstractContextManager[Any
     if _cuda.MOVES in names or (AUTO in names and not _cuda.is_there()):
         return _cuda.none_moves(used)
     return nullcontext()
+
+
+def _answers(names: Iterable[str]) -> AbstractContextManager[Any]:
+    """Of a device, to code that moves to it, or whose kernels are computed."""
+    asked = {AUTO, _cuda.MOVES, "triton", _LAUNCHES}
+    return nullcontext() if asked.isdisjoint(names) else _cuda.answered()
 
 
 def _compiler(names: Iterable[str], used: list[str]) -> AbstractContextManager[Any]:

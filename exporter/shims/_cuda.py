@@ -63,6 +63,15 @@ def of_cpu_allowed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def answered() -> Iterator[None]:
+    """For the time of the context, what code asks of a GPU that torch does not see is answered."""
+    import torch
+
+    with replaced(torch.cuda, **({} if is_there() else _ANSWERS)):
+        yield
+
+
 def _guard(real: Any) -> type:
     """A guard of a device, which of the CPU does nothing."""
 
@@ -180,9 +189,6 @@ def _mode() -> Any:
                 self._replaced[name] = getattr(torch.cuda, name)
                 made = {"make": partial(self._tensor, name), "real": self._replaced[name]}
                 setattr(torch.cuda, name, _Constructor(name, (), made))
-            for name, answer in ({} if is_there() else _ANSWERS).items():
-                self._replaced[name] = getattr(torch.cuda, name)
-                setattr(torch.cuda, name, answer)
             return super().__enter__()  # type: ignore[no-untyped-call]
 
         def __exit__(self, *raised: Any) -> None:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection, Mapping
 from types import CodeType
 from typing import Any
 
+from fuseport.exporter.shims._triton.branching import EITHER, branching
 from fuseport.exporter.shims._triton.functions import negated, truth
 from fuseport.exporter.shims._triton.language import strided
 from fuseport.exporter.shims._triton.loops import apart
 from fuseport.exporter.shims._triton.values import NUMBERS, Value, binary
+from fuseport.exporter.shims._triton.ways import WAYS
 
 __all__ = ["WRITTEN", "assigning"]
 
@@ -62,6 +64,7 @@ WRITTEN: Mapping[str, Any] = {
     _CONNECTED: _connected,
     _NEGATED: _negated,
     _STRIDED: strided,
+    **WAYS,
 }
 """What such code names besides."""
 
@@ -79,6 +82,7 @@ def assigning(function: Any) -> CodeType:
     if not isinstance(kernel, ast.FunctionDef):
         return code
     _Written(apart(kernel)).generic_visit(kernel)
+    branching(kernel)
     kernel.decorator_list, kernel.returns = [], None
     kernel.args.defaults = []
     kernel.args.kw_defaults = [None] * len(kernel.args.kwonlyargs)
@@ -135,12 +139,19 @@ class _Written(ast.NodeTransformer):
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
         name = ast.Constant("and" if isinstance(node.op, ast.And) else "or")
-        later = [ast.Lambda(ast.arguments([], [], None, [], [], None, []), v) for v in node.values]
-        return _called(_CONNECTED, name, *later, at=node)
+        return _called(_CONNECTED, name, *map(_later, node.values), at=node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        self.generic_visit(node)
+        return _called(EITHER, node.test, *map(_later, (node.body, node.orelse)), at=node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
         return _called(_NEGATED, node.operand) if isinstance(node.op, ast.Not) else node
+
+
+def _later(value: ast.expr) -> ast.expr:
+    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)
 
 
 def _called(name: str, *values: ast.expr, at: ast.expr | None = None) -> ast.expr:

@@ -108,6 +108,25 @@ class Box:
         self._window(new).copy_(block)
         return new if always(missing <= 0) else new[: flat.numel()]
 
+    def parts(self, axes: Sequence[int]) -> tuple[tuple[Size, Size], ...] | None:
+        """How far apart the parts of the memory are that programs have for themselves, and how many
+        there is room for; None where they are not known to have such.
+
+        Args:
+            axes: of programs, the dimensions of more than one.
+        """
+        found = []
+        rooms = (0, *self.rooms)
+        for axis in axes:
+            at = next((n for n, dim in enumerate(self.dims) if dim.of[:1] == (axis,)), None)
+            if at is None or not same(self.base, 0) or not same(self.dims[at].shift, 0):
+                return None
+            inner: Size = 1
+            for size in self.dims[at].sizes[1:]:
+                inner = inner * size
+            found.append((self.dims[at].stride * inner, rooms[at]))
+        return tuple(found)
+
     def _is_all(self, flat: Tensor) -> bool:
         """Whether the places are those of all of the memory, in its order."""
         return (

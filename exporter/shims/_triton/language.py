@@ -28,7 +28,7 @@ from fuseport.exporter.shims._triton.shapes import (
 )
 from fuseport.exporter.shims._triton.values import Value, as_value, binary, place_of
 
-__all__ = ["LANGUAGE", "extreme", "next_power_of_2", "numbers", "strided"]
+__all__ = ["LANGUAGE", "Numbers", "extreme", "next_power_of_2", "numbers", "strided"]
 
 
 # Programs.
@@ -117,7 +117,10 @@ def cast(
         and wanted.itemsize >= 4
     ):
         return value
-    return Value(value.tensor.to(wanted), value.rank)
+    made = Value(value.tensor.to(wanted), value.rank)
+    if value.dtype.is_int() and wanted.itemsize >= value.dtype.torch.itemsize:
+        made.limits = value.limits
+    return made
 
 
 def _number(number: Any, dtype: torch.dtype) -> Any:
@@ -247,9 +250,23 @@ def static_assert(condition: Any, message: Any = "", **by: Any) -> None:
         raise AssertionError(message)
 
 
-def numbers(*given: Any, **by: Any) -> Iterator[Value]:
-    """`range`, whose numbers are a kernel's own."""
-    return (Value(number, 0) for number in static_range(*given))
+class Numbers:
+    """`range`, whose numbers are a kernel's own.
+
+    Args:
+        bounds: where it begins and stops, and its step.
+    """
+
+    def __init__(self, *bounds: Any) -> None:
+        self.bounds = bounds
+
+    def __iter__(self) -> Iterator[Value]:
+        return (Value(number, 0) for number in static_range(*self.bounds))
+
+
+def numbers(start: Any, stop: Any = None, step: Any = 1, **by: Any) -> Numbers:
+    """As `range` takes them."""
+    return Numbers(0, start, step) if stop is None else Numbers(start, stop, step)
 
 
 def strided(function: Callable[..., Any], first: Any, stop: Any, step: Any, **by: Any) -> Any:

@@ -262,8 +262,21 @@ def _computed(
     for here in [*itertools.product(*turns)][::order]:
         these = Programs(grid, tuple(at_once), here, device, member, this.joined, this.strided)
         with running(these), _own_dtypes(device):
-            body(**given)
+            try:
+                body(**given)
+            except NameError:
+                _refuse_ways(these, "what a name stands for that one way gives")
+                raise
+            if any(memory.has_conflicts() for memory in memories):
+                _refuse_ways(these, "what some programs store and others read")
     return memories
+
+
+def _refuse_ways(these: Programs, what: str) -> None:
+    """Has programs run one after the other, if they went ways of their own at once."""
+    axes = [axis for axis in these.at_once if not is_one(these.grid[axis])]
+    if these.gone and axes:
+        raise NotUniform(axes, what)
 
 
 def _own_dtypes(device: torch.device) -> AbstractContextManager[Any]:

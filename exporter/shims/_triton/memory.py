@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from fuseport.exporter.shims._sizes import always
 from fuseport.exporter.shims._triton.boxes import Box, box
+from fuseport.exporter.shims._triton.conflicts import Access, conflicts
 from fuseport.exporter.shims._triton.dtypes import DType, as_dtype
 from fuseport.exporter.shims._triton.places import (
     Linear,
@@ -48,6 +49,7 @@ class Memory:
         self.is_stored = False
         self.unchanged = 0  # atomic operations in turn that changed nothing
         self._touched: list[tuple[bool, Value]] = []  # whether stored, and where, in strides
+        self._accesses: list[Access] = []
         self._flat: Tensor | None = None
 
     @property
@@ -197,10 +199,11 @@ class Memory:
         at = at.at_rank(rank)
         self._require_turns_apart(at, is_stored=False)
         number = 0 if other is None else other.number
-        found = None if number is None else self._box(at, mask)
-        if found is not None:
+        found = self._box(at, mask)
+        self._note(at, mask, found, is_stored=False)
+        if found is not None and number is not None:  # there are such, whoever goes this way
             return Value(found.read(self.flat, number), rank)
-        index, kept = self._places(at, mask)
+        index, kept = self._places(at, _of_way(mask))
         out = self.flat[index]
         if kept is not None:
             rest = 0 if other is None else other.at_rank(rank).tensor.to(out.dtype)
@@ -219,8 +222,19 @@ class Memory:
         at, block = at.at_rank(rank), value.at_rank(rank).tensor.to(self.flat.dtype)
         self._require_parts(at)
         found = self._box(at, mask)
-        if found is not None and self._is_once(found, block):
-            self._replace(found.written(self.flat, block))
+        self._note(at, mask, found, is_stored=True)
+        way = _of_way(None)
+        if way is not None:
+            mask = _of_way(mask)
+            within = self._box(at, mask) if _within(mask) else None
+            found, way = (found, way) if within is None else (within, None)
+        if found is not None and way is not None:  # the others leave what there is
+            there = found.read(self.flat, 0)
+            chosen = torch.where(way.at_rank(rank).tensor, block, there)
+        else:
+            chosen = block
+        if found is not None and self._is_once(found, chosen):
+            self._replace(found.written(self.flat, chosen))
             return
         if any(programs().strided.values()):
             raise Unknown(f"turns of a loop may store to the same places of {self.name}")
@@ -231,7 +245,8 @@ class Memory:
         rank = max(v.rank for v in (at, mask, value) if v is not None)
         block = value.at_rank(rank).tensor.to(self.flat.dtype)
         self._require_parts(at.at_rank(rank))
-        index, kept = self._places(at.at_rank(rank), mask)
+        self._note(at.at_rank(rank), mask, None, is_stored=True)
+        index, kept = self._places(at.at_rank(rank), _of_way(mask))
         sizes = [*torch.broadcast_shapes(index.shape, block.shape, *_shapes(kept))]
         axes = programs()
         for dim, axis in enumerate(axes.at_once):  # once for each program, alike or not
@@ -246,8 +261,9 @@ class Memory:
         rank = max(v.rank for v in (at, mask, value) if v is not None)
         at, block = at.at_rank(rank), value.at_rank(rank).tensor.to(self.flat.dtype)
         self._require_parts(at)
+        self._note(at, mask, None, is_stored=True)
         write = partial(_with_extremes, by)
-        self._replace(self._after(write, at, block, mask))
+        self._replace(self._after(write, at, block, _of_way(mask)))
 
     def _after(
         self, write: Callable[..., Tensor], at: Value, block: Tensor, mask: Value | None
@@ -268,6 +284,25 @@ class Memory:
 
     def _replace(self, flat: Tensor) -> None:
         self._flat, self.is_stored = flat, True
+
+    def _note(self, at: Value, mask: Value | None, found: Box | None, *, is_stored: bool) -> None:
+        """Keeps what is read or stored, for `has_conflicts`."""
+        here = programs()
+        axes = [n for n, axis in enumerate(here.at_once) if not is_one(here.grid[axis])]
+        parts = () if not axes else None if found is None else found.parts(axes)
+        index, kept = None, None
+        if parts is None:
+            index, kept = self._places(at, _of_way(mask))
+            known = is_known(index) and (kept is None or is_known(kept))
+            index, kept = (index, kept) if known else (None, None)
+        self._accesses.append(Access(is_stored, at.linear is not None, parts, index, kept))
+
+    def has_conflicts(self) -> bool:
+        """Whether a program may have read what another one, that runs at once, has stored."""
+        here = programs()
+        sizes = [here.grid[axis] for axis in here.at_once]
+        numbers = [size if isinstance(size, int) else 0 for size in sizes]
+        return conflicts(self._accesses, numbers, self.flat.numel())
 
     def _require_turns_apart(self, at: Value, *, is_stored: bool) -> None:
         """Refuses what one turn of a loop may have stored for another, where all are run at once:
@@ -343,6 +378,13 @@ class Memory:
         return index, kept
 
 
+def _of_way(mask: Value | None) -> Value | None:
+    """A mask of the programs that go the way that runs now."""
+    for way in programs().ways:
+        mask = way if mask is None or mask.number is True else binary("and", mask, way)
+    return mask
+
+
 def _with_extremes(by: str, memory: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return memory.scatter_reduce(0, places, values, by)
 
@@ -357,8 +399,8 @@ def _storage(tensor: Tensor) -> int:
     return at
 
 
-def _within(mask: Value) -> bool:
-    return isinstance(mask.of, Within)
+def _within(mask: Value | None) -> bool:
+    return mask is not None and isinstance(mask.of, Within)
 
 
 def _shapes(kept: Tensor | None) -> list[torch.Size]:

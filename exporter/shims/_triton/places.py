@@ -11,6 +11,8 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import Tensor
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from fuseport.exporter.shims._sizes import always
 
@@ -41,7 +43,13 @@ def at_least(a: Size, b: Size) -> bool:
     if always(a >= b) or (same(b, 1) and isinstance(a, torch.SymInt)):
         return True
     quotient = _quotient(a, b)
-    return bool(quotient.is_integer and quotient.is_positive)
+    return bool(quotient.is_integer and (quotient.is_positive or _is_count(quotient)))
+
+
+def _is_count(quotient: Any) -> bool:
+    """Whether a number is 1 or more where all sizes that it is made of are, as one of blocks."""
+    sizes = {size: ValueRanges(1, int_oo) for size in quotient.free_symbols}
+    return bool(bound_sympy(quotient, sizes).lower >= 1)
 
 
 def times(a: Size, b: Size) -> Size:

@@ -93,6 +93,8 @@ class Programs:
         joined: axes along which one program does what many are launched for.
         strided: axes along which there is a program for each turn of a loop that fewer are launched
             for, by how far the loop goes and how many were launched; None where that is no use.
+        ways: which of them go the ways that run now, one within the other.
+        gone: not empty once some have gone ways of their own.
     """
 
     grid: tuple[Size, ...]
@@ -102,6 +104,21 @@ class Programs:
     members: Callable[[str], Any]
     joined: tuple[int, ...] = ()
     strided: Mapping[int, tuple[Size, Size] | None] = field(default_factory=dict)
+    ways: list[Any] = field(default_factory=list)
+    gone: list[Any] = field(default_factory=list)
+
+    def go(self, where: Any) -> None:
+        """Some programs go a way of their own.
+
+        Args:
+            where: which, a value.
+        """
+        self.ways.append(where)
+        self.gone[:] = [True]
+
+    def come(self) -> None:
+        """They are where they were before."""
+        self.ways.pop()
 
 
 _RUNNING: ContextVar[Programs] = ContextVar("running")

@@ -15,6 +15,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from fuseport.exporter.shims._sizes import always
+from fuseport.exporter.shims._triton.bounds import UNKNOWN, Bounds, between
 from fuseport.exporter.shims._triton.dtypes import DType
 from fuseport.exporter.shims._triton.places import Linear, Size, is_one, joint
 from fuseport.exporter.shims._triton.programs import NotUniform, Repeats, Unknown, programs
@@ -61,6 +62,7 @@ class Value:
     """
 
     __hash__ = None  # type: ignore[assignment]
+    limits: Bounds = UNKNOWN  # of integers that are a tensor
 
     def __init__(self, of: Any, rank: int) -> None:
         self.of = of
@@ -81,6 +83,12 @@ class Value:
         if isinstance(self.of, int | SymInt) and not isinstance(self.of, bool):
             return Linear.of(self.of, len(programs().at_once) + self.rank)
         return None
+
+    @property
+    def bounds(self) -> Bounds:
+        """The smallest and the largest of integers, as far as they are known."""
+        linear = self.linear
+        return self.limits if linear is None else (linear.first(), linear.last())
 
     @property
     def tensor(self) -> Tensor:
@@ -321,7 +329,10 @@ def binary(name: str, left: Any, right: Any) -> Value:
     first, second = _alone(a), _alone(b)
     if first is not None and second is not None:
         return Value(_NUMERIC[name](first, second), rank)
-    return Value(_TENSORS[name](*_operands(a, b, left, right)), rank)
+    made = Value(_TENSORS[name](*_operands(a, b, left, right)), rank)
+    if made.dtype.is_int():
+        made.limits = between(name, a.bounds, b.bounds)
+    return made
 
 
 def _alone(value: Value) -> Any:
