@@ -274,3 +274,51 @@ def test_ways_that_hang_on_the_order_of_programs_want_a_fixed_number(
     wanted = f"{reason}.*export that dimension with a fixed size"
     with pytest.raises(FuseportError, match=wanted):
         exported(saved_with, step, tmp_path / "dynamic", "x:[batch,5]")
+
+
+MEAN = """
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+
+@triton.jit
+def kernel(x, labels, losses, n, count, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    label = tl.load(labels + row)
+    if label == 0:
+        tl.store(losses + row, 0.0)
+        return
+    x += row * n
+    values = tl.load(x + at, at < n, other=float("-inf"))
+    largest = tl.max(values)
+    loss = tl.log(tl.sum(tl.exp(values - largest))) + largest - tl.load(x + label)
+    tl.store(losses + row, loss / count)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 6)
+
+    def forward(self, x, labels):
+        x = self.linear(x)
+        losses = x.new_empty(x.shape[0])
+        count = (labels != 0).sum().item()
+        assert labels.max() < 6
+        kernel[(x.shape[0],)](x, labels, losses, x.shape[1], count, BLOCK=8)
+        return losses.sum()
+"""
+
+
+def test_a_number_that_code_has_of_a_tensor_is_none_that_a_kernel_points_at(
+    tmp_path: Path, saved_with: Saved
+) -> None:
+    """A mean loss, of the labels that count."""
+    checkpoint, model = saved_with(MEAN, linear=nn.Linear(5, 6))
+    given = parse_inputs(["x:[batch,5],labels:int64[batch]<6"])
+    options: Any = {"shim": "triton", "inputs": given, "format": ("onnx", "torchscript")}
+    done = api.export(checkpoint, tmp_path / "b", model=model, **options)
+    report = api.verify(done.folder, model=model, runtime=["eager", "onnxruntime", "torchscript"])
+    assert report.exit_code() == 0, report.failures()

@@ -32,6 +32,7 @@ from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, one_line, rebuilt
 from fuseport.exporter.program.joining import alike, joined
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker
+from fuseport.exporter.program.numbers import as_number
 from fuseport.exporter.program.refusing import asserted
 from fuseport.exporter.program.regions import regions
 from fuseport.exporter.program.rounding import close
@@ -433,7 +434,7 @@ class _Asked(TorchFunctionMode):
             with asked, self:
                 return func(*args, **kwargs)
         if func in _NUMBERS and _is_single(args[0]):
-            return args[0].detach().reshape(())
+            return as_number(args[0])
         condition = _CONDITIONS[func](*args, **kwargs) if func in _CONDITIONS else None
         if condition is None:
             return func(*args, **kwargs)

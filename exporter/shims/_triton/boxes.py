@@ -109,8 +109,8 @@ class Box:
         return new if always(missing <= 0) else new[: flat.numel()]
 
     def parts(self, axes: Sequence[int]) -> tuple[tuple[Size, Size], ...] | None:
-        """How far apart the parts of the memory are that programs have for themselves, and how many
-        there is room for; None where they are not known to have such.
+        """The parts of the memory that programs have for themselves, see `conflicts`; None where
+        they are not known to have such.
 
         Args:
             axes: of programs, the dimensions of more than one.

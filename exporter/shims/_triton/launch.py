@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fuseport.exporter.program.numbers import is_number
 from fuseport.exporter.shims._triton.blocks import BlockPointer
 from fuseport.exporter.shims._triton.memory import Memory, Pointer
 from fuseport.exporter.shims._triton.places import Size, is_one, same, strides
@@ -239,6 +240,8 @@ def _computed(
     rewriting = Rewriting()
 
     def passed(name: str, value: Any) -> Any:
+        if isinstance(value, Tensor) and is_number(value):
+            return Value(value.reshape([1] * len(at_once)), 0)
         if isinstance(value, Tensor):
             found = next((m for m in memories if m.is_same(value)), None)
             if found is None:
@@ -267,7 +270,7 @@ def _computed(
             except NameError:
                 _refuse_ways(these, "what a name stands for that one way gives")
                 raise
-            if any(memory.has_conflicts() for memory in memories):
+            if these.gone and any(memory.has_conflicts() for memory in memories):
                 _refuse_ways(these, "what some programs store and others read")
     return memories
 

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from fuseport.exporter.shims._sizes import always
 from fuseport.exporter.shims._triton.boxes import Box, box
-from fuseport.exporter.shims._triton.conflicts import Access, conflicts
+from fuseport.exporter.shims._triton.conflicts import Access, are_apart, do_conflict
 from fuseport.exporter.shims._triton.dtypes import DType, as_dtype
 from fuseport.exporter.shims._triton.places import (
     Linear,
@@ -289,20 +289,28 @@ class Memory:
         """Keeps what is read or stored, for `has_conflicts`."""
         here = programs()
         axes = [n for n, axis in enumerate(here.at_once) if not is_one(here.grid[axis])]
-        parts = () if not axes else None if found is None else found.parts(axes)
-        index, kept = None, None
-        if parts is None:
-            index, kept = self._places(at, _of_way(mask))
-            known = is_known(index) and (kept is None or is_known(kept))
-            index, kept = (index, kept) if known else (None, None)
-        self._accesses.append(Access(is_stored, at.linear is not None, parts, index, kept))
+        parts = None if found is None else found.parts(axes)
+        is_certain = parts is not None or not axes
+        if found is None and at.linear is None and len(axes) == 1:
+            step = at.steps[axes[0]] if at.steps else 0
+            parts = None if same(step, 0) else ((step, 0),)
+        self._accesses.append(Access(is_stored, at, _of_way(mask), parts, is_certain))
 
     def has_conflicts(self) -> bool:
         """Whether a program may have read what another one, that runs at once, has stored."""
-        here = programs()
+        here, accesses = programs(), self._accesses
+        if len({access.is_stored for access in accesses}) < 2:
+            return False
+        if all(access.is_certain for access in accesses) and are_apart(accesses):
+            return False
         sizes = [here.grid[axis] for axis in here.at_once]
-        numbers = [size if isinstance(size, int) else 0 for size in sizes]
-        return conflicts(self._accesses, numbers, self.flat.numel())
+        numel = self.flat.numel()
+        if is_known(self.flat) and all(isinstance(size, int) for size in (*sizes, numel)):
+            places = [(a.is_stored, self._places(a.at, a.mask)) for a in accesses]
+            if all(is_known(index) for _, (index, _) in places):
+                stored, read = ([p for is_, p in places if is_ is which] for which in (True, False))
+                return do_conflict(stored, read, sizes, numel)
+        return not are_apart(accesses)
 
     def _require_turns_apart(self, at: Value, *, is_stored: bool) -> None:
         """Refuses what one turn of a loop may have stored for another, where all are run at once:

@@ -62,7 +62,10 @@ class Value:
     """
 
     __hash__ = None  # type: ignore[assignment]
-    limits: Bounds = UNKNOWN  # of integers that are a tensor
+    # Of integers that are a tensor: their bounds; and, of a sum, what in it is a linear function of
+    # the places of programs, by its steps along their axes.
+    limits: Bounds = UNKNOWN
+    steps: tuple[Size, ...] = ()
 
     def __init__(self, of: Any, rank: int) -> None:
         self.of = of
@@ -210,7 +213,9 @@ class Value:
             return Value(Within(tuple(map(wider, self.of.below))), rank)
         if isinstance(self.of, Tensor):
             shape = self.of.shape
-            return Value(self.of.reshape([*shape[:at], *[1] * more, *shape[at:]]), rank)
+            made = Value(self.of.reshape([*shape[:at], *[1] * more, *shape[at:]]), rank)
+            made.limits, made.steps = self.limits, self.steps
+            return made
         return Value(self.of, rank)
 
     # Arithmetic.
@@ -332,7 +337,20 @@ def binary(name: str, left: Any, right: Any) -> Value:
     made = Value(_TENSORS[name](*_operands(a, b, left, right)), rank)
     if made.dtype.is_int():
         made.limits = between(name, a.bounds, b.bounds)
+        made.steps = _steps(name, a, b)
     return made
+
+
+def _steps(name: str, a: Value, b: Value) -> tuple[Size, ...]:
+    """Of a sum or a difference, along the axes of programs."""
+    axes = len(programs().at_once)
+    first, second = (
+        linear.steps[:axes] if (linear := each.linear) else each.steps or (0,) * axes
+        for each in (a, b)
+    )
+    if name == "add":
+        return tuple(x + y for x, y in zip(first, second, strict=True))
+    return tuple(x - y for x, y in zip(first, second, strict=True)) if name == "sub" else ()
 
 
 def _alone(value: Value) -> Any:
