@@ -137,6 +137,15 @@ class KernelInterface:
         return lambda *args, **kwargs: self.run(grid=grid, warmup=False, *args, **kwargs)
 
 
+class DriverConfig:
+    @property
+    def active(self):
+        raise RuntimeError("0 active drivers")
+
+
+driver = DriverConfig()
+
+
 class JITFunction(KernelInterface):
     def __init__(self, fn):
         self.fn = fn
@@ -239,6 +248,8 @@ def kernel(x, out, count, n, BLOCK: tl.constexpr, BY: tl.constexpr):
 
 
 x, out, count = torch.arange(10.0), torch.zeros(10), torch.ones(1)
+properties = triton.runtime.jit.driver.active.utils.get_device_properties(0)
+assert properties["multiprocessor_count"] == 1
 
 
 def launch():
@@ -261,6 +272,12 @@ except RuntimeError as error:
     assert "active drivers" in str(error)
 else:
     raise AssertionError("Triton itself is asked outside")
+try:
+    launched.triton.runtime.jit.driver.active
+except RuntimeError as error:
+    assert "active drivers" in str(error)
+else:
+    raise AssertionError("Triton's driver is asked outside")
 """
 
 

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from fuseport.exporter.shims._triton.shapes import size_of, torch_dtype
 
-__all__ = ["ANSWERS", "Compiled", "TensorDescriptor", "constexpr_function", "reinterpret"]
+__all__ = [
+    "ANSWERS",
+    "Compiled",
+    "TensorDescriptor",
+    "active",
+    "constexpr_function",
+    "reinterpret",
+]
 
 _SHARED = 163 * 1024
 
@@ -32,6 +39,15 @@ ANSWERS: Mapping[str, Callable[..., Any]] = {
     },
 }
 """By the ends of their names, functions of `triton.runtime.driver`."""
+
+
+def active() -> SimpleNamespace:
+    """What Triton's own driver would be on a GPU, of which it asks as much as that."""
+    found = SimpleNamespace(utils=SimpleNamespace())
+    for name, answer in ANSWERS.items():
+        *owners, last = name.split(".")[1:]
+        setattr(found.utils if owners else found, last, answer)
+    return found
 
 
 class Compiled:

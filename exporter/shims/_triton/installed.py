@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from fuseport.exporter.shims._cuda import replaced
 from fuseport.exporter.shims._patching import patching
+from fuseport.exporter.shims._triton import host
 from fuseport.exporter.shims._triton.kernels import JITFunction
 from fuseport.exporter.shims._triton.language import next_power_of_2
 
@@ -68,6 +69,24 @@ def _patch(module: ModuleType) -> None:
 
     launcher.fuseport = True  # type: ignore[attr-defined]
     interface.__getitem__ = launcher  # type: ignore[index]
+    _answer(type(getattr(module, "driver", None)))
+
+
+def _answer(config: type) -> None:
+    """Has Triton's driver answer where it finds no GPU, which it says by an error."""
+    theirs = vars(config).get("active")
+    if theirs is None:
+        return
+
+    def active(self: Any) -> Any:
+        try:
+            return theirs.__get__(self)
+        except RuntimeError:
+            if not _active:
+                raise
+            return host.active()
+
+    config.active = property(active)  # type: ignore[attr-defined]
 
 
 def _is_on_gpu(args: Sequence[Any]) -> bool:
