@@ -15,6 +15,10 @@ IMPORTED = {
     "selective_scan_cuda_core": "fwd bwd",
     "selective_scan": "selective_scan_fn selective_scan_ref SelectiveScanFn",
     "rotary_emb": "apply_rotary",
+    "dropout_layer_norm": "dropout_add_ln_fwd dropout_add_ln_bwd "
+    "dropout_add_ln_parallel_residual_fwd dropout_add_ln_parallel_residual_bwd",
+    "xentropy_cuda_lib": "forward backward",
+    "v2dmamba_scan": "fwd bwd",
     "Dwconv.dwconv_layer": "DepthwiseFunction DwConv2d",
     "pointnet2_ops": "pointnet2_utils pointnet2_modules",
     "pointnet2_ops._ext": "furthest_point_sampling ball_query group_points three_nn",

@@ -127,10 +127,10 @@ def called(name: str) -> str:
 
     In a package, `_ext` may be any.
     """
-    last = name.rpartition(".")[2]
-    if name in EXTENSIONS or (last in EXTENSIONS and last != DCN_V2):
-        return name if name in EXTENSIONS else last
-    return _root(name)
+    extension = _extensions.ending(name)
+    if extension is None or (extension == DCN_V2 and name != DCN_V2):
+        return _root(name)
+    return extension
 
 
 def active(which: Iterable[str]) -> bool:

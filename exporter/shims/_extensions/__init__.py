@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["DCN_V2", "EXTENSIONS", "called", "file"]
+__all__ = ["DCN_V2", "EXTENSIONS", "called", "ending", "file"]
 
 DCN_V2 = "_ext"
 """That of DCNv2, which is called as many others are."""
@@ -37,14 +37,24 @@ EXTENSIONS: Mapping[str, str] = {
     "pointnet2_batch_cuda": "pointnet2",
     "pointnet2_cuda": "pointnet2",
     "pointnet2_stack_cuda": "pcdet",
+    "pscan_cuda.pscan": "v2dmamba",
     "roiaware_pool3d_cuda": "pcdet",
     "roipoint_pool3d_cuda": "pcdet",
     "upfirdn2d_ext": "upfirdn2d_ext",
+    "v2dmamba_scan": "v2dmamba",
+    "v2dmamba_scan.pscan": "v2dmamba",
 }
-"""By their names, the files of their stand-ins. A name without a dot is the last part of that of a
-module; `_ext` has to be imported by code that calls DCNv2's."""
+"""By their names, the files of their stand-ins. A name is the end of that of a module; what imports
+`_ext` has to be code that calls DCNv2's."""
 
 _CALLS = b"dcn_v2_"
+
+
+def ending(fullname: str) -> str | None:
+    """The name in `EXTENSIONS` that a module's ends with, the longest; None if there is none."""
+    parts = fullname.split(".")
+    ends = (".".join(parts[first:]) for first in range(len(parts)))
+    return next((end for end in ends if end in EXTENSIONS), None)
 
 
 def called(fullname: str) -> str | None:
@@ -55,12 +65,8 @@ def called(fullname: str) -> str | None:
     """
     if fullname.startswith(__name__):
         return None
-    if fullname in EXTENSIONS and fullname != DCN_V2:
-        return fullname
-    last = fullname.rpartition(".")[2]
-    if last == DCN_V2:
-        return DCN_V2 if _CALLS in _importing() else None
-    return last if last in EXTENSIONS else None
+    name = ending(fullname)
+    return None if name == DCN_V2 and _CALLS not in _importing() else name
 
 
 def file(name: str) -> Path:
