@@ -14,6 +14,7 @@ from fuseport.tests.by_stand_ins import verified
 
 with shims.installed(shims.SHIMS):
     import dropout_layer_norm
+    import rotary_emb
     import xentropy_cuda_lib
 
 ROWS, WIDTH, EPSILON = 5, 8, 1e-3
@@ -186,6 +187,41 @@ def test_cross_entropies_of_classes_that_processes_share(smoothing: float) -> No
     ]
     (right,) = torch.autograd.grad(expected, logits, dloss)
     same([torch.cat(found, 1)], [right])
+
+
+class Turned(torch.autograd.Function):
+    """As flash-attention's own, which says to torch nothing of what it writes in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        first, second = x.chunk(2, -1)
+        rotary_emb.apply_rotary(first, second, cos, sin, first, second, False)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        (dx,) = cotangents
+        first, second = dx.chunk(2, -1)
+        rotary_emb.apply_rotary(first, second, *ctx.saved_tensors, first, second, True)
+        return dx, None, None
+
+
+def test_a_part_of_a_projection_is_turned_in_place() -> None:
+    projected, angles = rand(3, 12), torch.rand(3, 2).double()
+    queries, values = (projected * 1).split((4, 8), 1)
+    out = Turned.apply(queries, angles.cos(), angles.sin())
+    found = torch.cat([out, values.mT.mT], 1)  # views of what was written to
+    first, second = projected[:, :2], projected[:, 2:4]
+    turned = [
+        first * angles.cos() - second * angles.sin(),
+        first * angles.sin() + second * angles.cos(),
+    ]
+    expected = torch.cat([*turned, projected[:, 4:]], 1)
+    torch.testing.assert_close(found, expected)
+    cotangent = torch.randn_like(found)
+    right = torch.autograd.grad(expected, projected, cotangent)
+    same(torch.autograd.grad(found, projected, cotangent), right)
 
 
 CODE = """

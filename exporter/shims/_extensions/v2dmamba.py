@@ -180,4 +180,5 @@ def _at_ends(states: Tensor, decay: Tensor) -> Tensor:
         torch.where(inside, t.index_select(4, at).index_select(3, line.clamp(max=lines - 1)), fill)
         for t, fill in ((decay.cumsum(4).exp(), 1.0), (states, 0.0))
     ]
-    return torch.stack(each, -1).unflatten(3, (-1, _SIDE))
+    pairs: Tensor = torch.stack(each, -1).unflatten(3, (-1, _SIDE))
+    return pairs
