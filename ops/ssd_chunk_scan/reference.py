@@ -306,7 +306,10 @@ def _discrete(x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, seq_idx: Tenso
 
 
 class _Chunks:
-    """The matrices of all chunks: c chunks of t steps, the last one filled up with steps of 0."""
+    """The matrices of all chunks: c chunks of t steps, the last one filled up with steps of 0.
+
+    A sequence that is shorter than a chunk is one by itself, without these.
+    """
 
     def __init__(
         self, x: Tensor, step: Tensor, exponent: Tensor, B: Tensor, C: Tensor, seq_idx: Tensor
@@ -319,7 +322,7 @@ class _Chunks:
         self.step = _chunked(step).transpose(2, 3)  # (b, c, H, t)
         total = _chunked(exponent).transpose(2, 3).cumsum(-1)
         difference = total[..., :, None] - total[..., None, :]
-        past = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=x.device).tril()
+        past = difference.new_ones(difference.shape[3:], dtype=torch.bool).tril()
         sequence, entering = _sequences(seq_idx)  # (b, c, 1, t), (b, c, 1, 1)
         within = past & (sequence[..., :, None] == sequence[..., None, :])
         # Masked before exp, whose overflow would be NaN in a gradient.
@@ -361,9 +364,10 @@ def _sequences(seq_idx: Tensor) -> tuple[Tensor, Tensor]:
     """
     before = seq_idx[:, :1], seq_idx[:, :-1]
     number = (seq_idx != torch.cat(before, 1)).cumsum(1)
-    missing = -number.shape[1] % CHUNK
+    steps = _steps(number.shape[1])
+    missing = -number.shape[1] % steps
     number = torch.cat([number, number[:, -1:].expand(-1, missing)], 1)
-    number = number.unflatten(1, (number.shape[1] // CHUNK, CHUNK))
+    number = number.unflatten(1, (number.shape[1] // steps, steps))
     entering = torch.cat([number[:, :1, 0], number[:, :-1, -1]], 1)
     return number[:, :, None], entering[:, :, None, None]
 
@@ -374,10 +378,16 @@ def _exp(t: Tensor, where: Tensor) -> Tensor:
 
 def _chunked(t: Tensor) -> Tensor:
     """(b, l, …) as (b, c, t, …), with zeros at the end."""
-    missing = -t.shape[1] % CHUNK
+    steps = _steps(t.shape[1])
+    missing = -t.shape[1] % steps
     filled = torch.cat([t, t.new_zeros((t.shape[0], missing, *t.shape[2:]))], 1)
-    chunks: Tensor = filled.unflatten(1, (filled.shape[1] // CHUNK, CHUNK))
+    chunks: Tensor = filled.unflatten(1, (filled.shape[1] // steps, steps))
     return chunks
+
+
+def _steps(length: int) -> int:
+    """How many steps a chunk has; a symbolic length has chunks of the usual number."""
+    return min(length, CHUNK) if isinstance(length, int) and length > 0 else CHUNK
 
 
 def _joined(t: Tensor, length: int) -> Tensor:

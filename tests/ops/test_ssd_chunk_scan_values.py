@@ -1,11 +1,13 @@
 """The chunked scan computes what it says: values and gradients, all cases, all dtypes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseport.ops import OPS, register
 from fuseport.ops.spec import FLOATING, Case, Inputs, Operator, OpSpec
@@ -387,3 +389,34 @@ def test_options_that_do_not_fit_are_refused() -> None:
         ssd_chunk_scan(*sequences, dt_limit=(1.0, 0.5))
     with pytest.raises(ValueError, match=r"x must be \(b, l, H, P\)"):
         ssd_chunk_scan(x["x"][0], *sequences[1:])
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the size of the largest tensor that is computed."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        every = found if isinstance(found, (tuple, list)) else [found]
+        sizes = [t.numel() for t in every if isinstance(t, Tensor)]
+        self.numbers = max(self.numbers, *sizes, 0)
+        return found
+
+
+@pytest.mark.parametrize(("length", "steps"), [(3, 3), (64, 64), (65, 128)])
+def test_the_reference_fills_up_no_sequence_that_is_shorter_than_a_chunk(
+    length: int, steps: int
+) -> None:
+    heads = 512
+    x, decay = torch.randn(1, length, heads, 1), -torch.rand(1, length, heads)
+    one, skip = torch.ones(1, length, 1, 1), torch.zeros(heads, 1)
+    states, sequence = torch.zeros(1, heads, 1, 1), torch.zeros(1, length, dtype=torch.int32)
+    forward, backward = (
+        operator.reference for operator in SPEC.operators if "discrete" in operator.name
+    )
+    with Largest() as largest:
+        given = (x, decay, one, one, skip, states, sequence)
+        out, last = forward(*given)
+        backward(out, last, *given)
+    assert largest.numbers == heads * steps * min(steps, 64)
