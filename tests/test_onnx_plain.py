@@ -153,6 +153,21 @@ SPECIAL = {
 }
 
 
+RANGES = {
+    "of numbers": lambda x: x[..., :4] * torch.arange(0.0, 4) + torch.arange(1, 5.0),
+    "of a size": lambda x: x * torch.arange(0.0, x.shape[3]) + torch.arange(1, x.shape[3] + 1.0),
+    "in steps": lambda x: x * torch.arange(0.0, 2 * x.shape[3], 2) * torch.arange(0, 3, 2.0).sum(),
+    "of halves": lambda x: x * torch.arange(0.5, x.shape[3]),
+    "of another type": lambda x: x * torch.arange(0.0, x.shape[3], dtype=torch.float16),
+    "of integers": lambda x: x * torch.arange(0.0, x.shape[3], dtype=torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_whose_bounds_are_of_several_types(name: str, tmp_path: Path) -> None:
+    assert_holds(RANGES[name], tmp_path)
+
+
 @pytest.mark.parametrize("name", SPECIAL)
 def test_functions_that_onnx_has_not(name: str, tmp_path: Path) -> None:
     assert_holds(SPECIAL[name], tmp_path)

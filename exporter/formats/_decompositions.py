@@ -26,6 +26,7 @@ from fuseport.exporter.formats._losses import of_loss
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._none import is_none_ever, of_none
 from fuseport.exporter.formats._products import WITH_VECTOR, einsum
+from fuseport.exporter.formats._ranges import RANGES
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
@@ -463,6 +464,7 @@ def _strided_dweight(
 
 _OWN: Table = {
     **DISTANCES,
+    **RANGES,
     **RANKS,
     **RESAMPLING,
     # torch.onnx makes sequences of these, which few runtimes know, and of few types.

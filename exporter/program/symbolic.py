@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from fuseport.exporter.program._addresses import Address
 from fuseport.exporter.program._by_values import BY_VALUES
 from fuseport.exporter.program._losses import LOSSES
 from fuseport.exporter.program._recurrent import recurrent
@@ -61,6 +62,8 @@ class Symbolic(TorchFunctionMode):
             return _max_pool1d(*args, **(kwargs or {}))
         if func == _DATA:  # of which torch.export makes a constant that it cannot write
             return args[0].detach()
+        if func is Tensor.data_ptr:
+            return Address(args[0])
         if func in (torch.take_along_dim, Tensor.take_along_dim):
             return _take_along_dim(*args, **(kwargs or {}))
         if func is torch.linspace and (spaced := _linspace(*args, **(kwargs or {}))) is not None:

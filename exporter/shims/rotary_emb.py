@@ -33,5 +33,5 @@ def apply_rotary(
         if torch.is_grad_enabled():
             out.copy_(value)
         else:
-            with torch.autograd._unsafe_preserve_version_counter(out):
+            with torch.autograd.grad_mode._unsafe_preserve_version_counter(out):
                 out.copy_(value)

@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseport.exporter.program import one_line
 from fuseport.exporter.program.float64 import Float64
@@ -137,12 +138,54 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _inlined(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the forward of an autograd function gives, for autograd to differentiate."""
+    """What the forward of an autograd function gives, for autograd to differentiate.
+
+    Autograd bears no writes into one view of several, as a part of `split` is, which without it are
+    none of its business. So a forward that writes into such gets a copy: what it returns is what
+    its callers go on with, as a rule.
+    """
+    parts = [i for i, a in enumerate(args) if _is_part(a)]
+    if parts and _writes(cls, args, kwargs, parts):
+        args = tuple(a.clone() if i in parts else a for i, a in enumerate(args))
     context = _Context(args)
     own_context = cls.setup_context is Function.setup_context
     with _Plainly(), _no_grad_for_nothing():
         result = cls.forward(*([context] if own_context else []), *args, **kwargs)
     return _detached(result, context.non_differentiable)
+
+
+def _writes(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], places: Sequence[int]) -> bool:
+    """Whether a forward writes into one of the arguments at those places.
+
+    It is run for that on tensors of these sizes, outside of a capture; where that fails, the answer
+    is yes.
+    """
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        try:
+            given = tuple(_any_like(a) for a in args)
+            before = [given[i].clone() for i in places]
+            context = [_Context(given)] if cls.setup_context is Function.setup_context else []
+            cls.forward(*context, *given, **kwargs)
+        except Exception:  # of whatever code that is; a copy is right in any case
+            return True
+    return not all(torch.equal(x, given[i]) for x, i in zip(before, places, strict=True))
+
+
+def _any_like(value: Any) -> Any:
+    """A tensor that is as large, with values of its own."""
+    if not isinstance(value, Tensor):
+        return value
+    shape = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+    return torch.rand(shape).to(value.dtype)
+
+
+def _is_part(value: Any) -> bool:
+    """Whether it is one of several views that a function has returned, or a view of one."""
+    autograd = torch._C._autograd
+    if not isinstance(value, Tensor) or not value._is_view():
+        return False
+    meta = autograd._get_creation_meta(value)
+    return bool(meta == autograd.CreationMeta.MULTI_OUTPUT_NODE)
 
 
 @contextmanager
