@@ -1,6 +1,7 @@
 """Weights meet a module strictly, under whatever prefix, and leave it with memory of its own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -258,3 +259,25 @@ def test_memory_that_others_hold_is_kept_where_it_can_be() -> None:
     assert all(parameter is before[name] for name, parameter in module.named_parameters())
     assert torch.equal(view, tensors["plain"].t())
     assert all(tensor.is_contiguous() for tensor in module.state_dict().values())
+
+
+def test_a_module_may_load_by_a_method_of_before_assign(tensors: dict[str, Tensor]) -> None:
+    class Renaming(Small):
+        """As Demucs, which gives names of its first versions their new ones."""
+
+        def load_state_dict(self, state: Any, strict: bool = True) -> None:  # type: ignore[override]
+            super().load_state_dict(state, strict=strict)
+
+    class Noting(Small):
+        noted = False
+
+        def load_state_dict(self, *args: Any, **by: Any) -> Any:
+            self.noted = True
+            return super().load_state_dict(*args, **by)
+
+    with torch.device("meta"):
+        modules = [Renaming(), Noting()]
+    for module in modules:
+        fit(module, tensors, "f")
+        assert_loaded(module, tensors)
+    assert modules[1].noted

@@ -8,11 +8,14 @@ parallelism around a part of the model puts `module.` into the middle of names: 
 name of the module itself has it.
 """
 
+import functools
+import inspect
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +156,7 @@ def fit(
         own_copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         state |= dict.fromkeys(group, own_copy)
     try:
-        module.load_state_dict(state | extra, strict=True, assign=True)
+        _loader(module)(state | extra, strict=True, assign=True)
     except RuntimeError as error:
         raise Missing(
             f"{show(source)}: {show(error)}; give a checkpoint of this architecture"
@@ -163,6 +166,15 @@ def fit(
     restored = tuple(name for group in groups for name in group if name not in given)
     dtypes = Counter(_dtype(state[group[0]]) for group in groups)
     return FitReport(prefix, restored, tuple(left_out), dict(dtypes.most_common()), added)
+
+
+def _loader(module: nn.Module) -> Callable[..., Any]:
+    """How a module loads what fits it: by torch's own where its own is of before `assign`."""
+    own = module.load_state_dict
+    given = inspect.signature(own).parameters.values()
+    if any(p.name == "assign" or p.kind is p.VAR_KEYWORD for p in given):
+        return own
+    return functools.partial(nn.Module.load_state_dict, module)
 
 
 def _is_extra(name: str) -> bool:

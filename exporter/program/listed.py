@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from fuseport.exporter.program._ranges_of_numbers import known
+
 __all__ = ["Item", "Listed", "listing", "may_be_gone_over", "numbers", "of_list", "vector_of"]
 
 _REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -246,6 +248,8 @@ def _computed(x: Tensor, step: tuple[Callable[..., Tensor], tuple[int, ...]]) ->
 
 def _or_listed(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def tolist(x: Tensor) -> Any:
+        if (made := known(x)) is not None:
+            return made
         return Listed(x) if _is_vector(x) else own(x)
 
     return tolist

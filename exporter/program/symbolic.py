@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from fuseport.exporter.program import _ranges_of_numbers
 from fuseport.exporter.program._addresses import Address
 from fuseport.exporter.program._by_values import BY_VALUES
 from fuseport.exporter.program._losses import LOSSES
@@ -56,6 +57,7 @@ class Symbolic(TorchFunctionMode):
         packed = self._packing.result(func, args, kwargs or {})
         if packed is not NotImplemented:
             return packed
+        _ranges_of_numbers.forget(args)
         if any(issubclass(kind, Unmade) for kind in types):
             args, kwargs = with_values((tuple(args), kwargs or {}))
         if func is F.max_pool1d:
@@ -92,6 +94,7 @@ class Symbolic(TorchFunctionMode):
         if layers is not None:
             return layers
         result = func(*args, **(kwargs or {}))
+        _ranges_of_numbers.note(func, args, kwargs or {}, result)
         if isinstance(result, torch.Size) and any(
             isinstance(size, torch.SymInt) for size in result
         ):
