@@ -173,6 +173,16 @@ IMPORTED = {
     "pointnet2_stack_cuda": "ball_query_wrapper voxel_query_wrapper",
     "roiaware_pool3d_cuda": "points_in_boxes_gpu forward",
     "roipoint_pool3d_cuda": "forward",
+    "MinkowskiEngine": "SparseTensor TensorField MinkowskiConvolution MinkowskiReLU cat utils sum "
+    "MinkowskiConvolutionTranspose MinkowskiBatchNorm MinkowskiLinear MinkowskiNetwork RegionType "
+    "SparseTensorQuantizationMode KernelGenerator MinkowskiFunctional CoordinateManager",
+    "MinkowskiEngine.MinkowskiFunctional": "relu leaky_relu softmax normalize dropout",
+    "MinkowskiEngine.MinkowskiOps": "cat to_sparse MinkowskiLinear",
+    "MinkowskiEngine.MinkowskiPooling": "MinkowskiAvgPooling MinkowskiGlobalPooling",
+    "MinkowskiEngine.MinkowskiSparseTensor": "SparseTensor",
+    "MinkowskiEngine.modules.resnet_block": "BasicBlock Bottleneck",
+    "MinkowskiEngine.modules.senet_block": "SELayer SEBasicBlock SEBottleneck",
+    "MinkowskiEngine.utils": "batched_coordinates sparse_collate sparse_quantize SparseCollation",
     "spconv": "constants ConvAlgo __version__ SPCONV_VERSION_NUMBERS",
     "spconv.core": "ConvAlgo AlgoHint",
     "spconv.constants": "SPCONV_USE_DIRECT_TABLE SPCONV_ALLOW_TF32 FILTER_HWIO",

@@ -21,6 +21,7 @@ __all__ = [
     "averaged",
     "convolved",
     "densified",
+    "gathered",
     "largest",
     "located",
     "matched",
@@ -161,10 +162,10 @@ def _weighted(indices: Tensor, weights: Sequence[Any]) -> Tensor:
 
 def taken(features: Tensor, rows: Tensor) -> Tensor:
     """(m, c): of windows of one place, what is in it."""
-    return _gathered(features, rows).squeeze(1)
+    return gathered(features, rows).squeeze(1)
 
 
-def _gathered(features: Tensor, rows: Tensor) -> Tensor:
+def gathered(features: Tensor, rows: Tensor) -> Tensor:
     """(m, K, c): features of rows, zeros where there is none."""
     padded = torch.cat([features, features.new_zeros((1, features.shape[1]))])
     found: Tensor = padded.index_select(0, rows.flatten()).unflatten(0, rows.shape)
@@ -173,7 +174,7 @@ def _gathered(features: Tensor, rows: Tensor) -> Tensor:
 
 def convolved(features: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(m, o) of features (n, c), rows (m, K), a weight (o, …, c) of K places and a bias (o,)."""
-    out: Tensor = _gathered(features, rows).flatten(1) @ weight.flatten(1).T
+    out: Tensor = gathered(features, rows).flatten(1) @ weight.flatten(1).T
     return out if bias is None else out + bias
 
 
@@ -182,7 +183,7 @@ def largest(features: Tensor, rows: Tensor) -> Tensor:
 
     All values that are as large have the whole of the gradient, as there.
     """
-    found = _gathered(features, rows)
+    found = gathered(features, rows)
     values = found.detach()
     most: Tensor = values.amax(1).clamp(min=0)
     is_most = (values == most[:, None]) & (rows < features.shape[0])[..., None]
@@ -192,7 +193,7 @@ def largest(features: Tensor, rows: Tensor) -> Tensor:
 def averaged(features: Tensor, rows: Tensor) -> Tensor:
     """(m, c): the mean of the voxels that are in each window."""
     count = (rows < features.shape[0]).sum(1, keepdim=True).clamp(min=1)
-    mean: Tensor = _gathered(features, rows).sum(1) / count
+    mean: Tensor = gathered(features, rows).sum(1) / count
     return mean
 
 

@@ -141,7 +141,7 @@ def _extreme(
     places = (torch.zeros_like(found, dtype=torch.int64) + last).scatter_reduce(
         dim, index, place, "amin", include_self=True
     )
-    nothing = src.new_zeros(()).expand(src.narrow(dim, 0, 1).shape)
+    nothing = src.new_zeros((*src.shape[:dim], 1, *src.shape[dim + 1 :]))
     return torch.cat([src, nothing], dim).gather(dim, places), places
 
 
