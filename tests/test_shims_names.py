@@ -207,6 +207,18 @@ IMPORTED = {
     "scatter_log_softmax scatter_logsumexp scatter_std segment_mean_csr segment_max_coo",
     "torch_scatter.composite": "scatter_softmax scatter_log_softmax scatter_std",
     "torch_scatter.utils": "broadcast",
+    "torchsparse": "SparseTensor PointTensor cat nn utils backend backends tune",
+    "torchsparse.backend": "GPUHashTable hash_cuda",
+    "torchsparse.nn": "Conv3d BatchNorm ReLU LeakyReLU GlobalAvgPool GroupNorm functional",
+    "torchsparse.nn.functional": "sphash sphashquery spcount spvoxelize spdevoxelize conv3d "
+    "calc_ti_weights set_kmap_mode set_downsample_mode conv_config Dataflow spdownsample",
+    "torchsparse.nn.functional.devoxelize": "calc_ti_weights",
+    "torchsparse.nn.utils": "fapply get_kernel_offsets",
+    "torchsparse.tensor": "SparseTensor PointTensor",
+    "torchsparse.utils": "make_ntuple make_tensor to_dense",
+    "torchsparse.utils.collate": "sparse_collate sparse_collate_fn",
+    "torchsparse.utils.quantize": "sparse_quantize",
+    "torchsparse.utils.tensor_cache": "TensorCache",
     "transformer_engine": "pytorch common __version__",
     "transformer_engine.common.recipe": "Format DelayedScaling MXFP8BlockScaling Recipe "
     "Float8CurrentScaling Float8BlockScaling NVFP4BlockScaling CustomRecipe",

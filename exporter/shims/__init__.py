@@ -91,7 +91,11 @@ _THEIRS = re.compile(
 
 # Packages whose Python code repositories have with them, by what of them is compiled: without that
 # they are not there.
-_COMPILED = {"DCNv4": "ext"}
+_COMPILED = {
+    "DCNv4": "DCNv4.ext",
+    "MinkowskiEngine": "MinkowskiEngineBackend",
+    "torchsparse": "torchsparse.backend",
+}
 
 # Each stand-in is executed once in a process, so that `isinstance` of its classes holds from one
 # use to the next: user modules that stay imported keep the classes of the first.
@@ -375,8 +379,9 @@ class _Finder(MetaPathFinder):
 
 
 def _has(package: ModuleSpec, module: str) -> bool:
-    found = PathFinder.find_spec(f"{package.name}.{module}", package.submodule_search_locations)
-    return found is not None
+    inside = package.submodule_search_locations if "." in module else None
+    found = PathFinder.find_spec(module.rpartition(".")[2], inside)
+    return found is not None and found.origin is not None  # which a folder of sources has not
 
 
 class _Loader(Loader):
