@@ -218,6 +218,10 @@ def test_at_the_voxels_of_another_tensor() -> None:
         close(y.F, at(convolved(conv, x), other.C))
     pool = ME.MinkowskiSumPooling(3, dimension=3)
     assert pool(x, other.C).F.shape == (5, 3)
+    far = ME.SparseTensor(
+        rand(1, 1), x.C[:1] + 50, tensor_stride=2, coordinate_manager=x.coordinate_manager
+    )
+    assert not ME.MinkowskiAvgPooling(2, 2, dimension=3)(x, far).F.any()
     with pytest.raises(NotImplementedError, match="tensor stride of 0"):
         conv(x, coordinates=other.C)
 

@@ -257,3 +257,16 @@ def test_what_has_no_form_says_so() -> None:
     far = torch.tensor([[0, 0, 0, 0], [0, *[2**31 - 1] * 3]]).int()
     with pytest.raises(ValueError, match=r"more than the 2\^62"):
         ME.SparseTensor(rand(2, 3), far)
+
+
+def test_classes_keep_their_names_when_parts_are_imported_again() -> None:
+    with shims.installed("MinkowskiEngine"):
+        for part in ("modules.senet_block", "MinkowskiPooling", "utils"):
+            importlib.import_module(f"MinkowskiEngine.{part}")
+        again = importlib.import_module("MinkowskiEngine")
+        assert again is ME
+        named = [getattr(again, name) for name in again.__all__ if name.startswith("Minkowski")]
+    kept = {"MinkowskiFunctional", "MinkowskiOps"}
+    assert {
+        each.__name__.rpartition(".")[2] for each in named if not isinstance(each, type)
+    } == kept

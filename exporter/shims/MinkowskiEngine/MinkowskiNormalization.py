@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .MinkowskiBroadcast import at_voxels
+from ._broadcast import at_voxels
 from .MinkowskiCommon import MinkowskiModuleBase, PoolingMode
 from .MinkowskiPooling import over_batches
 from .MinkowskiSparseTensor import SparseTensor

@@ -253,5 +253,6 @@ def _of_groups(features: Tensor, groups: Tensor, count: Any, mode: PoolingMode) 
     total = scatter_sum(features, groups, 0, dim_size=count)
     if "SUM" in mode.name:
         return total
-    ones = torch.ones_like(features[:, :1])
-    return total / scatter_sum(ones, groups, 0, dim_size=count)
+    many = scatter_sum(torch.ones_like(features[:, :1]), groups, 0, dim_size=count)
+    # The mean of nothing is 0 there, but for those of batches by torch's own.
+    return total / (many if "PYTORCH" in mode.name else many.clamp(min=1))

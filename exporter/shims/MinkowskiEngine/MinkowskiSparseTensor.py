@@ -9,6 +9,7 @@ from torch import Tensor as Features
 
 from fuseport.exporter.shims import _lattice, _voxels
 from fuseport.exporter.shims.torch_scatter import scatter_mean
+from fuseport.exporter.shims.torch_scatter._scatter import sized
 
 from . import MinkowskiTensorField
 from .MinkowskiCommon import convert_to_int_list
@@ -203,7 +204,7 @@ class SparseTensor(Tensor):
         if contract_stride:
             steps = zip(columns[1:], self.tensor_stride, strict=True)
             columns[1:] = [torch.div(x, step, rounding_mode="floor") for x, step in steps]
-        sizes = [_one_more(x) for x in columns] if shape is None else [shape[0], *shape[2:]]
+        sizes = [sized(x.max() + 1) for x in columns] if shape is None else [shape[0], *shape[2:]]
         volume = self._F.new_zeros((*sizes, self._F.shape[1]))
         volume = volume.index_put([x.long() for x in columns], self._F)
         stride = torch.tensor(self.tensor_stride, dtype=torch.int32)
@@ -299,10 +300,3 @@ def key_of(input: SparseTensor, coordinates: Any, tensor_stride: Any = 1) -> Coo
         return coordinates.coordinate_map_key
     assert coordinates.ndim == 2
     return input.coordinate_manager.insert_and_map(coordinates, tensor_stride)[0]
-
-
-def _one_more(column: Features) -> Any:
-    """How long a dimension is that holds a column's places."""
-    size = (column.max() + 1).item()
-    torch._check(size >= 0)
-    return size

@@ -3,7 +3,8 @@
 Voxels that a layer makes are in the order in which the voxels come that they are made of; there
 they are in the order of a hash table, which is no order. Rows of batches are in order of batches.
 What the package itself fails at (windows of RegionType.CUSTOM, MinkowskiStableInstanceNorm) may be
-named, not made.
+named, not made. Modules that there have the name of a class in them, such as MinkowskiConvolution,
+have another here: importing one would take the class's place.
 """
 
 from typing import Any
@@ -11,13 +12,22 @@ from typing import Any
 from fuseport.exporter.shims._placeholder import unusable
 
 from . import MinkowskiFunctional, MinkowskiOps, modules, utils
-from .MinkowskiBroadcast import (
+from ._broadcast import (
     MinkowskiBroadcast,
     MinkowskiBroadcastAddition,
     MinkowskiBroadcastConcatenation,
     MinkowskiBroadcastMultiplication,
 )
-from .MinkowskiChannelwiseConvolution import MinkowskiChannelwiseConvolution
+from ._channelwise import MinkowskiChannelwiseConvolution
+from ._convolution import (
+    MinkowskiConvolution,
+    MinkowskiConvolutionTranspose,
+    MinkowskiGenerativeConvolutionTranspose,
+)
+from ._interpolation import MinkowskiInterpolation
+from ._network import MinkowskiNetwork
+from ._pruning import MinkowskiPruning
+from ._union import MinkowskiUnion
 from .MinkowskiCommon import (
     BroadcastMode,
     ConvolutionMode,
@@ -29,21 +39,14 @@ from .MinkowskiCommon import (
     RegionType,
     convert_to_int_tensor,
 )
-from .MinkowskiConvolution import (
-    MinkowskiConvolution,
-    MinkowskiConvolutionTranspose,
-    MinkowskiGenerativeConvolutionTranspose,
-)
 from .MinkowskiCoordinateManager import (
     CoordinateManager,
     CoordinateMapKey,
 )
-from .MinkowskiInterpolation import MinkowskiInterpolation
 from .MinkowskiKernelGenerator import (
     KernelGenerator,
     get_kernel_volume,
 )
-from .MinkowskiNetwork import MinkowskiNetwork
 from .MinkowskiNonlinearity import (
     MinkowskiAdaptiveLogSoftmaxWithLoss,
     MinkowskiAlphaDropout,
@@ -107,7 +110,6 @@ from .MinkowskiPooling import (
     MinkowskiPoolingTranspose,
     MinkowskiSumPooling,
 )
-from .MinkowskiPruning import MinkowskiPruning
 from .MinkowskiSparseTensor import SparseTensor
 from .MinkowskiTensor import (
     SparseTensorOperationMode,
@@ -119,7 +121,6 @@ from .MinkowskiTensor import (
     sparse_tensor_operation_mode,
 )
 from .MinkowskiTensorField import TensorField
-from .MinkowskiUnion import MinkowskiUnion
 
 __all__ = [
     "BroadcastMode",

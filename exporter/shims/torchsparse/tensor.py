@@ -4,6 +4,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from .utils._dense import to_dense
 from .utils.tensor_cache import (
     TensorCache,
     TensorCacheMode,
@@ -11,7 +12,6 @@ from .utils.tensor_cache import (
     get_tensor_cache_mode,
     set_global_tensor_cache,
 )
-from .utils.to_dense import to_dense
 from .utils.utils import make_ntuple
 
 __all__ = [

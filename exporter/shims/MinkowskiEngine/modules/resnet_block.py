@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from ..MinkowskiConvolution import MinkowskiConvolution
+from .._convolution import MinkowskiConvolution
 from ..MinkowskiNonlinearity import MinkowskiReLU
 from ..MinkowskiNormalization import MinkowskiBatchNorm
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from fuseport.exporter.shims._placeholder import unusable
 
-from ..MinkowskiBroadcast import MinkowskiBroadcastMultiplication
+from .._broadcast import MinkowskiBroadcastMultiplication
 from ..MinkowskiNonlinearity import MinkowskiReLU, MinkowskiSigmoid
 from ..MinkowskiOps import MinkowskiLinear
 from ..MinkowskiPooling import MinkowskiGlobalPooling
