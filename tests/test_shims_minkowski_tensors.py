@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,6 +226,32 @@ def test_blocks_are_of_the_names_of_checkpoints() -> None:
     close(y.F, (inner.F + wide(x).F).relu())
 
 
+def test_maps_of_a_manager() -> None:
+    x = sparse()
+    conv = layer("Convolution", 3, 4, 3, 2)
+    y = conv(x)
+    manager, total = x.coordinate_manager, torch.zeros_like(y.F)
+    found = manager.kernel_map(1, y.coordinate_map_key, stride=2, kernel_size=3)
+    assert list(found) == list(range(27))
+    for place, (into, out) in found.items():
+        total = total.index_add(0, out.long(), x.F[into.long()] @ conv.kernel[place])
+    close(total, y.F)
+    cells = manager.kernel_map(1, 2, stride=2, kernel_size=2, is_pool=True)[0]
+    assert cells.tolist() == [each.tolist() for each in manager.stride_map(*keys(x, y))]
+    assert [rows(y.C)[cell] for cell in cells[1].tolist()] == [
+        (row[0], *(n // 2 * 2 for n in row[1:])) for row in rows(x.C)
+    ]
+    back = manager.kernel_map(*keys(y, x), stride=2, kernel_size=2, is_transpose=True, is_pool=True)
+    assert torch.equal(back[0], cells.flip(0))
+    key = ME.CoordinateMapKey(4)
+    for each, (own, union) in zip((x, y), manager.union_map(keys(x, y), key), strict=True):
+        assert torch.equal(each.C[own], manager.get_coordinates(key)[union])
+
+
+def keys(*tensors: Any) -> list[Any]:
+    return [each.coordinate_map_key for each in tensors]
+
+
 def test_a_manager_that_is_shared() -> None:
     modes = ME.SparseTensorOperationMode
     ME.set_sparse_tensor_operation_mode(modes.SHARE_COORDINATE_MANAGER)
@@ -244,7 +271,7 @@ def test_what_has_no_form_says_so() -> None:
         (lambda: ME.KernelGenerator(3, region_type=ME.RegionType.CUSTOM, dimension=3), "CUSTOM"),
         (lambda: ME.MinkowskiStableInstanceNorm(3), "MinkowskiStableInstanceNorm"),
         (lambda: x.sparse(), "torch's"),
-        (lambda: x.coordinate_manager.kernel_map(1, 2), "kernel_map"),
+        (lambda: x.coordinate_manager.origin_map(1), "origin_map"),
         (lambda: ME.TensorField(x.F, x.C.float()).splat(), "splat"),
         (lambda: ME.MinkowskiInterpolation(return_weights=True), "in no order"),
         (lambda: importlib.import_module("MinkowskiEngine.diagnostics"), "no such part"),

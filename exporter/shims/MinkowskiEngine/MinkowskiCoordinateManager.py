@@ -9,7 +9,7 @@ from torch import Tensor
 from fuseport.exporter.shims import _lattice
 from fuseport.exporter.shims._placeholder import refusing
 
-from .MinkowskiCommon import convert_to_int_list
+from .MinkowskiCommon import RegionType, convert_to_int_list
 from .MinkowskiKernelGenerator import KernelGenerator, offsets
 
 __all__ = ["CoordinateManager", "CoordinateMapKey"]
@@ -199,6 +199,54 @@ class CoordinateManager:
             self._found[at] = _lattice.seen(of, to, steps)
         return self._found[at]
 
+    def kernel_map(
+        self,
+        in_key: Any,
+        out_key: Any,
+        stride: Any = 1,
+        kernel_size: Any = 3,
+        dilation: Any = 1,
+        region_type: Any = RegionType.HYPER_CUBE,
+        region_offset: Any = None,
+        is_transpose: bool = False,
+        is_pool: bool = False,
+    ) -> dict[int, Tensor]:
+        """(2, n), int32, for each place of a window: rows of voxels in, and of those out, in order.
+
+        There a place has no entry that has none; here it has an empty one.
+        """
+        source, target = self._key(in_key), self._key(out_key)
+        window = KernelGenerator(
+            kernel_size, stride, dilation, region_type=RegionType(region_type), dimension=self.D
+        )
+        if is_pool and window.kernel_size == window.kernel_stride:
+            fine, coarse = (target, source) if is_transpose else (source, target)
+            both = torch.stack(self.stride_map(fine, coarse)).int()
+            return {0: both.flip(0) if is_transpose else both}
+        rows, found = self.rows(source, target, window, is_transpose), {}
+        for place, column in enumerate(rows.unbind(1)):
+            out = (column < self.size(source)).nonzero().squeeze(1)
+            found[place] = torch.stack([column[out], out]).int()
+        return found
+
+    get_kernel_map = kernel_map
+
+    def stride_map(
+        self, in_key: CoordinateMapKey, stride_key: CoordinateMapKey
+    ) -> tuple[Tensor, Tensor]:
+        """Rows of voxels, (n,), and of the cell that each is in."""
+        cells = self.cells(in_key, stride_key)
+        return torch.arange(cells.shape[0], device=cells.device), cells
+
+    def union_map(
+        self, in_keys: Sequence[CoordinateMapKey], out_key: CoordinateMapKey
+    ) -> list[Tensor]:
+        """(2, n) for each key: rows of its voxels, and of those of all, of which `out_key` is."""
+        merged = self.merge(in_keys)
+        out_key.set_key(*merged.get_key())
+        rows = [self.at(merged, key)[:, 0] for key in in_keys]
+        return [torch.stack([torch.arange(len(row), device=row.device), row]) for row in rows]
+
     def at(self, in_key: CoordinateMapKey, out_key: CoordinateMapKey) -> Tensor:
         """(m, 1): which of n voxels lies where each of m others does, n where there is none."""
         of, to = self.get_coordinates(in_key), self.get_coordinates(out_key)
@@ -239,13 +287,7 @@ class CoordinateManager:
 
     def get_coordinates(self, coords_key_or_tensor_strides: Any) -> Tensor:
         """(n, 1 + d), of a key or a tensor stride."""
-        key = coords_key_or_tensor_strides
-        if not isinstance(key, CoordinateMapKey):
-            stride = tuple(convert_to_int_list(key, self.D))
-            names = [name for name in self._coordinates if name[0] == stride]
-            assert names, f"there are no coordinates of tensor stride {list(stride)}"
-            return self._coordinates[names[0]]
-        return self._coordinates[key.get_key()]
+        return self._coordinates[self._key(coords_key_or_tensor_strides).get_key()]
 
     def get_coordinate_field(self, key: CoordinateMapKey) -> Tensor:
         """(n, 1 + d), of points."""
@@ -260,6 +302,14 @@ class CoordinateManager:
             f"MinkowskiEngine's CoordinateManager.{name} was called, of which fuseport's stand-in "
             "has no form: use MinkowskiEngine's layers",
         )
+
+    def _key(self, key_or_tensor_strides: Any) -> CoordinateMapKey:
+        if isinstance(key_or_tensor_strides, CoordinateMapKey):
+            return key_or_tensor_strides
+        stride = tuple(convert_to_int_list(key_or_tensor_strides, self.D))
+        names = [name for name in self._coordinates if name[0] == stride]
+        assert names, f"there are no coordinates of tensor stride {list(stride)}"
+        return CoordinateMapKey(*names[0])
 
     def _own(self) -> list[list[int]]:
         return [[0] * self.D]
