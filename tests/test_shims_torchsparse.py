@@ -126,6 +126,14 @@ def test_a_transposed_convolution_wants_one_before_it() -> None:
         conv(3, 4, 2, 2, transposed=True)(SparseTensor(x.F, x.C, 2))
 
 
+def test_a_transposed_convolution_of_one_without_a_stride() -> None:
+    x = sparse()
+    y = conv(3, 4, 3)(x)
+    up = conv(4, 5, 3, transposed=True)
+    expected = F.conv_transpose3d(dense(y), kernel(up).transpose(0, 1), padding=1)
+    same(up(y).F, at(expected, x.C), [y.F, up.kernel])
+
+
 def test_a_convolution_of_one_place_is_a_product() -> None:
     x = sparse()
     layer = conv(3, 4, 1, bias=True)
@@ -142,6 +150,8 @@ def test_volumes_of_a_given_size() -> None:
     assert y.spatial_range == (2, 5, 5, 5)
     whole = F.conv3d(dense(conv(3, 3, 3)(x), (9, 9, 9)), kernel(down), stride=2, padding=1)
     close(y.dense(), whole.movedim(1, -1))
+    with pytest.raises(NotImplementedError, match="loses voxels"):
+        conv(3, 4, 2)(x)
 
 
 def test_norms_activations_and_pooling() -> None:

@@ -109,32 +109,31 @@ def refuse_unknown(dilation: Any, generative: bool, config: Any) -> None:
 def _places(
     input: SparseTensor, size: tuple[int, ...], step: tuple[int, ...], padding: tuple[int, ...]
 ) -> Places:
-    coords = input.coords
-    ones, is_strided = (1, 1, 1), max(step) > 1
-    extent: Sequence[Any] = [*(coords.long().amax(0) + 1).unbind()]
-    if input.spatial_range is not None:
-        extent = input.spatial_range
-    batch, *shape = extent
-    if is_strided:
+    coords, ones = input.coords, (1, 1, 1)
+    volume: Sequence[Any] | None = input.spatial_range
+    batch, *shape = (coords.long().amax(0) + 1).unbind() if volume is None else volume
+    windows = zip(shape, size, step, padding, strict=True)
+    after = [_reach(extent + 2 * pad - k, by) + 1 for extent, k, by, pad in windows]
+    spatial_range = None if volume is None else (batch, *after)
+    if max(step) > 1:
         geometry = _voxels.Geometry(size, step, padding, ones)
-        windows = zip(shape, size, step, padding, strict=True)
-        after = [_reach(extent + 2 * pad - k, by) + 1 for extent, k, by, pad in windows]
         seeing = _voxels.reached(coords, geometry, after, batch)
         numbers = _voxels.occupied(seeing)
         made = _voxels.voxels(numbers, after, coords.dtype)
         rows = _voxels.matched(coords, made, geometry, shape, batch)
-        spatial_range = None if input.spatial_range is None else (batch, *after)
         return Places(made, spatial_range, rows, _voxels.located(seeing, numbers))
-    # Even sizes begin at the voxel itself, whatever their padding, if the volume is even.
+    if volume is not None and after != shape:
+        raise NotImplementedError(
+            f"a convolution of torchsparse's without a stride, kernel_size {size}, padding "
+            f"{padding}, would have a spatial_range of {after} for {shape}, in which version 2.1 "
+            "loses voxels, and fuseport's stand-in refuses: leave spatial_range out"
+        )
+    # Windows of an even number of places begin at the voxel itself.
     is_odd = size[0] * size[1] * size[2] % 2 == 1
     start = tuple((k - 1) // 2 if is_odd else 0 for k in size)
     geometry = _voxels.Geometry(size, ones, start, ones)
     rows = _voxels.matched(coords, coords, geometry, shape, batch)
     back = _voxels.matched(coords, coords, geometry.turned(), shape, batch)
-    spatial_range = None
-    if input.spatial_range is not None:
-        windows = zip(shape, size, step, padding, strict=True)
-        spatial_range = (batch, *(extent + 2 * pad - k + 1 for extent, k, _, pad in windows))
     return Places(coords, spatial_range, rows, back)
 
 
