@@ -126,6 +126,15 @@ def test_a_transposed_convolution_wants_one_before_it() -> None:
         conv(3, 4, 2, 2, transposed=True)(SparseTensor(x.F, x.C, 2))
 
 
+def test_a_volume_may_have_no_whole_window() -> None:
+    x = SparseTensor(rand(1, 3), torch.tensor([[0, 4, 0, 4]]).int())
+    fine = conv(3, 4, 3)(x)
+    y = conv(4, 4, 3)(conv(4, 4, 2, 2)(fine))
+    assert y.F.shape == (0, 4)
+    z = conv(4, 5, 2, 2, transposed=True)(y)
+    assert z.F.tolist() == [[0.0] * 5]
+
+
 def test_a_transposed_convolution_of_one_without_a_stride() -> None:
     x = sparse()
     y = conv(3, 4, 3)(x)

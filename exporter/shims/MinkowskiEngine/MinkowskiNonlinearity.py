@@ -104,4 +104,6 @@ class MinkowskiSinusoidal(MinkowskiModuleBase):
 
     def forward(self, input: Any) -> Any:
         """Of a sparse tensor, or a field."""
-        return input.with_features(torch.sin(input.F @ self.kernel + self.bias) * self.coef)
+        return input.with_features(
+            torch.sin(input.F @ self.kernel + self.bias.flatten()) * self.coef.flatten()
+        )

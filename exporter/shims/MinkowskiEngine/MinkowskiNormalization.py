@@ -104,7 +104,9 @@ class MinkowskiInstanceNorm(MinkowskiModuleBase):
         centred = input.F - at_voxels(input, glob)
         variance = glob.with_features(over_batches(input, centred.square(), mode))
         scale = variance.with_features((variance.F + _EPS).rsqrt())
-        return input.with_features(centred * at_voxels(input, scale) * self.weight + self.bias)
+        return input.with_features(
+            centred * at_voxels(input, scale) * self.weight.flatten() + self.bias.flatten()
+        )
 
     def extra_repr(self) -> str:
         """Its channels."""

@@ -64,5 +64,5 @@ class MinkowskiChannelwiseConvolution(MinkowskiModuleBase):
         rows = manager.rows(input.coordinate_map_key, key, window)
         features = (_voxels.gathered(input.F, rows) * self.kernel).sum(1)
         if self.bias is not None:
-            features = features + self.bias
+            features = features + self.bias.flatten()
         return SparseTensor(features, coordinate_map_key=key, coordinate_manager=manager)

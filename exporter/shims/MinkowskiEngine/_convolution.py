@@ -104,7 +104,7 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
             )
             features = _voxels.gathered(input.F, rows).flatten(1) @ self.kernel.flatten(0, 1)
         if self.bias is not None:
-            features = features + self.bias
+            features = features + self.bias.flatten()
         return SparseTensor(features, coordinate_map_key=key, coordinate_manager=manager)
 
     def _out_key(self, input: SparseTensor, coordinates: Any) -> CoordinateMapKey:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fuseport.exporter.shims import _voxels
@@ -111,7 +112,9 @@ def _places(
 ) -> Places:
     coords, ones = input.coords, (1, 1, 1)
     volume: Sequence[Any] | None = input.spatial_range
-    batch, *shape = (coords.long().amax(0) + 1).unbind() if volume is None else volume
+    # Where there is no voxel, the volume is of one place.
+    every = torch.cat([coords.long(), coords.new_zeros((1, 4), dtype=torch.int64)])
+    batch, *shape = (every.amax(0) + 1).unbind() if volume is None else volume
     windows = zip(shape, size, step, padding, strict=True)
     after = [_reach(extent + 2 * pad - k, by) + 1 for extent, k, by, pad in windows]
     spatial_range = None if volume is None else (batch, *after)
@@ -119,7 +122,9 @@ def _places(
         geometry = _voxels.Geometry(size, step, padding, ones)
         seeing = _voxels.reached(coords, geometry, after, batch)
         numbers = _voxels.occupied(seeing)
-        made = _voxels.voxels(numbers, after, coords.dtype)
+        # What has no number is divided by nothing either, but by 0 it must not be.
+        divisors = [torch.as_tensor(extent).clamp(min=1) for extent in after]
+        made = _voxels.voxels(numbers, divisors, coords.dtype)
         rows = _voxels.matched(coords, made, geometry, shape, batch)
         return Places(made, spatial_range, rows, _voxels.located(seeing, numbers))
     if volume is not None and after != shape:
