@@ -196,3 +196,35 @@ def test_what_a_pt2_has_no_form_of_is_named(tmp_path: Path, saved_with: Saved) -
     inputs = parse_inputs(["x:[batch,length,8]"])
     with pytest.raises(ExportFailed, match=r"torch has no form of math\.ceil of a size; without"):
         api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+
+
+PADS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv1d(1, 4, 9, 4, padding=4)
+        self.b = nn.ConvTranspose1d(4, 1, 9, 4, padding=4, output_padding=3)
+
+    def forward(self, x):
+        size = x.shape[-1]
+        if size % 32:
+            x = F.pad(x, (0, 32 - size % 32))
+        return self.b(self.a(x).tanh())[..., :size]
+"""
+
+
+def test_what_comes_to_the_same_at_one_size_is_not_let_go_of(
+    tmp_path: Path, saved_net: Callable[[str], tuple[torch.nn.Module, Path, str]]
+) -> None:
+    """At 1, what is padded has no part in what is returned."""
+    _, checkpoint, model = saved_net(PADS)
+    inputs = parse_inputs(["x:[batch,1,samples]"])
+    options: Any = {"model": model, "inputs": inputs, "format": "torchscript"}
+    bundle = api.export(checkpoint, tmp_path / "b", sizes={"samples": 64}, **options)
+    assert bundle.manifest["programs"]["forward"]["conditions"] == ["samples is a multiple of 32"]
+    report = api.verify(bundle.folder, model=model)
+    assert report.exit_code(strict=True) == 0, report.failures()

@@ -31,6 +31,7 @@ __all__ = ["planned"]
 
 _LIMITS = 4  # of one dimension that are tried
 _AFFORDABLE = 4096  # a size that models are tried at
+_NEAR = 16  # how far from the export's are sizes next to them
 
 
 def planned(
@@ -119,18 +120,32 @@ def _relieved(
     """Let go of what is not so at these sizes, if the programs hold there without; whether they do.
 
     Where nothing else rules them out, they hold further beyond the export's sizes, too: right
-    behind a window's end the model may do something else that can hardly be seen.
+    behind a window's end the model may do something else that can hardly be seen. And they hold
+    at the sizes next to the export's that it is not so at, either: what a model does to sizes that
+    are no multiple of another may come to the same at 1.
     """
+    beside = [each for each in _beside(model.sizes) if not admits(programs[0], each)]
     back = forget(programs[0], sizes)
     further = {n: size * 2 if size > model.sizes[n] else size for n, size in sizes.items()}
-    if _same(model, programs, sizes, seed) and (
-        further == sizes
-        or not admits(programs[0], further)
-        or _same(model, programs, further, seed)
+    near = next((each for each in beside if admits(programs[0], each)), sizes)
+    tried = {tuple(each.items()): each for each in (sizes, further, near)}
+    if all(
+        _same(model, programs, each, seed)
+        for each in tried.values()
+        if each == sizes or admits(programs[0], each)
     ):
         return True
     back()
     return False
+
+
+def _beside(usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes of which one is not as usual, the nearest first."""
+    for distance in range(1, _NEAR + 1):
+        for name, size in usual.items():
+            for other in (size + distance, size - distance):
+                if other > 0:
+                    yield {**usual, name: other}
 
 
 def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
