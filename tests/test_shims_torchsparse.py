@@ -133,6 +133,8 @@ def test_a_volume_may_have_no_whole_window() -> None:
     assert y.F.shape == (0, 4)
     z = conv(4, 5, 2, 2, transposed=True)(y)
     assert z.F.tolist() == [[0.0] * 5]
+    assert spnn.GlobalMaxPool()(y).shape == spnn.GlobalAvgPool()(y).shape == (0, 4)
+    assert spnn.GroupNorm(2, 4).double()(y).F.shape == (0, 4)
 
 
 def test_a_transposed_convolution_of_one_without_a_stride() -> None:

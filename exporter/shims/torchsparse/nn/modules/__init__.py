@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter.shims.torch_scatter import scatter_sum
-from fuseport.exporter.shims.torch_scatter._scatter import groups
 
 from ...tensor import SparseTensor
 from ...utils.utils import make_ntuple
 from .. import functional as F
+from ..functional.pooling import batches
 from ..utils import fapply
 
 __all__ = [
@@ -146,8 +146,7 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: SparseTensor) -> SparseTensor:  # type: ignore[override]
         """Of a sparse tensor."""
-        batch = input.coords[:, 0].long()
-        count = groups(batch)
+        batch, count = batches(input)
         x = input.feats.unflatten(1, (self.num_groups, -1))
         ones = torch.ones_like(x[:, :1, 0])
         values = scatter_sum(ones, batch, 0, dim_size=count) * x.shape[2]
