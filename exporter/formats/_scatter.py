@@ -76,9 +76,11 @@ def embedding_dense_backward(
 def unfold_backward(
     cotangent: Tensor, sizes: Sequence[int], dim: int, size: int, step: int
 ) -> Tensor:
-    """`aten.unfold_backward`."""
+    """`aten.unfold_backward`; torch's `istft` adds up one window for a whole batch by it."""
     dim %= len(sizes)
-    starts = torch.arange(cotangent.shape[dim], device=cotangent.device) * step
+    count = cotangent.shape[dim]
+    cotangent = cotangent.expand([*sizes[:dim], count, *sizes[dim + 1 :], size])
+    starts = torch.arange(count, device=cotangent.device) * step
     index = (starts[:, None] + torch.arange(size, device=cotangent.device)).flatten()
     values = cotangent.movedim(-1, dim + 1).flatten(dim, dim + 1)
     return index_add(cotangent.new_zeros(sizes), dim, index, values)

@@ -44,6 +44,10 @@ __all__ = [
 
 _DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor of C
 _USUAL = 16  # a size of which nothing is known
+_OF_ISTFT = (
+    *("input", "n_fft", "hop_length", "win_length", "window", "center", "normalized", "onesided"),
+    "length",
+)
 
 
 class Symbolic(TorchFunctionMode):
@@ -74,6 +78,10 @@ class Symbolic(TorchFunctionMode):
             found = _frequencies(func is torch.fft.rfftfreq, *args, **(kwargs or {}))
             if found is not None:
                 return found
+        if func in (torch.istft, Tensor.istft) and isinstance(
+            _named(_OF_ISTFT, args, kwargs or {}).get("length"), torch.SymInt
+        ):  # whose length torch takes as a number; its formula has any
+            return torch._refs.istft(*args, **(kwargs or {}))
         if (vector := of_list(func, args, kwargs or {})) is not None:
             return vector
         if func in (torch.tensor, torch.as_tensor):
