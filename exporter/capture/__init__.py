@@ -285,6 +285,7 @@ def _captures(
     found: list[Program] = []
     failure: ExportFailed | None = None
     code: list[integers.Place] = []
+    noticed: list[integers.Place] = []
     while True:
         looped = any(called == integers.LOOPS for _, called in code)
         with integers.symbolic(code) as loops, integers.noticed() as more:
@@ -296,14 +297,21 @@ def _captures(
                 found.insert(0, program)
             except ExportFailed as error:
                 # That `len` of what is selected has no number says less than what comes next.
-                if failure is None or isinstance(failure.__cause__, GuardOnDataDependentSymNode):
-                    failure = error
-                elif isinstance(failure, FixedDimension) and isinstance(error, Unrolled):
+                if isinstance(failure, FixedDimension) and isinstance(error, Unrolled):
                     failure = failure.since(str(error))
+                elif failure is None or (
+                    isinstance(failure.__cause__, GuardOnDataDependentSymNode)
+                    and not isinstance(error, Unrolled)
+                ):
+                    failure = error
+        noticed += more
         known = {(id(names), called) for names, called in code}
-        if not (new := [place for place in more if (id(place[0]), place[1]) not in known]):
+        new = [place for place in noticed if (id(place[0]), place[1]) not in known]
+        numbers = [place for place in new if place[1] != integers.LOOPS]
+        # Loops take a few turns only where nothing else leaves sizes what they are.
+        if not (numbers or (new and not found)):
             break
-        code += new
+        code += numbers or new
     if not found:
         assert failure is not None
         raise failure
