@@ -124,6 +124,14 @@ FORMS: dict[str, tuple[str, int]] = {
 """,
         2,
     ),
+    "weighed by its number": (
+        """
+        for t in range(length):
+            h = torch.add(self.step(h, x[:, t]), t, alpha=0.25)
+        return h
+""",
+        1,
+    ),
     "one within another": (
         """
         for i in range(batch):
@@ -266,6 +274,22 @@ REFUSED = {
         return torch.stack(ys, 1)
 """,
         "the sizes of aten.slice.Tensor change from turn to turn",
+    ),
+    "windows": (
+        """
+        for t in range(length - 1):
+            ys.append(x[:, t : t + 2].sum(1))
+        return torch.stack(ys, 1)
+""",
+        "parts in it that move are longer than 1",
+    ),
+    "from behind": (
+        """
+        for t in range(length):
+            ys.append(x[:, t - 3])
+        return torch.stack(ys, 1)
+""",
+        "it may go over places before the first",
     ),
     "two turns before": (
         """

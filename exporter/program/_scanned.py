@@ -79,6 +79,8 @@ class _Loop:
         self._shared: dict[fx.Node, fx.Node] = {}
         self._sizes_given: dict[Any, fx.Node] = {}  # by their symbols
         self._buffers = buffers(turns)
+        tensors = (x for x in pytree.tree_leaves([n.meta["val"] for n in turns.nodes]))
+        self._device = next((x.device for x in tensors if isinstance(x, Tensor)), None)
 
     def write(self) -> None:
         turns, taken = self._turns, list(uses(self._turns))
@@ -154,6 +156,9 @@ class _Loop:
 
     def _moving(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
         """What a node makes of a number that moves."""
+        kwargs = {name: self._resolved(argument) for name, argument in kwargs.items()}
+        if kwargs and node.target not in _WITH_TENSOR:
+            raise Unlike(f"{node.target} is given a number that changes from turn to turn")
         match node.target, args:
             case aten.select.int, (x, Plain() | Size() as dim, Moving() as along):
                 made = self._part(x, fixed(dim), along)
@@ -164,22 +169,16 @@ class _Loop:
                 )
             case aten.select_scatter.default, (x, part, dim, Moving() as along):
                 made = self._written(x, self._resolved(part), fixed(dim), along)
-            case aten.slice_scatter.default, (
-                x,
-                part,
-                dim,
-                Moving() as along,
-                Moving() as to,
-                *step,
-            ):
+            case aten.slice_scatter.default, (x, part, dim, Moving() as along, to, *step):
                 self._one_long(along, to, step)
                 dim = fixed(dim)
                 part = self._call_within(aten.select.int, self._resolved(part), dim, 0)
                 made = self._written(x, part, dim, along)
             case target, (x, Moving() as along, *others) if target in _WITH_TENSOR:
                 others = [self._resolved(each) for each in others]
+                number = self._given(_Number(along))
                 made = self._call_within(
-                    _WITH_TENSOR[target], self._resolved(x), self._given(_Number(along)), *others
+                    _WITH_TENSOR[target], self._resolved(x), number, *others, **kwargs
                 )
             case _:
                 raise Unlike(f"{node.target} is given a number that changes from turn to turn")
@@ -275,7 +274,7 @@ class _Loop:
                     value = value.new_empty([s for i, s in enumerate(value.shape) if i != key.dim])
             else:
                 with self._sizes.mode:
-                    value = torch.empty((), dtype=torch.int64)
+                    value = torch.empty((), dtype=torch.int64, device=self._device)
             self._slices[key] = self._placeholder(f"slice_{len(self._slices)}", value)
         return self._slices[key]
 
@@ -306,7 +305,7 @@ class _Loop:
         """All parts that the turns are given, stacked in the first dimension."""
         count, along = self._turns.count, key.along
         if isinstance(key, _Number):
-            numbers = self._outside(aten.arange.default, count)
+            numbers = self._outside(aten.arange.default, count, device=self._device)
             numbers = self._outside(aten.mul.Tensor, numbers, along.step)
             return self._outside(aten.add.Tensor, numbers, along.first)
         start, end = self._ends(along)
@@ -338,7 +337,7 @@ class _Loop:
         lasts = [self._resolved(Inside(state.at)) for state in states]
         placeholders = [*self._states.values()]
         if not states:  # a scan has one
-            firsts = [self._outside(aten.zeros.default, [1])]
+            firsts = [self._outside(aten.zeros.default, [1], device=self._device)]
             lasts = placeholders = [self._placeholder("state_0", firsts[0].meta["val"])]
         slices = [self._slice_outside(key) for key in self._slices]
         stacked = [*kept.values()]
