@@ -55,8 +55,9 @@ FORMS: dict[str, tuple[str, int]] = {
     ),
     "last alone": (
         """
+        x = self.a(x)
         for t in range(length):
-            h = 0.5 * h + self.a(x[:, t])
+            h = 0.5 * h + x[:, t]
         return h
 """,
         1,
@@ -234,6 +235,22 @@ REFUSED = {
         """
         for t in range(length):
             h = self.step(h, x[:, t]) if t < length - 1 else x[:, t]
+        return h
+""",
+        r"goes on otherwise in some of its turns, as net\.py:20 decides",
+    ),
+    "how many are left decides, backwards": (
+        """
+        for t in reversed(range(length)):
+            h = self.step(h, x[:, t]) if t > 0 else x[:, t]
+        return h
+""",
+        r"goes on otherwise in some of its turns, as net\.py:20 decides",
+    ),
+    "whether any are left decides": (
+        """
+        for t in reversed(range(length)):
+            h = self.step(h, x[:, t]) if t else x[:, t]
         return h
 """,
         r"goes on otherwise in some of its turns, as net\.py:20 decides",

@@ -37,6 +37,7 @@ from fuseport.exporter.user_code.known_calls import stand_in
 
 __all__ = ["Taken", "Turning", "turning"]
 
+_ROOM = __name__.rpartition(".")[0]
 _MOST = 4096  # of a size at which there could be enough turns
 
 
@@ -184,9 +185,11 @@ class Turning(TorchFunctionMode):
         for loop in self._within:
             loop.by = place_of(frame)
 
-    def decided(self, condition: Any, frame: FrameType) -> None:
-        """Note that model code decides by a condition on sizes."""
-        if is_users(frame):
+    def decided(self, condition: Any, frame: FrameType | None) -> None:
+        """Note that model code decides by a size, or by a condition on some."""
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith(_ROOM):
+            frame = frame.f_back
+        if frame is not None and is_users(frame):
             for loop in self._within:
                 if condition.node.expr.free_symbols & loop.count.node.expr.free_symbols:
                     loop.by = place_of(frame)
@@ -196,13 +199,23 @@ class Turning(TorchFunctionMode):
 def turning() -> Iterator[Turning]:
     """Within, such loops take a few turns, where `range` is the mode's."""
     mode = Turning()
-    own: Callable[[SymBool], bool] = SymBool.__bool__
 
-    def asked(condition: SymBool) -> bool:
-        mode.decided(condition, sys._getframe(1))
-        return own(condition)
+    def noting_decisions(kind: Any) -> Any:
+        own = kind.__bool__
 
-    with mock.patch.object(SymBool, "__bool__", asked), noting(mode.differs), mode:
+        def asked(condition: Any) -> bool:
+            mode.decided(condition, sys._getframe(1))
+            decision: bool = own(condition)
+            return decision
+
+        return mock.patch.object(kind, "__bool__", asked)
+
+    with (
+        noting_decisions(SymBool),
+        noting_decisions(SymInt),
+        noting(mode.differs),
+        mode,
+    ):
         yield mode
 
 
