@@ -24,6 +24,8 @@ def known(x: Tensor) -> list[int] | None:
 
 def forget(args: tuple[Any, ...]) -> None:
     """What is done when something is called with these arguments."""
+    if torch.compiler.is_dynamo_compiling():  # a way of a `cond`, whose tensors are its own
+        return
     for given in args:
         if isinstance(given, Tensor):
             vars(given).pop(_KEPT, None)

@@ -124,7 +124,11 @@ def _relieved(
     at the sizes next to the export's that it is not so at, either: what a model does to sizes that
     are no multiple of another may come to the same at 1.
     """
-    beside = [each for each in _beside(model.sizes) if not admits(programs[0], each)]
+    beside = [
+        {**model.sizes, name: size}
+        for name, size in _beside(model.sizes)
+        if size != sizes[name] and not admits(programs[0], {**model.sizes, name: size})
+    ]
     back = forget(programs[0], sizes)
     further = {n: size * 2 if size > model.sizes[n] else size for n, size in sizes.items()}
     near = next((each for each in beside if admits(programs[0], each)), sizes)
@@ -139,13 +143,11 @@ def _relieved(
     return False
 
 
-def _beside(usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Sizes of which one is not as usual, the nearest first."""
+def _beside(usual: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Other sizes of each dimension, by its name, the nearest first."""
     for distance in range(1, _NEAR + 1):
         for name, size in usual.items():
-            for other in (size + distance, size - distance):
-                if other > 0:
-                    yield {**usual, name: other}
+            yield from ((name, other) for other in (size + distance, size - distance) if other > 0)
 
 
 def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
