@@ -292,6 +292,48 @@ REFUSED = {
 """,
         "the sizes of aten.slice.Tensor change from turn to turn",
     ),
+    "in long steps": (
+        """
+        for t in range(0, length, 8):
+            h = self.step(h, x[:, t])
+        return h
+""",
+        "takes fewer than 4 turns at a size of 16: give an example of 25 or more, --size",
+    ),
+    "in steps that none takes": (
+        """
+        for t in range(0, length, 5000):
+            h = self.step(h, x[:, t])
+        return h
+""",
+        "takes .* turns",
+    ),
+    "beside a shorter one": (
+        """
+        for row, after in zip(x.unbind(1), x[:, 1:].unbind(1)):
+            h = self.step(h, row * after)
+        return h
+""",
+        "goes round beside another of another length",
+    ),
+    "a float decides": (
+        """
+        for t in range(length):
+            h = self.step(h, x[:, t]) if t != 5.0 else x[:, t]
+        return h
+""",
+        r"goes on otherwise in some of its turns, as net\.py:20 decides",
+    ),
+    "at one size alone": (
+        """
+        if not torch.compiler.is_exporting() and length != 16:
+            raise ValueError(length)
+        for t in range(length):
+            h = self.step(h, x[:, t])
+        return h
+""",
+        "there are no two sizes at which the model runs",
+    ),
     "windows": (
         """
         for t in range(length - 1):

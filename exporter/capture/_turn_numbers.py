@@ -1,5 +1,6 @@
 """Numbers that go up from turn to turn of a loop, and note what is decided by them."""
 
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,42 +75,6 @@ class TurnNumber(int):
 
     __rmul__ = __mul__
 
-    def _never_below(self, other: Any, *, equal: bool) -> bool:
-        """Whether it is above a number in all these turns, or as large as that."""
-        if type(other) is not int:
-            return False
-        return self.least > other or (equal and self.least == other)
-
-    def __gt__(self, other: Any) -> Any:
-        if not self._never_below(other, equal=False):
-            self._differs(sys._getframe(1))
-        return self._plain() > other
-
-    def __ge__(self, other: Any) -> Any:
-        if not self._never_below(other, equal=True):
-            self._differs(sys._getframe(1))
-        return self._plain() >= other
-
-    def __lt__(self, other: Any) -> Any:
-        if not self._never_below(other, equal=True):
-            self._differs(sys._getframe(1))
-        return self._plain() < other
-
-    def __le__(self, other: Any) -> Any:
-        if not self._never_below(other, equal=False):
-            self._differs(sys._getframe(1))
-        return self._plain() <= other
-
-    def __eq__(self, other: Any) -> Any:
-        if isinstance(other, int | SymInt) and not self._never_below(other, equal=False):
-            self._differs(sys._getframe(1))
-        return self._plain() == other
-
-    def __ne__(self, other: Any) -> Any:
-        if isinstance(other, int | SymInt) and not self._never_below(other, equal=False):
-            self._differs(sys._getframe(1))
-        return self._plain() != other
-
     def __bool__(self) -> bool:
         if self.least <= 0:
             self._differs(sys._getframe(1))
@@ -120,7 +85,27 @@ class TurnNumber(int):
         return hash(self._plain())
 
 
+def _compared(name: str, *, least: bool) -> Any:
+    """A comparison, which comes to the same in all turns where the other number is below all.
+
+    Args:
+        name: of the operator.
+        least: whether it does where the other is the least of all, too.
+    """
+    compare: Callable[[Any, Any], Any] = getattr(operator, name)
+    others = (int, float, SymInt) if name in ("eq", "ne") else object
+
+    def noted(self: TurnNumber, other: Any) -> Any:
+        below = type(other) is int and (other < self.least or (least and other == self.least))
+        if not below and isinstance(other, others):
+            self._differs(sys._getframe(1))
+        return compare(self._plain(), other)
+
+    return noted
+
+
 def _differing(name: str) -> Any:
+    """What else is computed of it."""
     own = getattr(int, name)
 
     def noted(self: TurnNumber, *others: Any) -> Any:
@@ -130,6 +115,8 @@ def _differing(name: str) -> Any:
     return noted
 
 
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(TurnNumber, f"__{_name}__", _compared(_name, least=_name in ("lt", "ge")))
 for _name in (
     *("__mod__", "__rmod__", "__floordiv__", "__rfloordiv__", "__truediv__", "__rtruediv__"),
     *("__pow__", "__rpow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),

@@ -33,7 +33,7 @@ from fuseport.exporter.user_code import hint
 from fuseport.exporter.user_code.known_calls import OWN_OP, advice, stand_in
 from fuseport.ops import registration
 
-__all__ = ["MEND", "Blocker", "ending", "find", "fixed_sizes", "is_users"]
+__all__ = ["MEND", "Blocker", "ending", "find", "fixed_sizes", "is_users", "users_frame"]
 
 Kind = Literal["extension", "memory", "value", "operator", "kernel", "error"]
 
@@ -141,9 +141,7 @@ def fixed_sizes() -> Iterator[dict[int, tuple[str, str | None]]]:
 
 def _for_a_loop(frame: FrameType | None) -> str | None:
     """What computes in a graph what a loop in Python does, if there is one."""
-    while frame is not None and not is_users(frame):
-        frame = frame.f_back
-    if frame is None:
+    if frame is None or not is_users(frame := users_frame(frame)):
         return None
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return _LOOPS if re.search(r"\bfor\b.*\bin\b", line) else None
@@ -356,6 +354,13 @@ def is_users(frame: FrameType) -> bool:
     if file.startswith(_SITE):
         return True
     return not file.startswith((*_OURS, _STDLIB, "<"))
+
+
+def users_frame(frame: FrameType) -> FrameType:
+    """The innermost frame of such code that a call is made in; the outermost, if none is."""
+    while frame.f_back is not None and not is_users(frame):
+        frame = frame.f_back
+    return frame
 
 
 def _place(

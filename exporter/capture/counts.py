@@ -28,7 +28,7 @@ from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, joining, rebuilt
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker, mode_of
 from fuseport.exporter.program.refusing import asserted
-from fuseport.exporter.program.rounding import close
+from fuseport.exporter.program.rounding import same
 
 aten = torch.ops.aten
 
@@ -271,15 +271,12 @@ def _tried(program: Program, counted: Sequence[Counted], calls: Iterable[Call]) 
             with torch.no_grad():
                 result = watched.run(*inputs)
         except Exception:  # of an operator, which may take no tensor without values
-            same = False
+            right = False
         else:
-            found = [result] if isinstance(result, Tensor) else list(result.values())
-            same = len(found) == len(expected) and all(
-                close(ours, theirs, 0.0) for ours, theirs in zip(found, expected, strict=True)
-            )
+            right = same(result, expected)
         came = watched.came
         there = {c.decision.place for c in counted if came.get(c.name) is not c.decision.value}
-        if same:
+        if right:
             tried |= there
         else:
             failed.append(there)

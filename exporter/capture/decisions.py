@@ -27,7 +27,7 @@ from torch.export.graph_signature import InputKind
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fuseport.exporter.capture.blockers import is_users
+from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, one_line, rebuilt
 from fuseport.exporter.program.joining import alike, joined
@@ -480,6 +480,5 @@ _CONDITIONS: dict[Any, Callable[..., Tensor | None]] = {
 
 def place_of(frame: FrameType) -> str:
     """Where model code is, `file:line`, that a call is made in."""
-    while frame.f_back is not None and not is_users(frame):
-        frame = frame.f_back
+    frame = users_frame(frame)
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseport.exporter.capture._turn_numbers import TurnNumber, noting
-from fuseport.exporter.capture.blockers import is_users
+from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.capture.decisions import place_of
 from fuseport.exporter.program.matching import ASSERT
 from fuseport.exporter.program.rolled import (
@@ -167,7 +167,7 @@ class Turning(TorchFunctionMode):
                 small for so many.
         """
         loop = _Loop(len(self._loops), place_of(frame), count)
-        self.loops.setdefault(loop.place, stand_in(_name_of(frame)))
+        self.loops.setdefault(loop.place, stand_in(users_frame(frame).f_code.co_name))
         self._loops.append(loop)
         self._within.append(loop)
         try:
@@ -340,11 +340,7 @@ class Taken(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _UNBINDS and _long(args, kwargs or {}) is not None:
-            frame: FrameType | None = sys._getframe(1)
-            while frame is not None and not is_users(frame):
-                frame = frame.f_back
-            if frame is not None:
-                self._note(frame)
+            self._note(users_frame(sys._getframe(1)))
         return func(*args, **(kwargs or {}))
 
 
@@ -358,13 +354,6 @@ def _lists(func: Any, args: Any, kwargs: Any) -> tuple[Sequence[Tensor], int] | 
     if given or not isinstance(tensors, list | tuple) or not isinstance(dim, int) or not tensors:
         return None
     return tensors, dim % (tensors[0].dim() + (func is torch.stack))
-
-
-def _name_of(frame: FrameType) -> str:
-    """What the function of model code is called that a call is made in."""
-    while frame.f_back is not None and not is_users(frame):
-        frame = frame.f_back
-    return frame.f_code.co_name
 
 
 def _number(start: Any, step: int, turn: int) -> Any:

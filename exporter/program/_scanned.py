@@ -127,12 +127,9 @@ class _Loop:
     # What a turn does.
 
     def _copied(self, node: fx.Node, leaves: Sequence[Argument], nested: Any) -> fx.Node:
-        args, kwargs = pytree.tree_unflatten(list(leaves), nested)
         if any(isinstance(leaf, Moving) for leaf in leaves):
-            return self._moving(node, args, kwargs)
-        args, kwargs = pytree.tree_map_only(
-            Inside | State | Shared | Size | Plain, self._resolved, (args, kwargs)
-        )
+            return self._moving(node, *pytree.tree_unflatten(list(leaves), nested))
+        args, kwargs = pytree.tree_unflatten([*map(self._resolved, leaves)], nested)
         with self._body.inserting_before(self._end):
             copied = self._body.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         copied.meta = dict(node.meta)
@@ -333,7 +330,8 @@ class _Loop:
         self, kept: Mapping[Argument, fx.Node]
     ) -> tuple[dict[int, fx.Node], dict[Argument, fx.Node]]:
         """What the loop gives: the last of the states, by place, and what is kept of all turns."""
-        states, firsts = [*self._states], [self._whole_outside(each.first) for each in self._states]
+        states = [*self._states]
+        firsts = [self._outside(aten.clone.default, each.first, **_CONTIGUOUS) for each in states]
         lasts = [self._resolved(Inside(state.at)) for state in states]
         placeholders = [*self._states.values()]
         if not states:  # a scan has one
@@ -383,9 +381,6 @@ class _Loop:
             return stacked
         before = [self._outside(aten.unsqueeze.default, node, 0) for node in use.before]
         return self._outside(aten.cat.default, [*before, stacked])
-
-    def _whole_outside(self, node: fx.Node) -> fx.Node:
-        return self._outside(aten.clone.default, node, **_CONTIGUOUS)
 
     def _filled(self, parts: fx.Node, buffer: Buffer) -> fx.Node:
         """A tensor that each turn wrote a part of."""

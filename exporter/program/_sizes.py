@@ -6,11 +6,12 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import SymInt, Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.proxy import GraphAppendingTracer, Proxy
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from fuseport.exporter.program.matching import evaluate
 
 __all__ = ["Sizes", "Unlike", "expr_of", "is_size"]
 
@@ -69,7 +70,7 @@ class Sizes:
             made: fx.Node = sympy_interp(PythonReferenceAnalysis, proxies, expr).node
         while last.next is not before:
             last = last.next
-            self.evaluate(last)
+            evaluate(last, self.mode)
         return made
 
     def _symbol(self, symbol: Any, before: fx.Node) -> fx.Node:
@@ -92,14 +93,5 @@ class Sizes:
         )
         with self._graph.inserting_before(before):
             made = self._graph.call_function(target, args, kwargs)
-        self.evaluate(made)
+        evaluate(made, self.mode)
         return made
-
-    def evaluate(self, node: fx.Node) -> None:
-        """Give a node the fake of its value."""
-        if node.op == "get_attr":
-            return
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-        quiet = self.mode.shape_env.suppress_guards()
-        with self.mode, enable_python_dispatcher(), torch.no_grad(), quiet:
-            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
@@ -23,6 +22,7 @@ from fuseport.exporter.program.matching import (
     Inseparable,
     Matched,
     Pair,
+    evaluate,
     marked,
     marker,
     mode_of,
@@ -86,7 +86,7 @@ def _mark(graph: fx.Graph, name: str, value: bool) -> None:
     output = graph.output_node()
     with graph.inserting_before(output):
         always = graph.call_function(aten.full.default, ([], value), {"dtype": torch.bool})
-        _evaluate(always, mode_of(graph))
+        evaluate(always, mode_of(graph))
         graph.call_function(ASSERT, (always, marker(name)))
 
 
@@ -208,7 +208,7 @@ class _Join:
         if not differentiable:
             given = tuple(graph.call_function(aten.detach.default, (node,)) for node in operands)
             for node in given:
-                _evaluate(node, operands[0].meta["val"].fake_mode)
+                evaluate(node, operands[0].meta["val"].fake_mode)
         taken = dict(module.named_children())
         count = next(i for i in itertools.count() if f"yes_{i}" not in taken)
         bodies = []
@@ -231,7 +231,7 @@ def _with_whole_gradient(node: fx.Node) -> fx.Node:
 
     def call(target: Any, *args: Any) -> fx.Node:
         made = graph.call_function(target, args)
-        _evaluate(made, value.fake_mode)
+        evaluate(made, value.fake_mode)
         return made
 
     sizes = [
@@ -278,7 +278,7 @@ class _Region:
         copies = []
         for node in results:
             copies.append(graph.call_function(aten.clone.default, (made[node],), _CONTIGUOUS))
-            _evaluate(copies[-1], mode)
+            evaluate(copies[-1], mode)
             if _signature(node) != _signature(copies[-1]):
                 raise Inseparable("such a decision changes the sizes of what is computed")
         graph.output(tuple(copies))
@@ -324,17 +324,8 @@ def _recomputed(
     elif isinstance(node.target, HigherOrderOperator):
         raise Inseparable(f"such a decision is about a {node.target}")
     else:
-        _evaluate(copied, mode)
+        evaluate(copied, mode)
     return copied
-
-
-def _evaluate(node: fx.Node, mode: Any) -> None:
-    """Give a node the fake of its value."""
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    # What is taken for granted of sizes here, was in the capture.
-    quiet = mode.shape_env.suppress_guards()
-    with mode, enable_python_dispatcher(), torch.no_grad(), quiet:
-        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _made_over(body: Any, operands: Sequence[Any], mode: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.utils import _pytree as pytree
@@ -20,6 +21,7 @@ __all__ = [
     "Inseparable",
     "Matched",
     "Pair",
+    "evaluate",
     "marked",
     "marker",
     "mode_of",
@@ -155,6 +157,15 @@ def with_constants(one: ExportedProgram, other: ExportedProgram) -> ExportedProg
 def mode_of(graph: fx.Graph) -> Any:
     """The mode of the fakes that a graph is over."""
     return graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode
+
+
+def evaluate(node: fx.Node, mode: Any) -> None:
+    """Give a node the fake of its value."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    # What is taken for granted of sizes here, was in the capture.
+    quiet = mode.shape_env.suppress_guards()
+    with mode, enable_python_dispatcher(), torch.no_grad(), quiet:
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _inputs(exported: ExportedProgram) -> dict[str, Hashable]:

@@ -1,9 +1,11 @@
 """Whether two computations of one thing differ by rounding alone, as far as that can be told."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
-__all__ = ["close"]
+__all__ = ["close", "same"]
 
 
 def close(found: Tensor, wanted: Tensor, largest: float) -> bool:
@@ -25,3 +27,11 @@ def close(found: Tensor, wanted: Tensor, largest: float) -> bool:
     within = eps**0.5 * float(finite.max() if finite.numel() else 0.0) + 256 * eps * largest
     same = (found == wanted) | (found.isnan() & wanted.isnan())
     return bool((same | ((found - wanted).abs() <= within)).all())
+
+
+def same(result: Tensor | Mapping[str, Tensor], expected: Sequence[Tensor]) -> bool:
+    """Whether what a program returns is what its model does, but for rounding."""
+    found = [result] if isinstance(result, Tensor) else list(result.values())
+    return len(found) == len(expected) and all(
+        close(ours, theirs, 0.0) for ours, theirs in zip(found, expected, strict=True)
+    )

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fuseport.exporter.shims import _scan
-from fuseport.exporter.shims._gradients import differentiated
+from fuseport.exporter.shims._gradients import of_gated
 
 __all__ = ["bwd", "fwd"]
 
@@ -59,10 +59,4 @@ def bwd(
         return _scan.gated(*given)
 
     inputs = (u, delta, A, B, C, D, z, delta_bias)
-    *first, found_z, ddelta_bias = differentiated(again, inputs, dout)
-    result = [*first, ddelta_bias]
-    if z is not None:
-        result.append(found_z if dz is None else dz.copy_(found_z))
-        if recompute_out_z:
-            result.append(again(*inputs).detach())
-    return result
+    return of_gated(again, inputs, dout, dz, again=recompute_out_z)

@@ -64,6 +64,17 @@ class KernelGenerator:
         )
 
 
+def generator_of(
+    given: KernelGenerator | None, kernel_size: Any, stride: Any, dilation: Any, dimension: Any
+) -> KernelGenerator:
+    """The window of a layer: what it is given, or a hypercube."""
+    assert dimension is not None, "a layer of MinkowskiEngine's wants its dimension"
+    assert dimension > 0, f"Invalid dimension. Please provide a valid one: {dimension}"
+    if given is not None:
+        return given
+    return KernelGenerator(kernel_size, stride, dilation, dimension=dimension)
+
+
 def get_kernel_volume(
     region_type: RegionType,
     kernel_size: Sequence[int],

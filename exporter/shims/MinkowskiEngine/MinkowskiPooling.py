@@ -11,7 +11,7 @@ from fuseport.exporter.shims.torch_scatter import scatter_max, scatter_sum
 
 from .MinkowskiCommon import MinkowskiModuleBase, PoolingMode
 from .MinkowskiCoordinateManager import CoordinateMapKey
-from .MinkowskiKernelGenerator import KernelGenerator, offsets
+from .MinkowskiKernelGenerator import KernelGenerator, generator_of, offsets
 from .MinkowskiSparseTensor import SparseTensor, key_of
 from .MinkowskiTensorField import TensorField
 
@@ -46,12 +46,10 @@ class MinkowskiPoolingBase(MinkowskiModuleBase):
         dimension: int | None = -1,
     ) -> None:
         super().__init__()
-        assert dimension is not None, "a layer of MinkowskiEngine's wants its dimension"
-        assert dimension > 0, f"Invalid dimension. Please provide a valid one: {dimension}"
-        if kernel_generator is None:
-            kernel_generator = KernelGenerator(kernel_size, stride, dilation, dimension=dimension)
         self.is_transpose = is_transpose
-        self.kernel_generator = kernel_generator
+        self.kernel_generator = generator_of(
+            kernel_generator, kernel_size, stride, dilation, dimension
+        )
         self.pooling_mode = pooling_mode
         self.dimension = dimension
 

@@ -13,7 +13,7 @@ from fuseport.exporter.shims import _voxels
 
 from .MinkowskiCommon import ConvolutionMode, MinkowskiModuleBase
 from .MinkowskiCoordinateManager import CoordinateMapKey
-from .MinkowskiKernelGenerator import KernelGenerator
+from .MinkowskiKernelGenerator import KernelGenerator, generator_of
 from .MinkowskiSparseTensor import SparseTensor, key_of
 
 __all__ = [
@@ -50,10 +50,7 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
         dimension: int | None = -1,
     ) -> None:
         super().__init__()
-        assert dimension is not None, "a layer of MinkowskiEngine's wants its dimension"
-        assert dimension > 0, f"Invalid dimension. Please provide a valid one: {dimension}"
-        if kernel_generator is None:
-            kernel_generator = KernelGenerator(kernel_size, stride, dilation, dimension=dimension)
+        kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)
         kernel_generator.expand_coordinates = expand_coordinates
         self.is_transpose = is_transpose
         self.in_channels = in_channels

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter.shims._dtypes import wide
-from fuseport.exporter.shims._gradients import differentiated
+from fuseport.exporter.shims._gradients import of_gated
 from fuseport.ops.ssd_chunk_scan import ssd_discrete
 
 __all__ = ["bwd", "fwd"]
@@ -109,13 +109,7 @@ def bwd(
         return gated[0] if gated else out
 
     inputs = (u, delta, A, B, C, D_, z_, delta_bias_)
-    *first, found_z, ddelta_bias = differentiated(again, inputs, dout)
-    result = [*first, ddelta_bias]
-    if z_ is not None:
-        result.append(found_z if dz_ is None else dz_.copy_(found_z))
-        if recompute_out_z:
-            result.append(again(*inputs).detach())
-    return result
+    return of_gated(again, inputs, dout, dz_, again=recompute_out_z)
 
 
 def _terms(
