@@ -81,6 +81,41 @@ def test_what_model_code_compiles_is_exported_and_differentiated(
     assert "again through a retained graph" in forms
 
 
+SCANNED = """
+import torch
+from torch._higher_order_ops.scan import scan
+
+def step(h, y):
+    gate, new = y.split(3, -1)
+    h = torch.maximum(h * gate.sigmoid(), new)  # whose derivative writes in place
+    return h, h / (2 + h * h)  # and which this one's needs
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 6)
+
+    def forward(self, x):
+        steps = self.a(x).transpose(0, 1).contiguous()
+        _, outputs = scan(step, x.new_zeros(x.shape[0], 3), steps)
+        return outputs.transpose(0, 1)
+"""
+
+
+def test_gradients_go_through_what_a_scan_s_step_needs_of_itself(
+    tmp_path: Path, saved_with: SavedWith
+) -> None:
+    torch.manual_seed(0)
+    checkpoint, model = saved_with(SCANNED, a=nn.Linear(3, 6))
+    inputs, wanted = parse_inputs(["x:[batch,length,3]"]), ["onnx", "torchscript"]
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format=wanted)
+    runtimes = ["eager", "onnxruntime", "torchscript"]
+    report = api.verify(bundle.folder, model=model, runtime=runtimes)
+    assert report.exit_code() == 0, report.failures()
+    passed = {r.runtime for r in report.results if (r.tensor, r.verdict) == ("grad/a.bias", "pass")}
+    assert passed >= {*runtimes}
+
+
 def recurrence(x: Tensor) -> Tensor:
     def step(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.cond(y.sum() > 0, lambda h, y: (h + y).sin(), lambda h, y: h * y, (h, y))

@@ -1,5 +1,7 @@
 """The model itself, built again from the bundle, with the fused ops."""
 
+import linecache
+import traceback
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -89,21 +91,24 @@ def _blame_layout(module: nn.Module, inputs: Sequence[Tensor], error: Exception)
     ) from error
 
 
-def _without_backward(error: NotImplementedError) -> bool:
-    """Whether it is of an autograd function that has no backward, or one that only raises this."""
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
-    raised_in = "" if innermost is None else innermost.tb_frame.f_code.co_name
-    return "backward or vjp" in str(error) or raised_in == "backward"
+def _refused(error: RuntimeError) -> str | None:
+    """What an autograd function of the model's own says that has no backward, or none in this mode.
+
+    None where the error is another one: of a call in its backward, for one.
+    """
+    (*_, (frame, line)) = traceback.walk_tb(error.__traceback__)
+    raised = linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise")
+    if isinstance(error, NotImplementedError):
+        mine = frame.f_code.co_name == "backward" or "backward or vjp" in str(error)
+        return "an autograd function of the model's own has no backward" if mine else None
+    if frame.f_code.co_name == "backward" and raised:
+        return f"the model's own backward refuses to be called ({one_line(error)})"
+    return None
 
 
 def _explained(error: RuntimeError) -> Exception:
-    if isinstance(error, NotImplementedError) and _without_backward(error):
-        return Unsupported(
-            "an autograd function of the model's own has no backward: artifacts have the gradient "
-            "of its forward"
-        )
+    if (said := _refused(error)) is not None:
+        return Unsupported(f"{said}: artifacts have the gradient of its forward")
     if own_backward.in_place(error) is None:
         return error
     return Unsupported(

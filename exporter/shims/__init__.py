@@ -225,7 +225,7 @@ def _device(names: Iterable[str], used: list[str]) -> AbstractContextManager[Any
 
 def _answers(names: Iterable[str]) -> AbstractContextManager[Any]:
     """Of a device, to code that moves to it, or whose kernels are computed."""
-    asked = {AUTO, _cuda.MOVES, "triton", _LAUNCHES}
+    asked = {AUTO, _cuda.MOVES, COMPILER, "triton", _LAUNCHES}
     return nullcontext() if asked.isdisjoint(names) else _cuda.answered()
 
 

@@ -8,6 +8,7 @@ which version of CUDA's compiler there is, as it gives it other flags, hears of 
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ _active: list[tuple[Sequence[str], list[str], list[Any]]] = []
 
 _real: dict[str, Any] = {}
 _HOME = "CUDA_HOME"  # of the compiler's module, where CUDA is
+_LIBRARIES = "CUDA_LIB"  # in the environment, where xLSTM's and FlashRNN's code looks for those
 
 # Functions of extensions that are known, by the namespaces that they would register them in.
 _libraries: dict[str, Mapping[str, Callable[..., Any]]] = {}
@@ -70,10 +72,14 @@ def none_compiled(names: Sequence[str], used: list[str], beside: list[Any]) -> I
     if COMPILER in sys.modules:
         _patch(sys.modules[COMPILER])
     _register()
+    said = os.environ.get(_LIBRARIES)
+    os.environ[_LIBRARIES] = said or _TOOLKIT
     try:
         yield
     finally:
         _active.pop()
+        if said is None:
+            del os.environ[_LIBRARIES]
         if not _active:
             _forget()
         if not _active and COMPILER in sys.modules:

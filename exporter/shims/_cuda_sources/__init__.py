@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuseport.exporter.shims._cuda_sources.cells import Cells, cells_of
 from fuseport.exporter.shims._cuda_sources.on_cpu import Failed, Sources
 from fuseport.exporter.shims._cuda_sources.wkv import FAMILIES, Family, Form
 from fuseport.exporter.shims._gradients import differentiated
@@ -34,8 +35,9 @@ _CONSTANTS = {"_N_": 8, "_C_": 8, "_T_": 64, "Tmax": 64, "_CHUNK_LEN_": 16}
 _WITHIN = {torch.bfloat16: 2**-7, torch.float16: 2**-10}  # of the largest number; else 1e-4
 
 
-def known(paths: Sequence[str | Path], flags: Sequence[str]) -> "Known | None":
-    """What an extension is, if the parameters of its functions are those of a family.
+def known(paths: Sequence[str | Path], flags: Sequence[str]) -> "Known | Cells | None":
+    """What an extension is, if the parameters of its functions are those of a family, or its class
+    one of recurrent cells.
 
     Args:
         paths: of its sources.
@@ -43,6 +45,8 @@ def known(paths: Sequence[str | Path], flags: Sequence[str]) -> "Known | None":
     """
     macros = [flag[2:] for part in flags for flag in part.split() if flag.startswith("-D")]
     defined = {name: value for name, _, value in (macro.partition("=") for macro in macros)}
+    if (found := cells_of(paths, defined)) is not None:
+        return found
     small = {name: str(size) for name, size in _CONSTANTS.items() if name in defined}
     sources = Sources(paths, defined | small)
     for name, parameters in sources.functions.items():
