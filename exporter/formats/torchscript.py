@@ -60,6 +60,7 @@ _SIZE_OPERATORS: dict[Any, str] = {
     torch.ops.aten.sym_numel.default: "{0}.numel()",
 }
 
+_MOST = 8  # a power of a size up to which it is written as a product
 _NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 
 # The device of the first tensor there is: the program is captured on the CPU, and runs on any.
@@ -208,6 +209,8 @@ def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> I
 
 def _call(node: fx.Node, values: Mapping[str, str]) -> str:
     target = node.target
+    if target is operator.pow and isinstance(node.meta.get("val"), torch.SymInt):
+        return _power_of_size(node, values)
     if target in _SIZE_OPERATORS:
         return _SIZE_OPERATORS[target].format(*(_value(a, values) for a in node.args))
     if not isinstance(target, torch._ops.OpOverload):
@@ -226,6 +229,16 @@ def _call(node: fx.Node, values: Mapping[str, str]) -> str:
     # A number of a tensor is of no type yet, and a list of such is none of sizes.
     type_ = _NUMBERS.get(type(node.meta.get("val")))
     return f"{type_}({call})" if type_ else call
+
+
+def _power_of_size(node: fx.Node, values: Mapping[str, str]) -> str:
+    """A size to a whole power, as a product: `**` of integers is a float in TorchScript."""
+    base, exponent = node.args
+    if not isinstance(exponent, int) or not 0 < exponent <= _MOST:
+        return (
+            f"int({_SIZE_OPERATORS[operator.pow].format(*(_value(a, values) for a in node.args))})"
+        )
+    return f"({' * '.join([_value(base, values)] * exponent)})"
 
 
 def _cond(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> Iterator[str]:
