@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 
@@ -147,7 +148,8 @@ class Net(torch.nn.Module):
         whole = math.ceil((length - 4) / 3) * 3 + 4
         x = torch.nn.functional.pad(x, (0, 0, 0, whole - length))
         kept = -(-length // 3) + int(math.ceil(length / 2 + 1)) - math.floor(length / 2 - 1) - 2
-        return self.a(x)[:, :kept] * ((1 - length) // 4)
+        kept = kept + round(length / 2) - round(length / 3) - math.ceil(0.25 * length)
+        return self.a(x)[:, :kept] * ((1 - length) // 4) + round(length * 0.5 - 1)
 """
 
 
@@ -188,6 +190,39 @@ def test_quotients_of_sizes_are_rounded_as_python_does(tmp_path: Path, saved_wit
     report = api.verify(bundle.folder, model=model, runtime=runtimes)
     assert report.exit_code() == 0, report.failures()
     assert {"odd, transposed", "past a chunk, sliced"} <= {row.case for row in report.results}
+
+
+PARTS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        length = x.shape[1]
+        x = self.a(x) * (length * 0.1) + x * int(length ** 0.5)
+        return x[:, : int(length * 0.29) + 1] + int(length / 0.7)
+"""
+
+
+def test_parts_of_sizes_are_of_as_many_digits_as_python_has(
+    tmp_path: Path, saved_with: Saved
+) -> None:
+    """`int(100 * 0.29)` is 28; with the digits of float32 it is 29."""
+    layer = torch.nn.Linear(8, 8)
+    checkpoint, model = saved_with(PARTS, a=layer)
+    api.export(checkpoint, tmp_path / "b", model=model, inputs="x:[batch,length,8]", format="onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "b" / "forward.onnx")
+    for length in (7, 49, 100, 200, 400):
+        x = torch.randn(2, length, 8)
+        expected = layer(x) * (length * 0.1) + x * int(length**0.5)
+        expected = expected[:, : int(length * 0.29) + 1] + int(length / 0.7)
+        (found,) = session.run(None, {"x": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), expected)
+    report = api.verify(tmp_path / "b", model=model, runtime=["onnxruntime", "onnx_reference"])
+    assert report.exit_code() == 0, report.failures()
 
 
 def test_what_a_pt2_has_no_form_of_is_named(tmp_path: Path, saved_with: Saved) -> None:

@@ -67,6 +67,8 @@ FORMULAS = {
     "F.bilinear(rows, rows, self.inner.weight.expand(2, 8, 8))",
     "losses": "F.cross_entropy(rows, (rows > 0).sum(1).clamp(max=7)), "
     "F.nll_loss(rows, (rows > 0).sum(1).clamp(max=7), reduction='sum')",
+    "halves": "F.avg_pool1d(x[:, x.shape[1] // 2 :].mT, 2, ceil_mode=True), "
+    "x[:, (x.shape[1] - 1) // 2 :] @ self.inner(x[:, x.shape[1] // 2 :]).mT",
     "a rest": "x[:, 1:].transpose(1, 2) @ self.inner(x[:, :-1]), rows.sum(0)",
 }
 

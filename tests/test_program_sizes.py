@@ -111,7 +111,24 @@ class Frequencies(nn.Module):
         return (x * whole[:, None]).sin() + half[:, None, None]
 
 
-MODULES = (Tokens(), Ordered(), Listed(), Powers(), Products(), Places(), Frequencies())
+class Kronecker(nn.Module):
+    """Blocks of one tensor for each number of another, with more dimensions or fewer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks = torch.kron(x[0], x.new_ones(2, 1)).reshape(-1, 2, 8)
+        return torch.kron(x, x[0, :, :2]).mean() * x.sin() + blocks.sum(1) * x.kron(x[:1]).sum()
+
+
+MODULES = (
+    Tokens(),
+    Ordered(),
+    Listed(),
+    Powers(),
+    Products(),
+    Places(),
+    Frequencies(),
+    Kronecker(),
+)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +23,10 @@ _FX_NODE = "pkg.torch.onnx.fx_node"  # where torch.onnx notes what a node is of
 
 
 def in_full(model: ir.Model, translated: ExportedProgram) -> None:
-    """Make numbers among float64 what they are: torch.onnx makes them float32."""
+    """Make numbers among float64 what they are, and those of sizes: torch.onnx makes them float32.
+
+    `int(length * 0.29)` is 28 of a length of 100, as Python has it, and would be 29.
+    """
     calls = {f"%{node.name}": node for node in translated.graph.nodes}
 
     @functools.cache
@@ -31,10 +35,15 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
         dtypes = {x.dtype for x in pytree.tree_leaves(values) if isinstance(x, Tensor)}
         if dtypes:
             return {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.float64}
-        return bool(call.users) and all(in_float64(user) for user in call.users)  # of sizes
+        return any(isinstance(value, torch.SymFloat) for value in values)  # of sizes
+
+    def taken(node: ir.Node | None) -> fx.Node | None:
+        if node is None or node.graph is not model.graph:
+            return None
+        return calls.get(node.metadata_props.get(_FX_NODE, "").partition(" ")[0])
 
     for node in tuple(model.graph):
-        call = calls.get(node.metadata_props.get(_FX_NODE, "").partition(" ")[0])
+        call = taken(node)
         if call is None or not in_float64(call):
             continue
         if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
@@ -49,6 +58,25 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
                 constant = ir.node("Constant", [], {"value": number})
                 model.graph.insert_before(node, constant)
                 node.replace_input_with(index, constant.outputs[0])
+    for node in tuple(model.graph):
+        call = taken(node)
+        if call is not None and isinstance(call.meta.get("val"), torch.SymFloat):
+            for output in node.outputs:
+                if output.dtype == ir.DataType.DOUBLE:
+                    users = [(user, i, taken(user)) for user, i in output.uses()]
+                    _in_float32(output, [(n, i) for n, i, c in users if not c or not in_float64(c)])
+
+
+def _in_float32(number: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> None:
+    """Have these take a number of float64 rounded, as their tensors are."""
+    node = number.producer()
+    if not uses or node is None or not isinstance(node.graph, ir.Graph):
+        return
+    rounded = ir.node("Cast", [number], {"to": ir.DataType.FLOAT})
+    rounded.outputs[0].dtype = ir.DataType.FLOAT
+    node.graph.insert_after(node, rounded)
+    for user, index in uses:
+        user.replace_input_with(index, rounded.outputs[0])
 
 
 def _unrounded(rounded: np.ndarray, call: fx.Node) -> np.ndarray:

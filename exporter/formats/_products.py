@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import decompose
 
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.program.symbolic import may_be_none
@@ -56,7 +57,9 @@ def _bmm(left: Tensor, right: Tensor) -> Any:
     if not rows and not terms and not columns:
         return NotImplemented
     padded = F.pad(left, (0, terms, 0, rows)), F.pad(right, (0, columns, 0, terms))
-    return aten.bmm.default(*padded)[:, : left.shape[1], : right.shape[2]]
+    with decompose({}):  # of a size like `s0 - s0 // 2` bounds do not say that with 1 it is none
+        product = aten.bmm.default(*padded)
+    return product[:, : left.shape[1], : right.shape[2]]
 
 
 def _baddbmm(x: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:

@@ -55,6 +55,7 @@ _SIZE_OPERATORS: dict[Any, str] = {
     math.ceil: "math.ceil({0})",
     math.floor: "math.floor({0})",
     math.trunc: "int({0})",
+    round: "int(round({0}))",
     torch.ops.aten.sym_size.int: "{0}.size({1})",
     torch.ops.aten.sym_stride.int: "{0}.stride({1})",
     torch.ops.aten.sym_numel.default: "{0}.numel()",

@@ -96,6 +96,8 @@ class Symbolic(TorchFunctionMode):
             return _chunk(func, *args, **(kwargs or {}))
         if func in _BY_VALUES and _by_values(args, kwargs or {}):
             return _BY_VALUES[func](*args, **(kwargs or {}))
+        if func in (torch.kron, Tensor.kron):
+            return _kron(*args, **(kwargs or {}))
         if func is torch.meshgrid:  # whose meta computation has to be told what is the default
             kwargs = {"indexing": (kwargs or {}).get("indexing") or "ij"}
         layers = recurrent(func, args, kwargs or {})
@@ -316,6 +318,16 @@ def _frequencies(
     return found
 
 
+def _kron(input: Tensor, other: Tensor) -> Tensor:
+    # Torch's takes sizes as numbers. Each dimension of one beside the same of the other, both
+    # counted from the last, and of the two one.
+    dims = max(input.dim(), other.dim())
+    left, right = ([1] * (dims - x.dim()) + list(x.shape) for x in (input, other))
+    beside = input.reshape([n for size in left for n in (size, 1)])
+    product = beside * other.reshape([n for size in right for n in (1, size)])
+    return product.reshape([a * b for a, b in zip(left, right, strict=True)])
+
+
 @contextmanager
 def orders_of_products() -> Iterator[None]:
     """Have `einsum` of several tensors find its order at the sizes of the example.
@@ -347,11 +359,17 @@ def whole_quotients() -> Iterator[None]:
     """Round quotients of sizes, and numbers added to them, by a division of integers."""
     kind: Any = torch.SymFloat
     divide: Any = torch.SymInt.__truediv__
+    multiply, multiplied = torch.SymInt.__mul__, torch.SymInt.__rmul__
     add, subtract = kind.__add__, kind.__sub__
-    floor, ceil = kind.__floor__, kind.__ceil__
+    floor, ceil, nearest = kind.__floor__, kind.__ceil__, kind.__round__
 
     def divided(size: Any, by: Any) -> Any:
         return _remembered(divide(size, by), size, by)
+
+    def part(product: Any, size: Any, by: Any) -> Any:
+        # By 0.5 or 0.25 a product has no rounding, as a quotient by 2 or 4 has none.
+        exact = type(by) is float and 0 < by < 1 and math.frexp(by)[0] == 0.5
+        return _remembered(product, size, int(1 / by)) if exact else product
 
     def added(quotient: Any, number: Any) -> Any:
         return _moved(add(quotient, number), quotient, number)
@@ -367,15 +385,32 @@ def whole_quotients() -> Iterator[None]:
         known = quotient_of(quotient)
         return ceil(quotient) if known is None else -(-known[0] // known[1])
 
+    def rounded(quotient: Any, digits: Any = None) -> Any:
+        known = quotient_of(quotient)
+        if known is None or digits is not None:
+            return nearest(quotient, digits)
+        over, by = known
+        up, beyond = (2 * over + by) // (2 * by), (2 * over + by) % (2 * by)
+        if by % 2:
+            return up
+        half = 1 - torch.sym_min(beyond, 1)  # between two numbers, of which the even one is taken
+        return up - half * (up % 2)
+
     instead: dict[str, Any] = {
         "__add__": added,
         "__radd__": added,
         "__sub__": subtracted,
         "__floor__": rounded_down,
         "__ceil__": rounded_up,
+        "__round__": rounded,
+    }
+    of_sizes: dict[str, Any] = {
+        "__truediv__": divided,
+        "__mul__": lambda size, by: part(multiply(size, by), size, by),
+        "__rmul__": lambda size, by: part(multiplied(size, by), size, by),
     }
     with (
-        mock.patch.object(torch.SymInt, "__truediv__", divided),
+        mock.patch.multiple(torch.SymInt, **of_sizes),
         mock.patch.multiple(kind, **instead),
     ):
         yield
