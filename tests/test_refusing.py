@@ -170,6 +170,9 @@ def test_expressions_are_computed_as_sympy_does() -> None:
                 condition = relation(expression, 9)
                 if condition not in (sympy.true, sympy.false):
                     assert holds(condition, values) == relation(wanted, 9)
+                    assert fails(condition, values) != relation(wanted, 9)
+                    known = condition.xreplace({n: sympy.Integer(a)})  # as far as it is, of one
+                    assert fails(condition, {n: a}) == (known == sympy.false)
 
 
 def test_what_is_more_than_integers_is_known_but_not_checked() -> None:
@@ -206,8 +209,8 @@ def test_an_unchecked_size_is_told(tmp_path: Path) -> None:
 def test_a_condition_that_divides_by_a_size_of_zero_does_not_hold() -> None:
     n = sympy.Symbol("n", integer=True, positive=True)
     condition = sympy.Eq(Mod(sympy.Symbol("m", integer=True, positive=True), FloorDiv(n, 4)), 0)
-    sizes = {symbol: sympy.Integer(3) for symbol in condition.free_symbols}
+    sizes = dict.fromkeys(condition.free_symbols, 3)
     assert fails(condition, sizes)
-    assert not holds(condition, dict.fromkeys(sizes, 3))
+    assert not holds(condition, sizes)
     assert of_integers(condition)
-    assert not fails(condition, {n: sympy.Integer(8)})
+    assert not fails(condition, {n: 8})

@@ -40,6 +40,7 @@ from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lacking import lacking
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
+from fuseport.exporter.formats._promotion import promoted_by_known_values
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._splits import without_sequences
 from fuseport.exporter.formats._sums import one_axis_at_a_time
@@ -141,7 +142,8 @@ def _translate(
     exported, asserted = returning_conditions(in_parts(program.exported))
     lowering = Lowering(exported, _table(exported, instead))
     sizes = unbound_sizes(shape_env(exported))
-    with quiet("torch.onnx", "onnxscript"), _forms_read_once(), asked_once(), sizes:
+    known = promoted_by_known_values()
+    with quiet("torch.onnx", "onnxscript"), _forms_read_once(), asked_once(), sizes, known:
         try:
             onnx_program = torch.onnx.export(
                 lowering,

@@ -280,7 +280,7 @@ def _guarded(forward: Program) -> Iterator[None]:
     env = shape_env(forward.exported)
     known, named = len(env.guards), dimensions(forward)
     yield
-    large = dict.fromkeys(env.var_to_range, sympy.Integer(2**20))
+    large = dict.fromkeys(env.var_to_range, 2**20)
     found = [guard for guard in env.guards[known:] if fails(guard.expr, large)]
     for guard in found:
         if isinstance(guard.expr, sympy.Eq):

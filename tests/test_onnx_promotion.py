@@ -1,0 +1,60 @@
+"""What torch.onnx casts is cast without computing the program again."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.onnx._internal.exporter._fx_passes import insert_type_promotion_nodes
+
+from fuseport.exporter.formats._promotion import promoted_by_known_values
+
+computed: list[torch.Size] = []
+
+
+@pytest.fixture
+def operator() -> Iterator[object]:
+    """An operator that notes in `computed` when its result is."""
+    with torch.library._scoped_library("promotion", "DEF") as library:
+        library.define("noted(Tensor x) -> Tensor")
+
+        @torch.library.register_fake("promotion::noted", lib=library)
+        def _(x: Tensor) -> Tensor:
+            computed.append(x.shape)
+            return torch.empty_like(x)
+
+        yield torch.ops.promotion.noted
+
+
+class Mixed(torch.nn.Module):
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        y = torch.ops.promotion.noted(x) * n + 2
+        return torch.ops.promotion.noted(torch.where(y > 0, y, n)) / (n + n)
+
+
+def test_casts_are_as_before_and_nothing_else_is_computed(operator: object) -> None:
+    shapes = {0: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(
+        Mixed(), (torch.randn(4, 3), torch.arange(3)), dynamic_shapes=(shapes, None)
+    )
+
+    def promoted(within: object) -> tuple[list[str], list[str], int]:
+        module = copy.deepcopy(exported.graph_module)
+        computed.clear()
+        with within:  # type: ignore[attr-defined]
+            insert_type_promotion_nodes(module)
+        return (*_told(module.graph), len(computed))
+
+    nodes, values, count = promoted(nullcontext())
+    assert promoted(promoted_by_known_values()) == (nodes, values, 0)
+    assert count == 2
+    assert sum("convert_element_type" in node for node in nodes) > 1
+
+
+def _told(graph: fx.Graph) -> tuple[list[str], list[str]]:
+    """The nodes of a graph, and the dtypes and sizes of their values."""
+    values = [node.meta.get("val") for node in graph.nodes]
+    told = [f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else str(x) for x in values]
+    return [node.format_node() or "output" for node in graph.nodes], told
