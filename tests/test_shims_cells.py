@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from fuseport.exporter import api, shims
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.runtimes._torch_module import ModuleSession
+from fuseport.exporter.runtimes.eager import _explained
 from fuseport.exporter.shims import _cuda
 from fuseport.exporter.shims._compiled import COMPILER
 from fuseport.exporter.shims._cuda_sources import known
@@ -206,6 +208,7 @@ HERE = Path(__file__).parent
 FLAGS = ["-DSLSTM_HIDDEN_SIZE=8", "-DSLSTM_FORWARD_CLIPVAL_VALID=false"]
 
 def compiled():
+    torch.cuda.current_device()  # by which FlashRNN keeps what it has compiled
     sources = [str(HERE / "slstm.cc"), str(HERE / "slstm_pointwise.cu")]
     return load("slstm_HS8", sources, FLAGS, extra_ldflags=["-L" + os.environ["CUDA_LIB"]])
 
@@ -283,6 +286,22 @@ def test_a_backward_that_refuses_to_be_called_is_no_mismatch(
         "the model's own backward refuses to be called (RuntimeError: backward can only be called "
         "in training mode): artifacts have the gradient of its forward"
     }
+
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        return cotangent.view(7)
+
+
+def test_a_backward_that_fails_is_not_taken_for_one_that_refuses() -> None:
+    session = ModuleSession(Broken.apply, [], lambda y: {"y": y}, torch.device("cpu"), _explained)
+    with pytest.raises(RuntimeError, match="is invalid for input of size 3"):
+        session.differentiate({"x": torch.ones(3)}, {"y": torch.ones(3)})
 
 
 def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,12 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
         if call is not None and isinstance(call.meta.get("val"), torch.SymFloat):
             for output in node.outputs:
                 if output.dtype == ir.DataType.DOUBLE:
-                    users = [(user, i, taken(user)) for user, i in output.uses()]
-                    _in_float32(output, [(n, i) for n, i, c in users if not c or not in_float64(c)])
+                    beside = [
+                        (user, index)
+                        for user, index in output.uses()
+                        if (of := taken(user)) is None or not in_float64(of)
+                    ]
+                    _in_float32(output, beside)
 
 
 def _in_float32(number: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> None:

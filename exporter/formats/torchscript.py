@@ -210,10 +210,12 @@ def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> I
 
 def _call(node: fx.Node, values: Mapping[str, str]) -> str:
     target = node.target
-    if target is operator.pow and isinstance(node.meta.get("val"), torch.SymInt):
-        return _power_of_size(node, values)
     if target in _SIZE_OPERATORS:
-        return _SIZE_OPERATORS[target].format(*(_value(a, values) for a in node.args))
+        written = [_value(a, values) for a in node.args]
+        number = _SIZE_OPERATORS[target].format(*written)
+        if target is operator.pow and isinstance(node.meta.get("val"), torch.SymInt):
+            return _product(written[0], node.args[1]) or f"int({number})"
+        return number
     if not isinstance(target, torch._ops.OpOverload):
         raise ExportFailed(f"TorchScript has no form of {target}, which the captured graph calls")
     schema = target._schema
@@ -232,14 +234,10 @@ def _call(node: fx.Node, values: Mapping[str, str]) -> str:
     return f"{type_}({call})" if type_ else call
 
 
-def _power_of_size(node: fx.Node, values: Mapping[str, str]) -> str:
-    """A size to a whole power, as a product: `**` of integers is a float in TorchScript."""
-    base, exponent = node.args
-    if not isinstance(exponent, int) or not 0 < exponent <= _MOST:
-        return (
-            f"int({_SIZE_OPERATORS[operator.pow].format(*(_value(a, values) for a in node.args))})"
-        )
-    return f"({' * '.join([_value(base, values)] * exponent)})"
+def _product(size: str, exponent: Any) -> str | None:
+    """A power of a size as a product, if it is a small one: `**` is a float in TorchScript."""
+    small = isinstance(exponent, int) and 0 < exponent <= _MOST
+    return f"({' * '.join([size] * exponent)})" if small else None
 
 
 def _cond(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> Iterator[str]:

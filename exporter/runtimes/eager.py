@@ -97,11 +97,11 @@ def _refused(error: RuntimeError) -> str | None:
     None where the error is another one: of a call in its backward, for one.
     """
     (*_, (frame, line)) = traceback.walk_tb(error.__traceback__)
-    raised = linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise")
+    within = frame.f_code.co_name == "backward"
     if isinstance(error, NotImplementedError):
-        mine = frame.f_code.co_name == "backward" or "backward or vjp" in str(error)
-        return "an autograd function of the model's own has no backward" if mine else None
-    if frame.f_code.co_name == "backward" and raised:
+        none = within or "backward or vjp" in str(error)
+        return "an autograd function of the model's own has no backward" if none else None
+    if within and linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise"):
         return f"the model's own backward refuses to be called ({one_line(error)})"
     return None
 

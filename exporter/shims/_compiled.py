@@ -34,7 +34,9 @@ _active: list[tuple[Sequence[str], list[str], list[Any]]] = []
 
 _real: dict[str, Any] = {}
 _HOME = "CUDA_HOME"  # of the compiler's module, where CUDA is
-_LIBRARIES = "CUDA_LIB"  # in the environment, where xLSTM's and FlashRNN's code looks for those
+_LIBRARIES = (
+    "CUDA_LIB"  # in the environment, where xLSTM's code has CUDA's libraries, as FlashRNN's
+)
 
 # Functions of extensions that are known, by the namespaces that they would register them in.
 _libraries: dict[str, Mapping[str, Callable[..., Any]]] = {}
@@ -79,7 +81,7 @@ def none_compiled(names: Sequence[str], used: list[str], beside: list[Any]) -> I
     finally:
         _active.pop()
         if said is None:
-            del os.environ[_LIBRARIES]
+            os.environ.pop(_LIBRARIES, None)
         if not _active:
             _forget()
         if not _active and COMPILER in sys.modules:

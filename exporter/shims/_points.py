@@ -8,8 +8,8 @@ Learning on Point Sets in a Metric Space", 2017, section 3.2). Points are (b, n,
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._guards import detect_fake_mode
-from torch._higher_order_ops.scan import scan
+
+from fuseport.exporter.shims._stepwise import stepwise
 
 __all__ = [
     "ball_query",
@@ -39,21 +39,14 @@ def furthest_points(xyz: Tensor, count: int, padded: bool = True) -> Tensor:
         distance = distance.masked_fill(xyz.square().sum(-1) <= _PADDING, -1)
     chosen = torch.zeros_like(distance[:, 0], dtype=torch.int64)
 
-    def one(state: list[Tensor], _: Tensor) -> tuple[list[Tensor], Tensor]:
+    def one(state: list[Tensor], _: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         distance, chosen = state
         place = xyz.gather(1, chosen[:, None, None].expand(-1, 1, 3))
         distance = torch.minimum(distance, (xyz - place).square().sum(-1))
-        return [distance, distance.argmax(1)], chosen.to(torch.int32)
+        return [distance, distance.argmax(1)], [chosen.to(torch.int32)]
 
-    if detect_fake_mode([xyz]) is not None:  # a program has one step of it, however many there are
-        steps = torch.arange(count, device=xyz.device)
-        found: Tensor = scan(one, [distance, chosen], steps)[1]
-        return found.T
-    each, state = [], [distance, chosen]
-    for _ in range(count):
-        state, found = one(state, distance)
-        each.append(found)
-    return torch.stack(each, 1)
+    _, (found,) = stepwise(one, [distance, chosen], [torch.arange(count, device=xyz.device)])
+    return found.T.contiguous()
 
 
 def squared_distances(of: Tensor, to: Tensor) -> Tensor:

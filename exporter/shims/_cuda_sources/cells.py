@@ -17,15 +17,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._guards import detect_fake_mode
-from torch._higher_order_ops.scan import scan
 
 from fuseport.exporter.shims._dtypes import wide
+from fuseport.exporter.shims._stepwise import stepwise
 
 __all__ = ["Cells", "cells_of"]
 
 _States = Sequence[Tensor]
-_Step = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -33,17 +31,15 @@ class _Cell:
     """What one step of a cell does; b batch, N heads, D the width of one. All are (N, b, D).
 
     Attributes:
-        states: how many; the first is the hidden one.
         recurrent: gates that the hidden state adds to, the first ones of all.
         given: gates that inputs add to, the last ones of all.
         gates: all.
         forward: (what each gate is given, states) → the states after it, and what is saved of each
-            gate.
+            gate. The first of the states is the hidden one.
         backward: (saved, states before, after, cotangents of the latter) → cotangents of what gates
             were given, and of the states before, but for what goes through gates.
     """
 
-    states: int
     recurrent: int
     given: int
     gates: int
@@ -136,14 +132,14 @@ def _elman_back(
 
 
 _CELLS = {
-    "slstm": _Cell(4, 4, 4, 4, _slstm, _slstm_back),
-    "lstm": _Cell(2, 4, 4, 4, _lstm, _lstm_back),
-    "gru": _Cell(1, 3, 3, 4, _gru, _gru_back),
-    "elman": _Cell(1, 1, 1, 1, _elman, _elman_back),
+    "slstm": _Cell(4, 4, 4, _slstm, _slstm_back),
+    "lstm": _Cell(4, 4, 4, _lstm, _lstm_back),
+    "gru": _Cell(3, 3, 4, _gru, _gru_back),
+    "elman": _Cell(1, 1, 1, _elman, _elman_back),
 }
 _POINTWISE = "_pointwise"
-_CLASS = re.compile(r"\bclass_<\s*(sLSTMFunc|FlashRNNFunc)\s*>")
-_PREFIXES = {"sLSTMFunc": "SLSTM", "FlashRNNFunc": "FLASHRNN"}
+_PREFIXES = {"sLSTMFunc": "SLSTM", "FlashRNNFunc": "FLASHRNN"}  # of macros, by the class
+_CLASS = re.compile(rf"\bclass_<\s*({'|'.join(_PREFIXES)})\s*>")
 
 
 @dataclass(frozen=True)
@@ -241,7 +237,7 @@ class _Steps:
             after = [state.to(s0.dtype) for state in after]
             return after, [torch.stack(after), torch.cat(saved, 2).to(recurrent.dtype)]
 
-        _, (states, saved) = _over(one, [*first.unbind(0)], [given])
+        _, (states, saved) = stepwise(one, first.unbind(0), [given])
         whole = torch.cat([first.unsqueeze(1), states.transpose(0, 1)], 1).transpose(2, 3)
         saved = saved.transpose(1, 2).unflatten(3, (cell.gates, width))
         if self._flat:
@@ -300,7 +296,7 @@ class _Steps:
 
         zeros = torch.zeros_like(states[0])
         over = [saved, states[:-1], states[1:], cotangents[1:]]
-        first, (made,) = _over(one, [*zeros.unbind(0)], over, reverse=True)
+        first, (made,) = stepwise(one, zeros.unbind(0), over, reverse=True)
         made = made.transpose(1, 2).unflatten(3, (cell.gates, width))
         through = made[:, :, :, : cell.recurrent].to(real)
         of_kernel = torch.einsum("lnbd,lbnge->ndge", states[:-1, 0].to(real), through)
@@ -312,32 +308,6 @@ class _Steps:
         return [made, of_states, of_kernel, of_bias]
 
 
-def _over(
-    one: _Step, first: Sequence[Tensor], given: Sequence[Tensor], reverse: bool = False
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The states after the last of all steps, and what these make, stacked.
-
-    A program has one step of it, however many there are.
-    """
-    if detect_fake_mode([*given]) is not None:
-        states, made = scan(
-            one, [*map(_whole, first)], [*map(_whole, given)], dim=0, reverse=reverse
-        )
-        return list(states), list(made)
-    after = list(first)
-    steps = []
-    for t in reversed(range(len(given[0]))) if reverse else range(len(given[0])):
-        after, made = one(after, [each[t] for each in given])
-        steps.append(made)
-    ordered = steps[::-1] if reverse else steps
-    return after, [torch.stack(each) for each in zip(*ordered, strict=True)]
-
-
 def _parts(t: Tensor, width: int) -> list[Tensor]:
     """(N, b, n·width), as n of that width: by a function whose derivative asks for no size."""
     return list(t.split(width, 2))
-
-
-def _whole(t: Tensor) -> Tensor:
-    """A copy, contiguous, as what a step leaves: what comes into one is nothing else's memory."""
-    return t.clone(memory_format=torch.contiguous_format)
