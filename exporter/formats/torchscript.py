@@ -61,7 +61,6 @@ _SIZE_OPERATORS: dict[Any, str] = {
     torch.ops.aten.sym_numel.default: "{0}.numel()",
 }
 
-_MOST = 8  # a power of a size up to which it is written as a product
 _NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 
 # The device of the first tensor there is: the program is captured on the CPU, and runs on any.
@@ -211,11 +210,9 @@ def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> I
 def _call(node: fx.Node, values: Mapping[str, str]) -> str:
     target = node.target
     if target in _SIZE_OPERATORS:
-        written = [_value(a, values) for a in node.args]
-        number = _SIZE_OPERATORS[target].format(*written)
-        if target is operator.pow and isinstance(node.meta.get("val"), torch.SymInt):
-            return _product(written[0], node.args[1]) or f"int({number})"
-        return number
+        number = _SIZE_OPERATORS[target].format(*(_value(a, values) for a in node.args))
+        whole = target is operator.pow and isinstance(node.meta.get("val"), torch.SymInt)
+        return f"int({number})" if whole else number  # `**` of integers is a float in TorchScript
     if not isinstance(target, torch._ops.OpOverload):
         raise ExportFailed(f"TorchScript has no form of {target}, which the captured graph calls")
     schema = target._schema
@@ -232,12 +229,6 @@ def _call(node: fx.Node, values: Mapping[str, str]) -> str:
     # A number of a tensor is of no type yet, and a list of such is none of sizes.
     type_ = _NUMBERS.get(type(node.meta.get("val")))
     return f"{type_}({call})" if type_ else call
-
-
-def _product(size: str, exponent: Any) -> str | None:
-    """A power of a size as a product, if it is a small one: `**` is a float in TorchScript."""
-    small = isinstance(exponent, int) and 0 < exponent <= _MOST
-    return f"({' * '.join([size] * exponent)})" if small else None
 
 
 def _cond(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> Iterator[str]:

@@ -170,9 +170,11 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         provenance.tracing(),
     ):
         module = make_fx(joint)(*arguments)
-        # Some derivatives do, inside.
         for part in _graphs(module):
-            _make_new(part.graph)
+            if part is not module:
+                _return_apart(part.graph)
+                part.recompile()  # it may be run again
+        # Some derivatives do, inside.
         if any(mutates(node) for part in _graphs(module) for node in part.graph.nodes):
             interpreted = fx.Interpreter(module)  # which keeps the marks of nodes
             with torch.no_grad():  # what is written to parts of complex numbers has no derivative
@@ -186,8 +188,6 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):
             _become(node, node.args[0].conjugate())  # an operator takes tensors, not a number
     for part in _graphs(module):
-        if part is not module:
-            _return_apart(part.graph)
         _without_copies(part.graph)
     module.graph.eliminate_dead_code()
     lighten(module)
@@ -203,25 +203,6 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
 def _graphs(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
     """A graph, and those inside."""
     return (part for part in module.modules() if isinstance(part, fx.GraphModule))
-
-
-def _make_new(graph: fx.Graph) -> None:
-    """Have operators make something new that write into what nothing else takes.
-
-    So does the derivative of a maximum, which torch's `scan` does not take otherwise.
-    """
-    for node in filter(mutates, graph.nodes):
-        written, target = node.args[0], node.target
-        fresh = (
-            isinstance(written, fx.Node)
-            and isinstance(written.target, torch._ops.OpOverload)
-            and written.target._schema.returns[0].alias_info is None
-            and list(written.users) == [node]
-        )
-        name = target._schema.name.removeprefix("aten::").removesuffix("_")
-        new = getattr(getattr(aten, name, None), target._overloadname, None)
-        if fresh and new is not None:
-            node.target = new
 
 
 def _return_apart(graph: fx.Graph) -> None:
