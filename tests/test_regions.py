@@ -87,8 +87,8 @@ from torch._higher_order_ops.scan import scan
 
 def step(h, y):
     gate, new = y.split(3, -1)
-    h = torch.maximum(h * gate.sigmoid(), new)  # whose derivative writes in place
-    return h, h / (2 + h * h)  # and which this one's needs
+    h = torch.maximum(h * gate, new) * new  # whose derivative writes in place, and needs the parts
+    return h, h / (2 + h * h)  # and this one's what is left
 
 class Net(torch.nn.Module):
     def __init__(self):
