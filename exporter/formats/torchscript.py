@@ -19,7 +19,7 @@ from torch import fx, nn
 from torch._ops import HigherOrderOperator
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.formats import Options
+from fuseport.exporter.formats import Options, _autodiff
 from fuseport.exporter.program import Program, argument_names, module_tree, one_line
 from fuseport.exporter.program.matching import ASSERT
 from fuseport.exporter.program.refusing import requirement, verdicts
@@ -81,8 +81,9 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
 
     `forward` takes the program's inputs in order. It returns the one output as it is, several as a
     `Dict[str, Tensor]` in the program's order. Parameters keep the model's names; those of a
-    forward program require gradients, so that autograd goes through it. It computes where its
-    parameters and inputs are: `map_location` and `to` move it.
+    forward program require gradients, so that autograd goes through it, at every call by autograd's
+    own formulas where TorchScript's are others. It computes where its parameters and inputs are:
+    `map_location` and `to` move it.
 
     Raises:
         ExportFailed: the graph has something that TorchScript cannot say.
@@ -90,13 +91,14 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     del options
     root = type(program.kind.title(), (nn.Module,), {})()
     module_tree(program.state(requires_grad=program.kind == "forward"), root)
+    text = source(program)
+    if f"self.{_autodiff.APART}:" in text:
+        setattr(root, _autodiff.APART, True)
     with _fresh_compiler(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at every call
         try:
             scripted = torch.jit.script(root.eval())
-            scripted.define(source(program))
-        except ExportFailed:
-            raise
+            scripted.define(text)
         except Exception as error:  # a frontend error of any of several unrelated types
             raise ExportFailed(
                 f"TorchScript refuses the {program.kind} program: {_refusal(error)}"
@@ -203,7 +205,8 @@ def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> I
         if isinstance(target, HigherOrderOperator) and str(target) in _REGIONS:
             lines = _REGIONS[str(target)](module, node, values)
         else:
-            lines = iter([f"{name} = {_call(node, values)}"])
+            line = f"{name} = {_call(node, values)}"
+            lines = _autodiff.apart(line) if _autodiff.differs(node) else iter([line])
         yield from (f"    {line}" for line in lines)
 
 

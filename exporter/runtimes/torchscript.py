@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,12 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     names = [spec["name"] for spec in program["outputs"]]
     optimised = program.get("optimised", True)
 
+    # A graph is made ready for what its first call asks for, gradients or none, and stays so.
+    trained = cache(lambda: torch._C._create_function_from_graph("forward", module.graph.copy()))
+
     def call(*inputs: Tensor) -> Any:
         with torch.jit.optimized_execution(optimised):  # type: ignore[attr-defined]  # no __all__
-            return module(*inputs)
+            return trained()(module, *inputs) if torch.is_grad_enabled() else module(*inputs)
 
     return ModuleSession(
         call, module.named_parameters(), lambda result: named_outputs(result, names), device

@@ -86,8 +86,11 @@ Artifact load_torchscript(const std::string& file, torch::Device device) {
       artifact.parameters.emplace_back(parameter.name, parameter.value);
     }
   }
-  artifact.call = [module](const Tensors& inputs, const std::vector<std::string>& names) {
-    return outputs_of(module->forward({inputs.begin(), inputs.end()}), names);
+  // A graph is made ready for what its first call asks for, gradients or none, and stays so.
+  const auto trained = std::make_shared<torch::jit::Module>(module->clone(/*inplace=*/true));
+  artifact.call = [module, trained](const Tensors& inputs, const std::vector<std::string>& names) {
+    const auto& asked = torch::GradMode::is_enabled() ? trained : module;
+    return outputs_of(asked->forward({inputs.begin(), inputs.end()}), names);
   };
   return artifact;
 }
