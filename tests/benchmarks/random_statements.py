@@ -1,0 +1,650 @@
+"""Statements of model code, drawn at random and kept where plain torch runs them at every size."""
+
+import random
+import re
+import string
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["SIZES", "WIDTH", "Model", "drawn"]
+
+WIDTH = 6
+SIZES = ((2, 5), (3, 8), (1, 7), (4, 4))
+_MOST_ELEMENTS, _LARGEST = 20_000, 1e3
+
+# What a model is built of, where a statement names it.
+LAYERS = {
+    "linear": "nn.Linear(6, 6)",
+    "narrow": "nn.Linear(6, 3, bias=False)",
+    "conv": "nn.Conv1d(6, 6, 3, padding=1)",
+    "causal": "nn.Conv1d(6, 6, 4, padding=3, groups=6)",
+    "strided": "nn.Conv1d(6, 12, 3, stride=2, padding=1)",
+    "up": "nn.ConvTranspose1d(6, 6, 4, 2, 1)",
+    "conv2": "nn.Conv2d(1, 2, 3, padding=1)",
+    "norm": "nn.LayerNorm(6)",
+    "groups": "nn.GroupNorm(2, 6)",
+    "instance": "nn.InstanceNorm1d(6, affine=True)",
+    "batch": "nn.BatchNorm1d(6)",
+    "rms": "nn.RMSNorm(6)",
+    "embedding": "nn.Embedding(11, 6)",
+    "attention": "nn.MultiheadAttention(6, 2, batch_first=True)",
+    "gru": "nn.GRU(6, 6, batch_first=True)",
+    "lstm": "nn.LSTM(6, 3, batch_first=True, bidirectional=True)",
+    "bilinear": "nn.Bilinear(6, 6, 4)",
+    "prelu": "nn.PReLU(1)",
+}
+PARAMETERS = {"w": "torch.randn(6)", "bank": "torch.randn(4, 6)", "square": "torch.randn(6, 6)"}
+BUFFERS = {"scale": "torch.tensor(0.5)", "table": "torch.arange(11) * 3 % 11"}
+
+# By what a statement gives: a float, integers, or booleans. `$a`, `$b` are floats that are there,
+# `$i` integers, `$m` booleans, `$n` a size, `$d` a dimension of `$a`, `$k` a small number.
+FLOATS = """
+$a + $b
+$a - $b * $k
+$a * torch.sigmoid($b)
+$a / ($b.abs() + 1)
+$a ** 2
+torch.pow($a.abs() + 0.1, $b.tanh())
+-$a
+$a.exp().clamp(max=5)
+$a.abs().add(0.3).sqrt()
+$a.abs().add(0.3).rsqrt()
+$a.abs().add(0.3).log()
+torch.log1p($a.abs())
+torch.expm1($a.tanh())
+torch.sin($a) * torch.cos($b)
+torch.atan2($a, $b.abs() + 0.5)
+torch.hypot($a, $b.abs() + 1)
+torch.erf($a)
+torch.logaddexp($a, $b)
+torch.lerp($a, $b, 0.3)
+torch.addcmul($a, $b, $b, value=0.5)
+torch.addcdiv($a, $b, $b.abs() + 1)
+torch.clamp($a, min=-0.5)
+torch.clamp($a, -1, 1) * 2
+torch.maximum($a, $b)
+torch.minimum($a, $b.mean())
+torch.fmod($a, 1.5)
+torch.remainder($a, 0.7)
+torch.floor($a) + $a
+torch.round($a * 4) / 4 + $a
+torch.frac($a)
+torch.sign($a) * $b
+torch.copysign($a, $b)
+torch.nan_to_num($a)
+torch.softmax($a, $d)
+torch.log_softmax($a, $d)
+F.softmin($a, $d)
+F.softplus($a)
+F.gelu($a)
+F.gelu($a, approximate="tanh")
+F.silu($a)
+F.mish($a)
+F.elu($a)
+F.selu($a)
+F.celu($a, 0.7)
+F.relu($a)
+F.relu6($a * 4)
+F.leaky_relu($a, 0.2)
+F.hardtanh($a)
+F.hardswish($a)
+F.hardsigmoid($a)
+F.softsign($a)
+F.tanhshrink($a)
+F.softshrink($a, 0.2)
+F.hardshrink($a, 0.2)
+F.threshold($a, 0.1, 0.2)
+F.logsigmoid($a)
+F.glu($a, $d)
+F.normalize($a, dim=$d)
+F.layer_norm($a, $a.shape[-1:])
+F.rms_norm($a, ($a.shape[-1],))
+F.cosine_similarity($a, $b, dim=$d)
+F.pairwise_distance($a, $b)
+torch.cdist($a, $b)
+$a.sum($d)
+$a.sum($d, keepdim=True)
+$a.mean($d)
+$a.mean($d, keepdim=True) + $b
+$a.amax($d)
+$a.amin($d, keepdim=True)
+$a.max($d).values
+$a.min($d)[0]
+$a.median($d).values
+$a.std($d)
+$a.var($d, unbiased=False)
+torch.var_mean($a, $d)[0]
+torch.std_mean($a, $d)[1]
+$a.prod($d).tanh()
+$a.norm(dim=$d)
+$a.norm()
+torch.linalg.vector_norm($a, 3, dim=$d)
+torch.logsumexp($a, $d)
+$a.cumsum($d)
+$a.cumsum(1) / torch.arange(1, $a.shape[1] + 1)[:, None]
+torch.logcumsumexp($a, $d)
+$a.tanh().cumprod($d)
+torch.diff($a, dim=$d)
+torch.trapezoid($a, dim=$d)
+$a.transpose($d, -1)
+$a.transpose(0, $d).contiguous()
+$a.flip($d)
+$a.roll($k, $d)
+$a.roll($n, $d)
+$a.unsqueeze($d)
+$a.unsqueeze($d).expand(*[-1] * $d, $k + 1, *[-1] * ($a.dim() - $d))
+$a.squeeze($d)
+$a.flatten($d)
+$a.flatten(0, 1)
+$a.reshape($a.shape[0], -1)
+$a.reshape(-1)
+$a.reshape(-1, $a.shape[-1])
+$a.view(*$a.shape[:-1], 2, -1)
+$a.unflatten(-1, (3, -1))
+$a.permute(*range(1, $a.dim()), 0)
+$a.movedim($d, 0)
+$a.swapaxes(0, $d)
+$a.T
+$a.mT
+$a.narrow($d, 0, $a.shape[$d] - 1)
+$a.narrow($d, $a.shape[$d] // 2, 1)
+$a.select($d, 0)
+$a.select($d, -1)
+$a[:, 1:]
+$a[:, :-1]
+$a[:, ::2]
+$a[..., 1::2]
+$a[..., None]
+$a[:, -1]
+$a[:, $n // 2:]
+$a[: ($n + 1) // 2]
+$a[torch.arange($a.shape[0]), 0]
+$a[:, torch.arange($a.shape[1]).flip(0)]
+torch.cat([$a, $b], $d)
+torch.cat([$a, $a.flip($d)], $d)
+torch.stack([$a, $a.tanh()], $d)
+torch.stack($a.unbind($d), -1)
+torch.cat($a.split(2, $d)[::-1], $d)
+torch.cat($a.chunk(2, $d)[::-1], $d)
+torch.cat(torch.tensor_split($a, 3, $d)[::-1], $d)
+$a.repeat(*[1] * ($a.dim() - 1), 2)
+$a.repeat(2, *[1] * ($a.dim() - 1))
+$a.repeat_interleave(2, $d)
+$a.repeat_interleave($a.shape[0], 0)
+torch.tile($a, (2,))
+$a.expand(2, *$a.shape)
+$a.unfold($d, 2, 1)
+$a.unfold($d, 3, 2).mean(-1)
+F.pad($a, (1, 2))
+F.pad($a, (0, 0, $k, 0))
+F.pad($a, (0, 0, 0, -$a.shape[-2] % 4))
+F.pad($a, (0, 0, 0, $n))
+F.pad($a, (1, 1), mode="replicate")
+F.pad($a, (1, 1), mode="reflect")
+F.pad($a, (1, 1), mode="circular")
+torch.tril($a)
+torch.triu($a, 1)
+torch.diagonal($a, 0, -2, -1)
+torch.diag_embed($a)
+torch.where($m, $a, $b)
+torch.where($a > 0, $a, $b)
+torch.where($a > $b, $a, 0.5)
+$a.masked_fill($m, 0.1)
+$a.masked_fill($a < 0, -1.0)
+$a * $m
+torch.gather($a, $d, torch.zeros_like($a, dtype=torch.long))
+torch.gather($a, -1, $a.argsort(-1))
+torch.take_along_dim($a, $a.argmax($d, keepdim=True), $d)
+$a.index_select($d, torch.arange($a.shape[$d] - 1, -1, -1))
+torch.zeros_like($a).scatter_add($d, torch.zeros_like($a, dtype=torch.long), $a)
+torch.zeros_like($a).scatter($d, torch.ones_like($a[:, :1], dtype=torch.long), $a)
+torch.zeros_like($a).index_add($d, torch.arange($a.shape[$d]), $a)
+torch.scatter_reduce($a, $d, torch.zeros_like($a, dtype=torch.long), $a, "amax")
+$a.sort($d).values
+$a.sort($d, descending=True)[0]
+$a.topk(2, $d).values
+$a.topk(max($n // 2, 1), 1)[0]
+$a.kthvalue(1, $d).values
+torch.take($a, torch.tensor([0, 1]))
+$a @ $b
+$a @ $b.mT
+torch.matmul($a.mT, $b)
+torch.bmm($a, $b.transpose(1, 2))
+torch.baddbmm($a, $a, torch.eye($a.shape[-1]).expand($a.shape[0], -1, -1))
+torch.einsum("...ij,...kj->...ik", $a, $b)
+torch.einsum("bld,bmd->blm", $a, $b)
+torch.einsum("bl,bl->b", $a, $b)
+torch.outer($a.reshape(-1)[:4], $b.reshape(-1)[:5])
+torch.kron($a[:1].reshape(-1)[:3], $b.reshape(-1)[:2])
+torch.tensordot($a, $b, dims=1)
+torch.inner($a, $b)
+torch.cross($a[..., :3], $b[..., :3], dim=-1)
+torch.linalg.matrix_norm($a)
+torch.matrix_exp(torch.softmax($a @ $a.mT, -1))
+F.scaled_dot_product_attention($a, $a, $b)
+F.scaled_dot_product_attention($a, $a, $a, is_causal=True)
+F.linear($a, self.square)
+F.linear($a, self.bank, self.scale.expand(4))
+$a * self.w
+$a + self.scale
+$a @ self.square
+torch.cat([$a, self.bank.expand($a.shape[0], 4, 6)], 1)
+self.linear($a)
+self.narrow($a)
+self.norm($a)
+self.rms($a)
+self.prelu($a)
+self.conv($a.transpose(1, 2)).transpose(1, 2)
+self.causal($a.mT)[..., : $a.shape[1]].mT
+self.strided($a.mT).mT
+self.up($a.mT).mT
+self.conv2($a.unsqueeze(1)).mean(1)
+self.groups($a.mT)
+self.instance($a.mT)
+self.batch($a.mT).mT
+self.batch($a.flatten(0, 1)).view_as($a)
+self.attention($a, $a, $a)[0]
+self.attention($a, $a, $a, need_weights=True)[1]
+self.gru($a)[0]
+self.gru($a)[1][0]
+self.lstm($a)[0]
+self.bilinear($a, $a.flip(-1))
+self.embedding($i)
+self.embedding($i % 11) * 0.5
+F.embedding($i, self.bank)
+F.avg_pool1d($a, 2)
+F.avg_pool1d($a, 3, 1, 1, count_include_pad=False)
+F.max_pool1d($a, 3, 2, 1)
+F.lp_pool1d($a.abs() + 0.1, 2, 2)
+F.adaptive_avg_pool1d($a, 3)
+F.adaptive_max_pool1d($a, 2)
+F.interpolate($a, scale_factor=2)
+F.interpolate($a, size=$n, mode="linear")
+F.interpolate($a, scale_factor=1.5, mode="linear", align_corners=True)
+F.interpolate($a.unsqueeze(1), size=($n, 4), mode="bilinear").squeeze(1)
+F.unfold($a.unsqueeze(1), (2, 3))
+F.pixel_shuffle($a.unsqueeze(0).flatten(1, 2).unflatten(1, (-1, 1)).expand(-1, 4, -1, 1)[:, :4], 2)
+F.one_hot($i, 11) * 0.1 + $k
+F.one_hot($i % 3).float()
+F.smooth_l1_loss($a, $b)
+F.mse_loss($a, $b, reduction="none")
+F.huber_loss($a, $b)
+F.kl_div(F.log_softmax($a, -1), F.softmax($b, -1), reduction="none")
+F.cross_entropy($a.flatten(0, -2), $a.flatten(0, -2).argmin(-1))
+F.binary_cross_entropy_with_logits($a, torch.sigmoid($b))
+F.gaussian_nll_loss($a, $b, $b.abs() + 0.2)
+torch.fft.rfft($a).abs()
+torch.fft.irfft(torch.fft.rfft($a, dim=1), n=$a.shape[1], dim=1)
+torch.view_as_real(torch.complex($a, $b) * torch.exp(1j * $a)).flatten(-2)
+torch.polar($a.abs() + 0.1, $b).real
+torch.arange($n) * 0.1 + $k
+torch.linspace(0, 1, $n)
+torch.ones($n, 6) * 0.2
+torch.full((2, $n), 0.3)
+torch.eye($n)
+torch.zeros($n, $n).fill_diagonal_(0.7)
+torch.meshgrid(torch.arange($n) * 0.5, torch.arange(3) * 1.0, indexing="ij")[0]
+torch.hann_window($n + 2)
+$a.new_full($a.shape[:2], 0.25)
+torch.tensor([0.1, 0.4]) * $k
+$a * $n
+$a / $n
+$a * ($n ** 0.5)
+$a + $n // 2 * 0.1
+$a.sum() / $a.numel()
+$a.mean() * $b
+$a - $a.detach().mean()
+$a.softmax(-1).max(-1, keepdim=True)[0]
+$i * 0.1
+$i.float().mean(-1)
+$i.cumsum(0).to($a.dtype)
+$m.float()
+$m.to(torch.float32).mean()
+$a.double().tanh().float()
+$a.to(torch.float16).float()
+$a.type_as($b)
+torch.bucketize($a, torch.tensor([-0.5, 0.0, 0.5])) * 0.1 + $a
+torch.searchsorted(torch.linspace(-1, 1, 5), $a) * 0.1 + $a
+torch.histc($a.detach(), 4, -1, 1) * 0.1
+torch.block_diag($a[0], $b[0])
+torch.cartesian_prod($a.reshape(-1)[:2], $b.reshape(-1)[:3])
+torch.rot90($a, 1, (0, 1))
+torch.sinc($a)
+torch.special.expit($a)
+torch.special.logit(torch.sigmoid($a), 1e-3)
+torch.special.xlog1py($a, $b.abs())
+torch.xlogy($a, $b.abs() + 0.1)
+torch.nansum($a, $d)
+torch.aminmax($a, dim=$d)[0]
+torch.count_nonzero($a > 0, $d) * 0.1
+torch.broadcast_to($a, (2, *$a.shape))
+torch.atleast_3d($a)
+torch.hstack([$a, $b])
+torch.dstack([$a, $a])
+torch.vstack([$a, $b])
+"""
+
+INTEGERS = """
+$a.argmax($d)
+$a.argmin($d)
+$a.argsort($d)
+$a.topk(2, $d).indices
+torch.arange($n) % 11
+torch.arange($a.shape[1]).expand($a.shape[0], -1) % 7
+torch.arange($n) // 2
+(torch.arange($n)[:, None] - torch.arange(3)[None]).clamp(0, 10)
+($a * 3).long().clamp(0, 10)
+($a > 0).long()
+$m.sum(-1)
+$m.cumsum(-1) % 11
+torch.where($m, 1, 2)
+$i.clamp(max=5)
+($i * 2 + 1) % 11
+$i.flip(0)
+$i.unsqueeze(-1)
+self.table[$i % 11]
+torch.full_like($i, 3)
+torch.zeros($n, dtype=torch.long)
+torch.tensor([0, 2, 1])
+($i // 2).to(torch.int32).long()
+$i.bitwise_and(3)
+$i.max(-1)[0]
+torch.div($i, 2, rounding_mode="floor")
+"""
+
+BOOLEANS = """
+$a > 0
+$a > $b
+$a.abs() < 0.5
+$a != $a.amax($d, keepdim=True)
+~$m
+$m & ($a > 0)
+$m | ($a < -0.5)
+$m ^ ($a < 0.2)
+$m.any(-1, keepdim=True)
+$m.all($d)
+$i > 1
+$i == $i.flip(0)
+torch.ones($n, $n, dtype=torch.bool).tril()
+torch.arange($n)[:, None] >= torch.arange($n)
+torch.arange($a.shape[1]) < $a.shape[1] - 1
+torch.isfinite($a)
+torch.isclose($a, $b)
+torch.logical_xor($a > 0, $b > 0)
+$a.bool()
+"""
+
+# Of several lines; `$v` is what they give.
+BLOCKS = [
+    """
+    $v = $a.clone()
+    $v[:, 0] = 0
+    """,
+    """
+    $v = $a.clone()
+    $v[:, 1:] += $a[:, :-1]
+    """,
+    """
+    $v = $a.clone()
+    $v[$a > 0] = 0.3
+    """,
+    """
+    $v = $a * 1
+    $v.mul_(0.5).add_($b)
+    """,
+    """
+    $v = torch.zeros($a.shape[0], $a.shape[1] + 2)
+    $v[:, 1:-1] = $a[..., 0]
+    """,
+    """
+    $v = torch.zeros_like($a[:, 0])
+    for t in range($a.shape[1]):
+        $v = torch.tanh($v * 0.5 + $a[:, t])
+    """,
+    """
+    h, found = $a[:, 0] * 0, []
+    for t in range($a.shape[1]):
+        h = 0.9 * h + $a[:, t] * torch.sigmoid(h)
+        found.append(h)
+    $v = torch.stack(found, 1)
+    """,
+    """
+    found = []
+    for row in $a:
+        found.append(row.softmax(-1))
+    $v = torch.stack(found)
+    """,
+    """
+    $v = $a
+    for scale in (0.5, 0.25):
+        $v = $v + torch.sin($v * scale)
+    """,
+    """
+    if $a.shape[1] > 6:
+        $v = $a * 2
+    else:
+        $v = $a - 1
+    """,
+    """
+    if $a.dim() == 3 and $a.shape[0] > 1:
+        $v = $a.mean(0, keepdim=True)
+    else:
+        $v = $a
+    """,
+    """
+    $v, rest = $a.split([1, $a.shape[1] - 1], 1)
+    $v = $v * rest.mean(1, keepdim=True)
+    """,
+    """
+    q, k = $a.chunk(2, -1)
+    $v = (q @ k.mT * 0.3).softmax(-1) @ q
+    """,
+    """
+    mean, var = $a.mean(-1, keepdim=True), $a.var(-1, keepdim=True, unbiased=False)
+    $v = ($a - mean) / torch.sqrt(var + 1e-5)
+    """,
+    """
+    b, l, d = $a.shape
+    $v = $a.view(b, l, 2, d // 2).transpose(1, 2).reshape(b * 2, l, d // 2)
+    """,
+    """
+    b, l, d = $a.shape
+    padded = F.pad($a, (0, 0, 0, -l % 4))
+    $v = padded.view(b, -1, 4, d).mean(2).repeat_interleave(4, 1)[:, :l]
+    """,
+    """
+    angle = torch.arange($a.shape[1])[:, None] * 0.3 + torch.arange(3)
+    one, two = $a[..., :3], $a[..., 3:6]
+    $v = torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos()], -1)
+    """,
+    """
+    with torch.no_grad():
+        weight = $a.abs().mean(-1, keepdim=True)
+    $v = $a / (weight + 0.1)
+    """,
+    """
+    values, places = $a.topk(2, -1)
+    $v = torch.zeros_like($a).scatter(-1, places, values.softmax(-1))
+    """,
+    """
+    lengths = torch.full(($a.shape[0],), $a.shape[1]) - torch.arange($a.shape[0]) % 2
+    mask = torch.arange($a.shape[1])[None] < lengths[:, None]
+    $v = $a * mask[..., None]
+    """,
+    """
+    $v = torch.cat([$a[i : i + 1] * (i + 1) for i in range($a.shape[0])])
+    """,
+    """
+    $v = sum($a[..., j] * (j + 1) for j in range($a.shape[-1]))
+    """,
+]
+
+
+@dataclass
+class Model:
+    """A model's code, and how it is called.
+
+    Attributes:
+        number: of the draw.
+        text: of a Python file with a class `Net`, whose `forward` takes `x`.
+    """
+
+    number: int
+    text: str
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def module(self) -> nn.Module:
+        """The model, with weights that are its own."""
+        exec(compile(self.text, f"<model {self.number}>", "exec"), self.names)
+        made: nn.Module = self.names["Net"]()
+        return made.eval()
+
+
+def drawn(number: int) -> Model:
+    """The model of that number: the same one each time."""
+    r = random.Random(f"model {number}")
+    while True:
+        drawing = _Drawing(r)
+        wanted = r.randint(3, 9)
+        for _ in range(12 * wanted):
+            drawing.extend()
+            if len(drawing.statements) == wanted:
+                break
+        if drawing.outputs():
+            return Model(number, drawing.text())
+
+
+class _Drawing:
+    """Statements so far, and what they give at each of several sizes."""
+
+    def __init__(self, r: random.Random) -> None:
+        self.r = r
+        self.statements: list[str] = []
+        self.kinds = {"x": "f"}
+        self.used: set[str] = set()
+        state = torch.random.get_rng_state()
+        torch.manual_seed(r.randrange(2**31))
+        self.worlds: list[dict[str, Any]] = [
+            {"x": torch.randn(*size, WIDTH, requires_grad=True)} for size in SIZES
+        ]
+        self.module = _layers()
+        torch.random.set_rng_state(state)
+
+    def extend(self) -> None:
+        """One more statement, where one that is drawn runs."""
+        kind = self.r.choices(("f", "i", "m", "block"), (12, 2, 2, 3))[0]
+        name = f"v{len(self.statements)}"
+        if kind == "block":
+            text, kind = self.r.choice(BLOCKS), "f"
+            lines = [line[4:] for line in text.strip("\n").splitlines() if line.strip()]
+        else:
+            source = {"f": FLOATS, "i": INTEGERS, "m": BOOLEANS}[kind]
+            lines = [f"$v = {self.r.choice(source.strip().splitlines())}"]
+        slots = self._slots("\n".join(lines))
+        if slots is None:
+            return
+        text = string.Template("\n".join(lines)).substitute(slots, v=name)
+        if self._runs(text, name, kind):
+            self.statements.append(text)
+            self.kinds[name] = kind
+            self.used |= {value for value in slots.values() if value in self.kinds}
+
+    def _slots(self, text: str) -> dict[str, str] | None:
+        wanted = set(re.findall(r"\$(\w)", text)) - {"v"}
+        slots: dict[str, str] = {}
+        for slot, kind in (("a", "f"), ("b", "f"), ("i", "i"), ("m", "m")):
+            there = [name for name, known in self.kinds.items() if known == kind]
+            if slot in wanted and not there:
+                return None
+            if slot in wanted:  # the latest more often, so that statements hang together
+                slots[slot] = self.r.choice([*there, *there[-2:], there[-1]])
+        first = self.worlds[0][slots.get("a", "x")]
+        rank = max(first.dim(), 1)
+        slots["d"] = str(self.r.randrange(rank))
+        slots["k"] = str(self.r.randint(1, 3))
+        owner = slots.get("a", "x")
+        size = f"{owner}.shape[{self.r.randrange(first.dim())}]" if first.dim() else "3"
+        slots["n"] = self.r.choice([size, size, f"({size} + 1)", f"max({size} - 1, 1)"])
+        return slots
+
+    def _runs(self, text: str, name: str, kind: str) -> bool:
+        """Whether it gives such a value at each of the sizes."""
+        found = []
+        for world in self.worlds:
+            names = {**world, "self": self.module, "torch": torch, "F": torch.nn.functional}
+            state = torch.random.get_rng_state()
+            try:
+                exec(text, names)
+            except Exception:  # what torch refuses is no model of anybody's
+                return False
+            finally:
+                torch.random.set_rng_state(state)
+            value = names[name]
+            if not isinstance(value, Tensor) or not _is(value, kind):
+                return False
+            found.append(value)
+        if len({value.dim() for value in found}) > 1:
+            return False
+        for world, value in zip(self.worlds, found, strict=True):
+            world[name] = value
+        return True
+
+    def outputs(self) -> list[str]:
+        """The floats that nothing takes, of which one at least hangs on the input."""
+        found = [n for n, kind in self.kinds.items() if kind == "f" and n not in self.used | {"x"}]
+        hangs = any(self.worlds[0][name].requires_grad for name in found)
+        return found if hangs else []
+
+    def text(self) -> str:
+        """The file."""
+        body = "\n".join(["x = x + self.w * 0.1", *self.statements])  # a checkpoint has weights
+        made = [
+            *(f"self.{n} = {made}" for n, made in LAYERS.items() if f"self.{n}(" in body),
+            *(f"self.{n} = nn.Parameter({made})" for n, made in PARAMETERS.items()
+              if re.search(rf"self\.{n}\b", body)),
+            *(f"self.register_buffer({n!r}, {made})" for n, made in BUFFERS.items()
+              if re.search(rf"self\.{n}\b", body)),
+        ]  # fmt: skip
+        outputs = self.outputs()
+        names = ", ".join(f'"{name}": {name}' for name in outputs)
+        return "\n".join(
+            [
+                "import torch",
+                "import torch.nn.functional as F",
+                "from torch import nn",
+                "",
+                "",
+                "class Net(nn.Module):",
+                "    def __init__(self):",
+                "        super().__init__()",
+                *(f"        {line}" for line in made),
+                "",
+                "    def forward(self, x):",
+                *(f"        {line}" for line in body.splitlines()),
+                f"        return {{{names}}}",
+                "",
+            ]
+        )
+
+
+def _layers() -> nn.Module:
+    module = nn.Module()
+    for name, made in LAYERS.items():
+        setattr(module, name, eval(made, {"nn": nn}))
+    for name, made in PARAMETERS.items():
+        setattr(module, name, nn.Parameter(eval(made, {"torch": torch})))
+    for name, made in BUFFERS.items():
+        module.register_buffer(name, eval(made, {"torch": torch}))
+    return module.eval()
+
+
+def _is(value: Tensor, kind: str) -> bool:
+    """Whether it is of that kind, and neither empty, nor large, nor without an end."""
+    if not 0 < value.numel() <= _MOST_ELEMENTS or value.dim() > 5 or value.is_complex():
+        return False
+    if kind == "f":
+        return value.is_floating_point() and bool((value.abs() <= _LARGEST).all())
+    return (value.dtype == torch.bool) == (kind == "m") and not value.is_floating_point()
