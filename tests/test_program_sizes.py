@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._sympy.functions import Mod
 
+from fuseport.exporter.capture import capture
 from fuseport.exporter.errors import ExportFailed
+from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program._arithmetic import holds
 from fuseport.exporter.program.conditions import violated
@@ -207,3 +209,22 @@ def test_a_quotient_by_a_size_of_zero_holds_for_none() -> None:
     height = sympy.Symbol("s0", integer=True)
     condition = sympy.Eq(Mod(8, height // 8) + sympy.Function("unknown")(height), 0)
     assert not holds(condition, {height: 0})
+
+
+class Shifted(nn.Module):
+    """Adds in place to all rows but the first, which are one in an example of two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = x.movedim(2, 0).clone()
+        sums[:, 1:] += x.movedim(2, 0)[:, :-1]
+        return sums
+
+
+def test_an_example_of_two_fixes_nothing() -> None:
+    specs = (TensorSpec("x", "float32", ("batch", "length", 6)),)
+    sizes = {"batch": 2, "length": 5}
+    model = Model(Shifted().eval(), "shifted", {}, specs, sizes)
+    (program,) = capture(model, ("forward",))
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 4, 6, generator=torch.Generator().manual_seed(batch))
+        torch.testing.assert_close(program.exported.module()(x), Shifted()(x))

@@ -18,6 +18,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from fuseport.exporter.formats._scalars import of_rank_one
 from fuseport.exporter.program import mutates, rebuilt
 from fuseport.exporter.program.provenance import within
 from fuseport.exporter.program.symbolic import not_negative
@@ -175,7 +176,7 @@ class Rewriting:
 
     def form(self, node: fx.Node) -> Callable[..., Any] | None:
         """What computes the same as `node` does; None where that stays."""
-        return self._table.get(node.target)
+        return of_rank_one(node) or self._table.get(node.target)
 
     def _inlined(self, node: fx.Node, form: Callable[..., Any]) -> Any:
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fuseport.exporter.program._bags import BAGS
 
-__all__ = ["ADDING", "embedding_dense_backward", "index_add", "index_put", "unfold_backward"]
+__all__ = ["ADDING", "embedding_dense_backward", "index_add", "index_put", "put", "unfold_backward"]
 
 aten = torch.ops.aten
 
@@ -57,6 +57,16 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1
     flat = _add(table, index.reshape(-1), values)
     summed: Tensor = flat.reshape(rows.shape).movedim(0, dim)
     return summed
+
+
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """`aten.put`, by places in the flattened tensor."""
+    flat, places, values = x.reshape(-1, 1), index.reshape(-1), source.reshape(-1, 1)
+    places = torch.where(places < 0, places + flat.shape[0], places)
+    if accumulate:
+        return _add(flat, places, values).reshape(x.shape)
+    written: Tensor = flat.scatter(0, places.unsqueeze(1), values).reshape(x.shape)
+    return written
 
 
 def embedding_dense_backward(
@@ -105,6 +115,7 @@ def _product(sizes: Any) -> Any:
 
 ADDING: dict[Any, Callable[..., Any]] = {
     aten.index_add.default: index_add,
+    aten.put.default: put,
     aten.embedding_dense_backward.default: embedding_dense_backward,
     aten.unfold_backward.default: unfold_backward,
     **BAGS,  # of which torch.onnx makes loops that ONNX Runtime, 1.31 at least, does not survive

@@ -42,6 +42,7 @@ from fuseport.exporter.program import (
 )
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._detached import detach_regions
+from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program._unbound import forget_beyond
 from fuseport.exporter.program.listed import listing
 from fuseport.exporter.program.packed import packing, with_values
@@ -240,6 +241,7 @@ def any_sizes() -> Iterator[None]:
         patched.enter_context(mock.patch.object(torch._refs.fft, "_apply_norm", _normalised))
         patched.enter_context(orders_of_products())
         patched.enter_context(whole_quotients())
+        patched.enter_context(asked_by_strides())
         patched.enter_context(mock.patch.object(DimConstraints, "solve", _solve))
         yield
 

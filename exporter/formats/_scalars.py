@@ -1,0 +1,43 @@
+"""Operators along a dimension of tensors that have none, which torch takes as it does one element.
+
+ONNX's operators of axes take no tensor of rank 0.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+__all__ = ["of_rank_one"]
+
+aten = torch.ops.aten
+
+_ALONG = {
+    *(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two),
+    *(aten.amax.default, aten.amin.default, aten.aminmax.default, aten.topk.default),
+    *(aten.all.dim, aten.all.dims, aten.any.dim, aten.any.dims, aten.prod.dim_int),
+    aten.linalg_vector_norm.default,
+    *(aten.std.dim, aten.std.correction, aten.std_mean.dim, aten.std_mean.correction),
+    *(aten.var.dim, aten.var.correction, aten.var_mean.dim, aten.var_mean.correction),
+}
+
+
+def of_rank_one(node: fx.Node) -> Any:
+    """What computes the same as `node` does of one element; None where that is not needed."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    if node.target not in _ALONG or not any(_is_scalar(value) for value in values):
+        return None
+    return partial(_called, node.target)
+
+
+def _called(target: Any, *args: Any, **kwargs: Any) -> Any:
+    rows = [a.reshape(1) if _is_scalar(a) else a for a in args]
+    found = target(*rows, **kwargs)
+    if isinstance(found, Tensor):
+        return found.reshape(())
+    return tuple(each.reshape(()) for each in found)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0

@@ -1,0 +1,84 @@
+"""Tensors of rank 0 in ONNX, along the one dimension that torch says they have."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuseport.exporter.formats import Options, onnx
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter.runtimes import onnxruntime
+
+
+def zero(x: Tensor) -> Tensor:
+    return torch.zeros_like(x, dtype=torch.long)
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda x: x * (x > 0).all(0),
+    "amax": lambda x: x.amax(0),
+    "aminmax": lambda x: torch.aminmax(x, dim=0)[1],
+    "any": lambda x: x * (x > -9).any(0),
+    "gather": lambda x: x.gather(0, zero(x)),
+    "kthvalue": lambda x: x.kthvalue(1, 0)[0],
+    "max": lambda x: x.max(0)[0],
+    "normalize": lambda x: F.normalize(x, dim=0),
+    "prod": lambda x: x.prod(0),
+    "scatter": lambda x: x.scatter(0, zero(x), x * 2),
+    "scatter a number": lambda x: x + x.scatter(0, zero(x), 2.0),
+    "scatter_add": lambda x: x.scatter_add(0, zero(x), x),
+    "scatter_reduce": lambda x: torch.scatter_reduce(x, 0, zero(x), x * 2, "amax"),
+    "sort": lambda x: x.sort(0)[0],
+    "take": lambda x: x.take(torch.tensor([0, 0])),
+    "topk": lambda x: x.topk(1, 0)[0],
+    "var": lambda x: x + x.var(0, unbiased=False),
+    "var_mean": lambda x: torch.var_mean(x, 0, unbiased=False)[1],
+}
+
+
+class OfMean(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x.mean()) * 2
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_tensor_of_rank_0_is_as_one_element(name: str, tmp_path: Path) -> None:
+    net = OfMean(FUNCTIONS[name])
+    forward = capture_forward(net, {"x": torch.randn(2, 3)}, [TensorSpec("x", "float32", ("n", 3))])
+    x = torch.tensor([[1.0, -2.0, 0.5]] * 4, requires_grad=True)
+    y = net(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    given = {"x": x.detach(), "cotangent_output": torch.ones_like(y)}
+    for program in (forward, capture_gradient(forward)):
+        file = tmp_path / f"{program.kind}.onnx"
+        onnx.write(program, file, Options(tmp_path / "w.safetensors"))
+        names = {k: [{"name": s.name} for s in getattr(program, k)] for k in ("inputs", "outputs")}
+        session = onnxruntime.load(file, {"kind": program.kind, **names})
+        found = session.run({s.name: given[s.name] for s in program.inputs})
+        torch.testing.assert_close(found["output"], y.detach())
+    torch.testing.assert_close(found["grad/x"], dx)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_what_is_put_at_places_of_a_matrix(accumulate: bool, tmp_path: Path) -> None:
+    class Put(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            places = torch.tensor([[1, -2], [4, 1 if accumulate else 0]])
+            return x.put(places, x[:2, :2] * 3, accumulate)
+
+    program = capture_forward(
+        Put(), {"x": torch.randn(4, 3)}, [TensorSpec("x", "float32", ("n", 3))]
+    )
+    onnx.write(program, tmp_path / "f.onnx", Options(tmp_path / "w.safetensors"))
+    session = onnxruntime.load(tmp_path / "f.onnx", {"outputs": [{"name": "output"}]})
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(session.run({"x": x})["output"], Put()(x))
