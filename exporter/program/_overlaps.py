@@ -31,11 +31,12 @@ def asked_by_strides() -> Iterator[None]:
 
     def copy_of(mode: FakeTensorMode, func: Any, x: Tensor, source: Tensor, *more: Any) -> Tensor:
         # C++ clones `x` with its strides, unless it overlaps itself.
-        if not _is_apart(x):
-            return copied(mode, func, x, source, *more)
-        with mode:
-            torch._refs.expand(source, x.shape)
-            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        if _is_apart(x):
+            with mode:
+                torch._refs.expand(source, x.shape)
+                return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        made: Tensor = copied(mode, func, x, source, *more)
+        return made
 
     with (
         mock.patch.object(torch, "_debug_has_internal_overlap", has_internal_overlap),
