@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._sympy.functions import Mod
 
-from fuseport.exporter.capture import capture
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program._arithmetic import holds
 from fuseport.exporter.program.conditions import violated
@@ -212,19 +210,28 @@ def test_a_quotient_by_a_size_of_zero_holds_for_none() -> None:
 
 
 class Shifted(nn.Module):
-    """Adds in place to all rows but the first, which are one in an example of two."""
+    """Adds in place to all rows but the first."""
 
     def forward(self, x: Tensor) -> Tensor:
-        sums = x.movedim(2, 0).clone()
-        sums[:, 1:] += x.movedim(2, 0)[:, :-1]
+        sums = x.clone()
+        sums[:, 1:] += x[:, :-1]
+        sums.movedim(2, 0)[:, 1:] += x.movedim(2, 0)[:, :-1]
         return sums
 
 
-def test_an_example_of_two_fixes_nothing() -> None:
+class Padded(nn.Module):
+    """One more row than there are in the batch, in fours: equations and congruences of that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.mean(1, keepdim=True).expand(-1, x.shape[0] + 1, -1)
+        batch, count, width = rows.shape
+        return F.pad(rows, (0, 0, 0, -count % 4)).view(batch, -1, 4, width).mean(2)
+
+
+@pytest.mark.parametrize("kind", [Shifted, Padded])
+def test_nothing_is_asked_of_sizes(kind: type[nn.Module]) -> None:
     specs = (TensorSpec("x", "float32", ("batch", "length", 6)),)
-    sizes = {"batch": 2, "length": 5}
-    model = Model(Shifted().eval(), "shifted", {}, specs, sizes)
-    (program,) = capture(model, ("forward",))
-    for batch in (1, 2, 5):
-        x = torch.randn(batch, 4, 6, generator=torch.Generator().manual_seed(batch))
-        torch.testing.assert_close(program.exported.module()(x), Shifted()(x))
+    program = capture_forward(kind(), {"x": torch.randn(2, 5, 6)}, specs)
+    for batch, length in ((1, 1), (1, 2), (2, 1), (3, 4), (6, 5)):
+        x = torch.randn(batch, length, 6, generator=torch.Generator().manual_seed(batch))
+        torch.testing.assert_close(program.exported.module()(x), kind()(x))

@@ -24,7 +24,7 @@ from torch._subclasses import fake_tensor
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.symbolic_shapes import DimConstraints, GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_leaves
 
 from fuseport.exporter.errors import ExportFailed
@@ -41,6 +41,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program._asked import asked_once
+from fuseport.exporter.program._constraints import what_fixes_sizes
 from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program._unbound import forget_beyond
@@ -242,34 +243,8 @@ def any_sizes() -> Iterator[None]:
         patched.enter_context(orders_of_products())
         patched.enter_context(whole_quotients())
         patched.enter_context(asked_by_strides())
-        patched.enter_context(mock.patch.object(DimConstraints, "solve", _solve))
+        patched.enter_context(what_fixes_sizes())
         yield
-
-
-_solve_all: Callable[[Any], None] = DimConstraints.solve
-
-
-def _solve(constraints: Any) -> None:
-    """Which sizes torch would have to fix, without the equations that sympy cannot solve.
-
-    A height that is 16 times its half divided by 8 is such a one: true of every 16th, it fixes
-    none. It is among the guards of the program as others are.
-    """
-    known = constraints._univariate_inequalities
-    for size in list(constraints._symbols_with_equalities):
-        solved = {expr for expr in known[size] if _soluble(expr, size)}
-        known[size] = solved
-        if not any(isinstance(expr, sympy.Eq) for expr in solved):
-            constraints._symbols_with_equalities.discard(size)
-    _solve_all(constraints)
-
-
-def _soluble(expr: sympy.Basic, size: sympy.Symbol) -> bool:
-    try:
-        sympy.reduce_inequalities([expr], size)
-    except NotImplementedError:
-        return False
-    return True
 
 
 _apply_norm = torch._refs.fft._apply_norm
