@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from fuseport.exporter.program import _folds
+from fuseport.exporter.program import TensorSpec, _folds
 from fuseport.exporter.program._by_values import BY_VALUES
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
 
 FUNCTIONS: dict[str, tuple[Any, Callable[[Tensor, int], Tensor]]] = {
     "cumsum": (_folds._CumulativeSum, torch.cumsum),
@@ -40,6 +42,26 @@ def test_they_are_torchs_whatever_is_zero(name: str, size: int, dim: int) -> Non
     seed = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)
     gradients = [torch.autograd.grad(y, x, seed)[0] for y in (found, wanted)]
     torch.testing.assert_close(*gradients, equal_nan=True)
+
+
+def test_products_up_to_each_have_a_gradient_at_any_size() -> None:
+    """Torch's own derivative has a turn for each element, where it is traced."""
+
+    class Products(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return tuple(x.cumprod(dim) for dim in range(3))
+
+    specs = [TensorSpec("x", "float32", ("batch", "length", 6))]
+    forward = capture_forward(Products(), {"x": torch.randn(2, 5, 6)}, specs)
+    gradient = capture_gradient(forward).exported.module()
+    for batch, length in ((1, 1), (4, 7), (3, 2)):
+        generator = torch.Generator().manual_seed(batch)
+        x = torch.randn(batch, length, 6, generator=generator)
+        x = torch.where(torch.rand(x.shape, generator=generator) < 0.2, 0, x).requires_grad_()
+        outputs = Products()(x)
+        seeds = torch.randn(3, *x.shape, generator=generator).unbind()
+        (wanted,) = torch.autograd.grad(outputs, x, seeds)
+        torch.testing.assert_close(gradient(x.detach(), *seeds)["grad/x"], wanted)
 
 
 @pytest.mark.parametrize("size", [0, 1, 5])

@@ -329,7 +329,8 @@ class Complex(nn.Module):
 
 class Products(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x.cumprod(1)
+        waves = torch.view_as_complex(x.unflatten(-1, (4, 2)))
+        return torch.view_as_real(waves.cumprod(1))
 
 
 class Data(nn.Module):

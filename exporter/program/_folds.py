@@ -1,7 +1,8 @@
 """Sums, products and deviations whose derivatives ask whether there is anything, written out.
 
-Of a size that may be 0, such as how many values a mask selects. Each has the derivative that torch
-has, zeros of a product among them, by formulas that nothing is asked for.
+Of a size that may be 0, such as how many values a mask selects; products up to each of any size,
+which torch's derivative has a turn for each of. Each has the derivative that torch has, zeros of a
+product among them, by formulas that nothing is asked for.
 """
 
 import math
@@ -95,9 +96,11 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
     return out
 
 
-def _cumulative(operator: Any, function: Any) -> Callable[..., Any]:
+def _cumulative(operator: Any, function: Any, *, turns: bool = False) -> Callable[..., Any]:
+    """Where something is asked, or torch's derivative has a turn for each element of `dim`."""
+
     def form(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-        if not _asks(x) or not x.dim():
+        if not x.dim() or not (_asks(x) or (turns and _is_symbol(x, dim))):
             return operator(x, dim, dtype=dtype)
         return _apply(function, x if dtype is None else x.to(dtype), dim % x.dim())
 
@@ -134,6 +137,10 @@ def _std(
     return out if keepdim else out.squeeze(dims)
 
 
+def _is_symbol(x: Tensor, dim: int) -> bool:
+    return x.is_floating_point() and isinstance(x.shape[dim], torch.SymInt)
+
+
 def _asks(x: Tensor) -> bool:
     real = x.is_floating_point()  # integers have no derivative, and complex numbers another
     return real and any(map(may_be_none, x.shape))
@@ -141,7 +148,7 @@ def _asks(x: Tensor) -> bool:
 
 FOLDS: dict[Any, Callable[..., Any]] = {
     aten.cumsum.default: _cumulative(aten.cumsum.default, _CumulativeSum),
-    aten.cumprod.default: _cumulative(aten.cumprod.default, _CumulativeProduct),
+    aten.cumprod.default: _cumulative(aten.cumprod.default, _CumulativeProduct, turns=True),
     aten.prod.default: _prod,
     aten.prod.dim_int: _prod_dim,
     aten.std.correction: _std,
