@@ -125,6 +125,13 @@ FORMS: dict[str, tuple[str, int]] = {
 """,
         2,
     ),
+    "added up": (
+        """
+        ys = [self.a(x[:, t]) for t in range(length)]
+        return sum(ys), sum(row.tanh() * i for i, row in enumerate(x.unbind(1))), sum(ys, h)
+""",
+        1,
+    ),
     "weighed by its number": (
         """
         for t in range(length):

@@ -140,6 +140,7 @@ SPECIAL = {
     "erfinv": lambda x: torch.erfinv(x.sin() * 0.9),
     "erfinv of small numbers": lambda x: torch.erfinv(x * 1e-6) * 1e6,
     "erfinv at its ends": lambda x: torch.erfinv(torch.tensor([-1.0, 0, 1, 1.5])) + x[..., None],
+    "copysign": lambda x: torch.copysign(x.exp(), torch.stack([x, -0.0 * x.abs()])),
     "hypot": lambda x: torch.hypot(x, x.cos()),
     "hypot of any size": lambda x: x[..., None] + torch.hypot(NUMBERS[:, None], NUMBERS).flatten(),
     "log1p": lambda x: torch.log1p(x.sin() * 0.9),

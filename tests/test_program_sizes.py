@@ -228,7 +228,15 @@ class Padded(nn.Module):
         return F.pad(rows, (0, 0, 0, -count % 4)).view(batch, -1, 4, width).mean(2)
 
 
-@pytest.mark.parametrize("kind", [Shifted, Padded])
+class Masked(nn.Module):
+    """Writes a number into the diagonal of a matrix."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.zeros(x.shape[1], x.shape[1] + 1).fill_diagonal_(0.5)
+        return (x @ x.mT).exp().cumsum(-1) + scores[:, :-1].fill_diagonal_(2)
+
+
+@pytest.mark.parametrize("kind", [Shifted, Padded, Masked])
 def test_nothing_is_asked_of_sizes(kind: type[nn.Module]) -> None:
     specs = (TensorSpec("x", "float32", ("batch", "length", 6)),)
     program = capture_forward(kind(), {"x": torch.randn(2, 5, 6)}, specs)

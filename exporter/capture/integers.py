@@ -100,7 +100,7 @@ def symbolic(code: Sequence[Place]) -> Iterator[Mapping[str, str | None]]:
             mode = stack.enter_context(turning())
             found = mode.loops
             for names in looped:
-                instead = {"range": mode.range, "enumerate": mode.enumerate}
+                instead = {"range": mode.range, "enumerate": mode.enumerate, "sum": mode.sum}
                 stack.enter_context(mock.patch.dict(names, instead))
         for names, called in code:
             if called in others:

@@ -44,7 +44,7 @@ _MOST = 4096  # of a size at which there could be enough turns
 class Turning(TorchFunctionMode):
     """Has the loops of model code over dynamic sizes take a few turns each.
 
-    `range` and `enumerate` are to take the place of Python's in that code.
+    `range`, `enumerate` and `sum` are to take the place of Python's in that code.
 
     Attributes:
         loops: by place in the code, the function that computes what that is in seems to, if known.
@@ -76,6 +76,21 @@ class Turning(TorchFunctionMode):
             return
         for number, each in builtins.enumerate(over):
             yield _number(start, 1, number), each
+
+    def sum(self, over: Any, start: Any = 0) -> Any:
+        """What `sum` gives: of tensors that turns made, of all turns."""
+        given = list(over) if self._loops or isinstance(over, Iterator) else over
+        if self._loops and given and self._are_of_turns(given):
+            whole = self._joined(torch.stack, given, 0).sum(0)
+            return whole if isinstance(start, int) and start == 0 else start + whole
+        return builtins.sum(given, start)
+
+    def _are_of_turns(self, given: list[Any]) -> bool:
+        """Whether there are tensors of one shape alone, some of them made in a loop before."""
+        first = given[0]
+        if not all(isinstance(each, Tensor) and each.shape == first.shape for each in given):
+            return False
+        return any(loop not in self._within for each in given for loop in self._turns_of(each))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -82,9 +82,15 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.isinf(large), large, large * torch.sqrt(1 + ratio * ratio))
 
 
+def _signbit(x: Tensor) -> Any:
+    """Whether a number is negative, or the negative zero."""
+    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
+
+
 SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.erfinv.default: _erfinv,
     aten.hypot.default: _hypot,
     aten.log1p.default: log1p,
     aten.logaddexp.default: _logaddexp,
+    torch.ops.prims.signbit.default: _signbit,
 }

@@ -98,6 +98,8 @@ class Symbolic(TorchFunctionMode):
             return _BY_VALUES[func](*args, **(kwargs or {}))
         if func in (torch.kron, Tensor.kron):
             return _kron(*args, **(kwargs or {}))
+        if func is Tensor.fill_diagonal_ and args[0].dim() == 2:
+            return _fill_diagonal_(*args, **(kwargs or {}))
         if func is torch.meshgrid:  # whose meta computation has to be told what is the default
             kwargs = {"indexing": (kwargs or {}).get("indexing") or "ij"}
         layers = recurrent(func, args, kwargs or {})
@@ -326,6 +328,14 @@ def _kron(input: Tensor, other: Tensor) -> Tensor:
     beside = input.reshape([n for size in left for n in (size, 1)])
     product = beside * other.reshape([n for size in right for n in (1, size)])
     return product.reshape([a * b for a, b in zip(left, right, strict=True)])
+
+
+def _fill_diagonal_(x: Tensor, value: Any, wrap: bool = False) -> Tensor:
+    """Of a matrix, whose sizes torch takes as numbers."""
+    if wrap:
+        return x.fill_diagonal_(value, wrap)
+    x.diagonal().fill_(value)
+    return x
 
 
 @contextmanager
