@@ -28,6 +28,7 @@ from fuseport.exporter.formats._none import is_none_ever, of_none
 from fuseport.exporter.formats._products import WITH_VECTOR, einsum
 from fuseport.exporter.formats._ranges import RANGES
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
+from fuseport.exporter.formats._repeats import BY_SIZES
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
 from fuseport.exporter.formats._scatter import ADDING
 from fuseport.exporter.formats._searching import SEARCHING
@@ -463,6 +464,7 @@ def _strided_dweight(
 
 
 _OWN: Table = {
+    **BY_SIZES,
     **DISTANCES,
     **RANGES,
     **RANKS,

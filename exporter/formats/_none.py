@@ -37,19 +37,6 @@ def _is_none_ever(value: Any) -> bool:
     return isinstance(value, Tensor) and any(map(may_be_none, value.shape))
 
 
-def _repeat_interleave(
-    x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
-) -> Any:
-    if not _is_none_ever(x):
-        return NotImplemented
-    if dim is None:
-        x, dim = x.reshape(math.prod(x.shape)), 0
-    dim %= x.dim()
-    sizes, more = list(x.shape[: dim + 1]), list(x.shape[dim + 1 :])
-    repeated = x.unsqueeze(dim + 1).expand([*sizes, repeats, *more])
-    return repeated.reshape([*sizes[:dim], sizes[dim] * repeats, *more])
-
-
 def _repeats(repeats: Tensor, *, output_size: int | None = None) -> Any:
     # One more, of which there is none, for how many there are to be found at the last of some.
     if not may_be_none(repeats.shape[0]):
@@ -107,6 +94,5 @@ _OF_NONE: Table = {
     aten.mse_loss.default: _mse_loss,
     aten.var.correction: _var,
     aten.im2col.default: _im2col,
-    aten.repeat_interleave.self_int: _repeat_interleave,
     aten.repeat_interleave.Tensor: _repeats,
 }

@@ -50,6 +50,7 @@ _SIZE_OPERATORS: dict[Any, str] = {
     torch.sym_max: "max({0}, {1})",
     torch.sym_min: "min({0}, {1})",
     torch.sym_float: "float({0})",
+    torch.sym_ite: "({1} if {0} else {2})",
     torch.sym_int: "int({0})",
     torch.sym_not: "(not {0})",
     math.ceil: "math.ceil({0})",

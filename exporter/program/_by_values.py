@@ -12,7 +12,7 @@ from torch import SymInt, Tensor
 
 from fuseport.exporter.program._bags import bilinear
 
-__all__ = ["BY_VALUES"]
+__all__ = ["BY_VALUES", "roll"]
 
 
 def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
@@ -26,11 +26,11 @@ def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     return out if keepdim else out.squeeze(dims)
 
 
-def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+def roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     shifts = [shifts] if isinstance(shifts, int | SymInt) else list(shifts)
     dims = [dims] if isinstance(dims, int) else list(dims)
     if not dims:
-        return _roll(input.flatten(), shifts, 0).reshape(input.shape)
+        return roll(input.flatten(), shifts, 0).reshape(input.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         count: Any = input.shape[dim]
         size = torch.scalar_tensor(torch.sym_max(count, 1), dtype=torch.int64, device=input.device)
@@ -87,7 +87,7 @@ def _all_of(names: Sequence[str], form: Any) -> dict[Any, Any]:
 BY_VALUES: dict[Any, Any] = {
     F.batch_norm: _batch_norm,
     **_all_of(["logsumexp"], _logsumexp),
-    **_all_of(["roll"], _roll),
+    **_all_of(["roll"], roll),
     **_all_of(["cdist"], _cdist),
     **_all_of(["bilinear"], _bilinear),
 }

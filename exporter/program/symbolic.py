@@ -28,6 +28,7 @@ from fuseport.exporter.program import _ranges_of_numbers
 from fuseport.exporter.program._addresses import Address
 from fuseport.exporter.program._by_values import BY_VALUES
 from fuseport.exporter.program._losses import LOSSES
+from fuseport.exporter.program._parts import PARTS, named
 from fuseport.exporter.program._recurrent import recurrent
 from fuseport.exporter.program.listed import of_list
 from fuseport.exporter.program.packed import Packing, Unmade, with_values
@@ -79,7 +80,7 @@ class Symbolic(TorchFunctionMode):
             if found is not None:
                 return found
         if func in (torch.istft, Tensor.istft) and isinstance(
-            _named(_OF_ISTFT, args, kwargs or {}).get("length"), torch.SymInt
+            named(_OF_ISTFT, args, kwargs or {}).get("length"), torch.SymInt
         ):  # whose length torch takes as a number; its formula has any
             return torch._refs.istft(*args, **(kwargs or {}))
         if (vector := of_list(func, args, kwargs or {})) is not None:
@@ -90,10 +91,8 @@ class Symbolic(TorchFunctionMode):
                 return made
         if func in (torch.squeeze, Tensor.squeeze):
             return _squeeze(func, *args, **(kwargs or {}))
-        if func in (torch.split, Tensor.split):
-            return _split(func, *args, **(kwargs or {}))
-        if func in (torch.chunk, Tensor.chunk):
-            return _chunk(func, *args, **(kwargs or {}))
+        if func in PARTS:
+            return PARTS[func](func, *args, **(kwargs or {}))
         if func in _BY_VALUES and _by_values(args, kwargs or {}):
             return _BY_VALUES[func](*args, **(kwargs or {}))
         if func in (torch.kron, Tensor.kron):
@@ -182,48 +181,13 @@ def _max_pool1d(
 
 def _squeeze(func: Any, *args: Any, **kwargs: Any) -> Any:
     # A dimension that is 1 here, where the sizes say no more: without, it would stay.
-    given = _named(("input", "dim"), args, kwargs)
+    given = named(("input", "dim"), args, kwargs)
     x, dim = given.get("input"), given.get("dim")
     if x is not None and isinstance(dim, int) and x.dim():
         size = x.shape[dim]
         if isinstance(size, torch.SymInt) and size.node.hint == 1 and size == 1:
             return x.select(dim, 0)
     return func(*args, **kwargs)
-
-
-def _split(func: Any, *args: Any, **kwargs: Any) -> Any:
-    given = _named(("tensor", "size", "dim"), args, kwargs)
-    x, dim = given.get("tensor"), given.get("dim", 0)
-    size = given.get("size", given.get("split_size", given.get("split_size_or_sections")))
-    if x is None or not isinstance(size, int | torch.SymInt) or _is_known(x.shape[dim], size):
-        return func(*args, **kwargs)
-    return _parts(x, size, dim)
-
-
-def _chunk(func: Any, *args: Any, **kwargs: Any) -> Any:
-    given = _named(("input", "chunks", "dim"), args, kwargs)
-    x, chunks, dim = given.get("input"), given.get("chunks"), given.get("dim", 0)
-    if x is None or not isinstance(chunks, int) or _is_known(x.shape[dim]):
-        return func(*args, **kwargs)
-    return _parts(x, (x.shape[dim] + chunks - 1) // chunks, dim)
-
-
-def _is_known(*sizes: int | torch.SymInt) -> bool:
-    return all(isinstance(size, int) for size in sizes)
-
-
-def _parts(x: Tensor, size: int | torch.SymInt, dim: int) -> tuple[Tensor, ...]:
-    # Where these are no numbers, torch would know the parts by number, and take them for fixed
-    # ones: in their gradients, and in ONNX.
-    whole = x.shape[dim]
-    count = int((whole + size - 1) // size)
-    parts: tuple[Tensor, ...] = x.split([size] * (count - 1) + [whole - size * (count - 1)], dim)
-    return parts
-
-
-def _named(names: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a function by these names, those by position first."""
-    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:

@@ -1,0 +1,60 @@
+"""Functions that take sizes where torch knows numbers, at other sizes, in files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter import formats, runtimes
+from fuseport.exporter.formats import Options
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.gradient import capture_gradient
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "repeated by a size": lambda x: x.repeat_interleave(x.shape[0], 0),
+    "repeated by more than one": lambda x: torch.repeat_interleave(x, x.shape[1] + 1, 1),
+    "all repeated": lambda x: x.repeat_interleave(x.shape[0]),
+    "rolled by half": lambda x: x.roll(x.shape[1] // 2, 1),
+    "rolled along two": lambda x: x.roll((x.shape[1] + 1, 1), (0, 1)),
+    "rolled back": lambda x: x.roll(-x.shape[0], -2),
+    "all rolled": lambda x: x.roll(x.shape[0]),
+    "split into parts": lambda x: torch.cat(torch.tensor_split(x, 3, 1)[::-1], 1),
+    "split behind places": lambda x: torch.cat(x.tensor_split((1, 3), 1)[::-1], 1),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x) * 2
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_they_are_the_models_at_other_sizes(name: str, tmp_path: Path) -> None:
+    net = Net(FUNCTIONS[name])
+    specs = [TensorSpec("x", "float32", ("batch", "length", 3))]
+    forward = capture_forward(net, {"x": torch.randn(2, 5, 3)}, specs)
+    for program in (forward, capture_gradient(forward)):
+        names = {k: [{"name": s.name} for s in getattr(program, k)] for k in ("inputs", "outputs")}
+        for form, runtime in (("torchscript", "torchscript"), ("onnx", "onnxruntime")):
+            writer = formats.get(form)
+            file = tmp_path / f"{program.kind}{writer.SUFFIX}"
+            writer.write(program, file, Options(tmp_path / "weights.safetensors"))
+            session = runtimes.get(runtime).load(file, {"kind": program.kind, **names})
+            for batch, length in ((4, 7), (1, 3), (3, 8)):
+                generator = torch.Generator().manual_seed(length)
+                x = torch.randn(batch, length, 3, generator=generator, requires_grad=True)
+                y = net(x)
+                seed = torch.randn(y.shape, generator=generator)
+                given = {"x": x.detach(), "cotangent_output": seed}
+                found = session.run({spec.name: given[spec.name] for spec in program.inputs})
+                torch.testing.assert_close(found["output"], y.detach())
+                if program is not forward:
+                    (dx,) = torch.autograd.grad(y, x, seed)
+                    torch.testing.assert_close(found["grad/x"], dx)
