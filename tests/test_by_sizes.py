@@ -14,6 +14,8 @@ from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a diagonal": lambda x: x @ x.mT + torch.zeros(x.shape[1], x.shape[1]).fill_diagonal_(0.7),
+    "a diagonal of what hangs on it": lambda x: (x[..., 0] * 3).fill_diagonal_(2) + x.sum(),
     "repeated by a size": lambda x: x.repeat_interleave(x.shape[0], 0),
     "repeated by more than one": lambda x: torch.repeat_interleave(x, x.shape[1] + 1, 1),
     "all repeated": lambda x: x.repeat_interleave(x.shape[0]),

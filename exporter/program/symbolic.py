@@ -298,8 +298,8 @@ def _fill_diagonal_(x: Tensor, value: Any, wrap: bool = False) -> Tensor:
     """Of a matrix, whose sizes torch takes as numbers."""
     if wrap:
         return x.fill_diagonal_(value, wrap)
-    x.diagonal().fill_(value)
-    return x
+    rows, columns = (torch.arange(size, device=x.device) for size in x.shape)
+    return x.masked_fill_(rows[:, None] == columns, value)
 
 
 @contextmanager
