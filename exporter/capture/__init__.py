@@ -18,7 +18,7 @@ from fuseport.exporter.capture.guards import guards
 from fuseport.exporter.capture.holding import hold
 from fuseport.exporter.capture.lengths import in_order
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
-from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable
+from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable, undoing
 from fuseport.exporter.models.model import Model, at, examples
 from fuseport.exporter.program import (
     Entry,
@@ -230,14 +230,13 @@ def went(
 
     What the call keeps in the model is not in it afterwards.
     """
-    with (
-        as_now(model.module),
-        model.fused(),
-        torch.no_grad(),
-        own_backward.inlined(),
-        decisions.noted(answers) as made,
-    ):
-        result = model.module.forward(*inputs.values())
+
+    def call(*tensors: torch.Tensor) -> tuple[list[Decision], object]:
+        with decisions.noted(answers) as made:
+            return made, model.module.forward(*tensors)
+
+    with as_now(model.module), model.fused(), torch.no_grad(), own_backward.inlined():
+        made, result = undoing(model.module, call)(*inputs.values())
     return made, list(named_outputs(result, model.outputs, inputs).values())
 
 
@@ -460,7 +459,8 @@ def _explained(
     Decisions by values have with them why they are in no program, `undecided`. Where the model does
     not run at all, what it decides by values, as assertions do, is left out.
     """
-    found = blockers.find(lambda: model.module(*inputs.values()))
+    call = undoing(model.module, model.module)
+    found = blockers.find(lambda: call(*inputs.values()))
     found = tuple(
         replace(each, why=f"{each.why}, and {undecided}") if each.call == _DECIDES else each
         for each in found

@@ -11,6 +11,7 @@ from fuseport.exporter import models
 from fuseport.exporter.capture.called import ops_called
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models import Model
+from fuseport.exporter.models.fresh import undoing
 from fuseport.exporter.models.model import examples
 from fuseport.exporter.program import one_line
 from fuseport.ops import OPS
@@ -55,7 +56,8 @@ def kept(model: Model, dtype: torch.dtype, seed: int, cast: Callable[[Model], Mo
     inputs = examples(model, torch.Generator().manual_seed(seed))
     try:
         with model.fused(), torch.no_grad():
-            called = ops_called(lambda: model.module(*inputs.values()), model.module)
+            call = undoing(model.module, model.module)
+            called = ops_called(lambda: call(*inputs.values()), model.module)
     except Exception:  # of any type: the capture runs the same, and explains it
         return Kept(())
     ends = (end for op in called.ops for end in op.keeps_float32)

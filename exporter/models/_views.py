@@ -18,8 +18,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fuseport.exporter.models._attributes import attributes, tensors
 from fuseport.exporter.models._forward import rewrap
-from fuseport.exporter.models.fresh import attributes, tensors
 
 __all__ = ["renew"]
 

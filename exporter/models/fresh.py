@@ -13,18 +13,21 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from fuseport.exporter.models import _written
+from fuseport.exporter.models._attributes import attributes, tensors
+from fuseport.exporter.models._written import undoing
 
 __all__ = [
     "as_before",
     "as_now",
-    "attributes",
     "forget",
     "fresh",
     "keeps",
     "remember",
     "repeatable",
-    "tensors",
+    "undoing",
 ]
 
 
@@ -47,9 +50,6 @@ _before: "WeakKeyDictionary[nn.Module, _Before]" = WeakKeyDictionary()
 # By module, what its calls compute of parameters and keep: the way to a module in it, and a name.
 _computes: "WeakKeyDictionary[nn.Module, tuple[tuple[str, str], ...]]" = WeakKeyDictionary()
 _calls = threading.RLock()
-# Attributes that every module has; and by which transformers knows that a module has hooks, which
-# stay: without it a second call would add them again, and collect all states twice.
-_TORCHS = frozenset((*vars(nn.Module()), "_output_capturing_hooks_installed"))
 
 
 def remember(module: nn.Module) -> None:
@@ -59,6 +59,7 @@ def remember(module: nn.Module) -> None:
         items = {name: copy.copy(v) for name, v in own.items() if isinstance(v, dict | list | set)}
         buffers = {name: value is not None for name, value in part._buffers.items()}
         _before[part] = _Before(own, items, buffers)
+    _written.remember(module)
 
 
 @contextmanager
@@ -117,6 +118,7 @@ def fresh(module: nn.Module) -> nn.Module:
         except Exception:  # of a class of the user's
             copied = copy.deepcopy(module, copies | _uncopied(module, copies))
     remember(copied)
+    _written.carry(module, copied)
     return copied
 
 
@@ -140,8 +142,10 @@ def repeatable(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any
 
     Model code may keep what it computes of its parameters, for a next call or to be looked at. That
     is taken away after each call: by its graph one can go back once, and without autograd it has
-    none. Tables of no parameter stay.
+    none. Tables of no parameter stay. What it writes to its parameters and buffers is undone; see
+    `undoing`.
     """
+    call = undoing(module, call)
 
     def again(*inputs: Any) -> Any:
         with _calls if _computes.get(module) else nullcontext():  # of several threads
@@ -196,22 +200,6 @@ def _as_it_was(part: nn.Module, before: _Before) -> bool:
 def _computed(value: Any) -> bool:
     """Whether it is of what autograd knows the origin of, or holds that."""
     return any(tensor.grad_fn is not None for _, tensor in tensors(value))
-
-
-def tensors(value: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """It, or those that it holds, each with the keys that lead to it; None leads into a set."""
-    if isinstance(value, Tensor):
-        yield (), value
-    elif isinstance(value, dict | list | set | tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, each in items:
-            for keys, tensor in tensors(each):
-                yield (None if isinstance(value, set) else key, *keys), tensor
-
-
-def attributes(part: nn.Module) -> dict[str, Any]:
-    """A module's own attributes, but parameters, buffers and modules."""
-    return {name: value for name, value in vars(part).items() if name not in _TORCHS}
 
 
 def _same(items: Any, others: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport.exporter.models.fresh import fresh
+from fuseport.exporter.models.fresh import fresh, undoing
 from fuseport.exporter.models.model import Model, example
 from fuseport.exporter.program import named_outputs
 from fuseport.exporter.program.float64 import Float64, widened
@@ -46,6 +46,7 @@ def decoded(
     sequence = example(model.inputs[0], model.sizes, generator)
     wide = widened(fresh(model.module))
     wide_step = widened(fresh(step.module))
+    stepped = undoing(wide_step, wide_step)
     carried = [
         # What grows has no size yet.
         torch.zeros([model.sizes.get(d, 0) if isinstance(d, str) else d for d in s.dims]).double()
@@ -53,9 +54,9 @@ def decoded(
     ]
     found: list[Tensor] = []
     with torch.no_grad(), References(), Float64():
-        (name, whole), *_ = named_outputs(wide(sequence), model.outputs).items()
+        (name, whole), *_ = named_outputs(undoing(wide, wide)(sequence), model.outputs).items()
         for token in sequence.split(ids.dims[1], dim=1):
-            first, *carried = named_outputs(wide_step(token, *carried), step.outputs).values()
+            first, *carried = named_outputs(stepped(token, *carried), step.outputs).values()
             found.append(first)
     scale = norms(whole)
     expected = Expected("float64", scale, Norms(0.0, 0.0), zero=True)

@@ -1,0 +1,28 @@
+"""What modules hold beside parameters, buffers and modules."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["attributes", "tensors"]
+
+# Attributes that every module has; and by which transformers knows that a module has hooks, which
+# stay: without it a second call would add them again, and collect all states twice.
+_TORCHS = frozenset((*vars(nn.Module()), "_output_capturing_hooks_installed"))
+
+
+def tensors(value: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """It, or those that it holds, each with the keys that lead to it; None leads into a set."""
+    if isinstance(value, Tensor):
+        yield (), value
+    elif isinstance(value, dict | list | set | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in items:
+            for keys, tensor in tensors(each):
+                yield (None if isinstance(value, set) else key, *keys), tensor
+
+
+def attributes(part: nn.Module) -> dict[str, Any]:
+    """A module's own attributes, but parameters, buffers and modules."""
+    return {name: value for name, value in vars(part).items() if name not in _TORCHS}
