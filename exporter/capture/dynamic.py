@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from fuseport.exporter.program import TensorSpec, named_outputs
+from fuseport.exporter.program._known import buffers_of, knowing
 from fuseport.exporter.program.forward import any_sizes, entry, failing_as, known_constants
 from fuseport.exporter.program.symbolic import Symbolic
 
@@ -32,8 +33,10 @@ def found_dynamic(
         ExportFailed: torch cannot capture the module.
     """
 
+    buffers = buffers_of(module)
+
     def call(*given: Tensor) -> dict[str, Tensor]:
-        with Symbolic():
+        with knowing(module, buffers), Symbolic():
             return named_outputs(module.forward(*given))
 
     with failing_as("forward"), any_sizes(), known_constants():

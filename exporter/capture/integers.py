@@ -20,7 +20,7 @@ from torch.fx.experimental import symbolic_shapes
 from fuseport.exporter.capture import turns
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.turns import turning
-from fuseport.exporter.program import listed
+from fuseport.exporter.program import _known, listed
 from fuseport.exporter.program.listed import Item, Listed, vector_of
 from fuseport.exporter.program.symbolic import not_negative, quotient_of
 
@@ -48,6 +48,8 @@ def noticed() -> Iterator[list[Place]]:
         own = getattr(kind, f"__{called}__")
 
         def to_number(given: Any) -> int:
+            if (known := _known.number(own, (given,))) is not None:
+                return int(known)
             note(sys._getframe(1), called)
             number: int = own(given)
             return number

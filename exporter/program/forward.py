@@ -43,6 +43,7 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._constraints import what_fixes_sizes
 from fuseport.exporter.program._detached import detach_regions
+from fuseport.exporter.program._known import buffers_of, knowing
 from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program._unbound import forget_beyond
 from fuseport.exporter.program.listed import listing
@@ -104,9 +105,11 @@ def capture_forward(
     names: list[str] = []
     beside: list[str] = []
     gone_over: list[Tensor] = []
+    buffers = buffers_of(module)
 
     def call(*tensors: Tensor) -> Any:
-        with Symbolic(), listing(one_by_one, gone_over), packing(), within():
+        known = knowing(module, buffers)
+        with known, Symbolic(), listing(one_by_one, gone_over), packing(), within():
             result = module.forward(*tensors)
             found = named_outputs(result, output_names, list(inputs))
             outputs = with_values(found)

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from fuseport.exporter.program import _known
 from fuseport.exporter.program._ranges_of_numbers import known
 
 __all__ = ["Item", "Listed", "listing", "may_be_gone_over", "numbers", "of_list", "vector_of"]
@@ -250,6 +251,8 @@ def _or_listed(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def tolist(x: Tensor) -> Any:
         if (made := known(x)) is not None:
             return made
+        if (value := _known.value(x)) is not None:
+            return value.tolist()
         return Listed(x) if _is_vector(x) else own(x)
 
     return tolist

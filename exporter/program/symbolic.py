@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from fuseport.exporter.program import _ranges_of_numbers
+from fuseport.exporter.program import _known, _ranges_of_numbers
 from fuseport.exporter.program._addresses import Address
 from fuseport.exporter.program._by_values import BY_VALUES
 from fuseport.exporter.program._losses import LOSSES
@@ -65,6 +65,8 @@ class Symbolic(TorchFunctionMode):
         _ranges_of_numbers.forget(args)
         if any(issubclass(kind, Unmade) for kind in types):
             args, kwargs = with_values((tuple(args), kwargs or {}))
+        if (number := _known.number(func, args)) is not None:
+            return number
         if func is F.max_pool1d:
             return _max_pool1d(*args, **(kwargs or {}))
         if func == _DATA:  # of which torch.export makes a constant that it cannot write
