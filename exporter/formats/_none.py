@@ -24,8 +24,8 @@ aten = torch.ops.aten
 
 
 def of_none(exported: ExportedProgram) -> Table:
-    """Forms for a program in which a size may be 0; nothing for others."""
-    return _OF_NONE if any(map(is_none_ever, exported.graph.nodes)) else {}
+    """Forms for a program in which a size may be 0; of others, for what may be of too few."""
+    return _OF_NONE if any(map(is_none_ever, exported.graph.nodes)) else _OF_FEW
 
 
 def is_none_ever(node: fx.Node) -> bool:
@@ -87,6 +87,14 @@ def _var(
     return squares / free.clamp(min=0)
 
 
+def _var_of_few(x: Tensor, *more: Any, correction: float | None = None, **others: Any) -> Any:
+    # ONNX's own divides by less than none where there are fewer than it takes away.
+    beyond = correction is not None and correction > 1
+    form = _var if beyond else decomposition_table[aten.var.correction]
+    return form(x, *more, correction=correction, **others)
+
+
+_OF_FEW: Table = {aten.var.correction: _var_of_few}
 _OF_NONE: Table = {
     **_products.OF_NONE,
     aten.mean.default: _mean,

@@ -35,7 +35,7 @@ from fuseport.exporter.program.forward import any_sizes, failing_as, output_spec
 from fuseport.exporter.program.portable import PORTABLE
 from fuseport.exporter.program.provenance import Provenance
 from fuseport.exporter.program.regions import refuse_writers, regions, view_of
-from fuseport.exporter.program.symbolic import of_inputs
+from fuseport.exporter.program.symbolic import may_be_zero, of_inputs
 
 __all__ = ["capture_gradient"]
 
@@ -189,6 +189,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
             _become(node, node.args[0].conjugate())  # an operator takes tensors, not a number
     for part in _graphs(module):
         _without_copies(part.graph)
+        _divide(part.graph, mode)
     module.graph.eliminate_dead_code()
     lighten(module)
     for part in _graphs(module):
@@ -238,6 +239,35 @@ def _without_copies(graph: fx.Graph) -> None:
                 node.replace_all_uses_with(node.args[0])
         elif view is not None and node not in returned:
             node.target = view
+
+
+def _divide(graph: fx.Graph, mode: Any) -> None:
+    """Factors that are quotients of sizes, by tensors: of a variance's gradient, `2 / (n - 1)`.
+
+    By zero, Python raises an error where C++, in which torch's derivatives are, has ∞ or NaN.
+    """
+    for node in graph.find_nodes(op="call_function", target=operator.truediv):
+        scaled = [user for user in node.users if user.target is aten.mul.Scalar]
+        if not scaled or not may_be_zero(_number_of(node.args[1])):
+            continue
+        with graph.inserting_after(node):
+            quotient = graph.call_function(aten.div.Tensor)
+        with graph.inserting_before(quotient):
+            sides = [
+                graph.call_function(aten.scalar_tensor.default, (side,), {"dtype": torch.float64})
+                for side in node.args
+            ]
+        quotient.args = tuple(sides)
+        for made in (*sides, quotient):
+            with mode:
+                made.meta["val"] = torch.empty((), dtype=torch.float64)
+        for user in scaled:
+            user.target = aten.mul.Tensor
+            user.replace_input_with(node, quotient)
+
+
+def _number_of(x: Any) -> Any:
+    return x.meta["val"] if isinstance(x, fx.Node) else x
 
 
 def _become(node: fx.Node, number: complex) -> None:

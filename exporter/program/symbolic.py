@@ -36,6 +36,7 @@ from fuseport.exporter.program.packed import Packing, Unmade, with_values
 __all__ = [
     "Symbolic",
     "may_be_none",
+    "may_be_zero",
     "not_negative",
     "of_inputs",
     "orders_of_products",
@@ -419,7 +420,16 @@ def may_be_none(size: int | torch.SymInt) -> bool:
     return bool(_bounds(size, least).lower < 1)
 
 
-def _bounds(size: torch.SymInt, least: Mapping[sympy.Symbol, int]) -> ValueRanges[Any]:
+def may_be_zero(number: Any) -> bool:
+    """Whether a number made of sizes may be 0 where no input has one of 0."""
+    if not isinstance(number, torch.SymInt | torch.SymFloat):
+        return bool(number == 0)
+    by_values = free_unbacked_symbols(number)
+    least = {s: 0 if s in by_values else 1 for s in number.node.expr.free_symbols}
+    return bool(0 in _bounds(number, least))
+
+
+def _bounds(size: Any, least: Mapping[sympy.Symbol, int]) -> ValueRanges[Any]:
     """Between what a number made of sizes lies, where each of these is `least` or more."""
     env = size.node.shape_env
     known = {symbol: env.bound_sympy(symbol) for symbol in least}
