@@ -30,6 +30,7 @@ from fuseport.exporter.program._by_values import BY_VALUES
 from fuseport.exporter.program._losses import LOSSES
 from fuseport.exporter.program._parts import PARTS, named
 from fuseport.exporter.program._recurrent import recurrent
+from fuseport.exporter.program._signals import istft
 from fuseport.exporter.program.listed import of_list
 from fuseport.exporter.program.packed import Packing, Unmade, with_values
 
@@ -46,10 +47,6 @@ __all__ = [
 
 _DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor of C
 _USUAL = 16  # a size of which nothing is known
-_OF_ISTFT = (
-    *("input", "n_fft", "hop_length", "win_length", "window", "center", "normalized", "onesided"),
-    "length",
-)
 
 
 class Symbolic(TorchFunctionMode):
@@ -82,10 +79,8 @@ class Symbolic(TorchFunctionMode):
             found = _frequencies(func is torch.fft.rfftfreq, *args, **(kwargs or {}))
             if found is not None:
                 return found
-        if func in (torch.istft, Tensor.istft) and isinstance(
-            named(_OF_ISTFT, args, kwargs or {}).get("length"), torch.SymInt
-        ):  # whose length torch takes as a number; its formula has any
-            return torch._refs.istft(*args, **(kwargs or {}))
+        if (signal := istft(func, args, kwargs or {})) is not None:
+            return signal
         if (vector := of_list(func, args, kwargs or {})) is not None:
             return vector
         if func in (torch.tensor, torch.as_tensor):
