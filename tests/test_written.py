@@ -235,3 +235,43 @@ def test_a_model_is_exported_and_verified_as_its_checkpoint_has_it(
     report = api.verify(bundle.folder, model=model, runtime=["eager", "torchscript", "onnxruntime"])
     assert report.exit_code() == 0, report.failures()
     assert {row.verdict for row in report.results} == {"pass"}
+
+
+class Filling(nn.Module):
+    """Fills a table at its first call, in place."""
+
+    def __init__(self, *, persistent: bool, filled: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        table = torch.arange(4.0) / 3 if filled else torch.zeros(4)
+        self.register_buffer("table", table, persistent=persistent)
+        self.full = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.full:
+            self.table.copy_(torch.arange(4, dtype=x.dtype) / 3)
+            self.full = True
+        return x * self.weight + self.table
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_table_that_the_first_call_fills_stays(persistent: bool) -> None:
+    net = Filling(persistent=persistent, filled=persistent)
+    remember(net)
+    call, x = undoing(net, net), torch.ones(2, 4)
+    for _ in range(3):
+        torch.testing.assert_close(call(x), 1 + torch.arange(4.0).expand(2, 4) / 3)
+    assert net.full
+    wide = fresh(net).double()
+    assert not wide.full
+    exact = torch.arange(4, dtype=torch.float64).expand(2, 4) / 3
+    for _ in range(2):
+        torch.testing.assert_close(undoing(wide, wide)(x.double()), 1 + exact, rtol=0, atol=1e-15)
+
+
+def test_what_a_checkpoint_has_otherwise_is_not_filled() -> None:
+    net = Filling(persistent=True, filled=False)
+    remember(net)
+    torch.testing.assert_close(undoing(net, net)(torch.zeros(1, 4))[0], torch.arange(4.0) / 3)
+    assert not net.full
+    assert not net.table.any()

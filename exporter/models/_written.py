@@ -64,16 +64,22 @@ class _Held:
             within = within[key]
         within[last] = value
 
+    def is_stored(self) -> bool:
+        """Whether a checkpoint has it."""
+        part, (_, kind, (name, *_)) = self.part(), self.place
+        return kind == "_parameters" or (
+            kind == "_buffers" and part is not None and name not in part._non_persistent_buffers_set
+        )
+
     def is_replaced(self, put: Tensor) -> bool:
         """Whether a call has changed the model's state by having something else there than `put`.
 
         A table that is in no state dict, and has another size now, is no state.
         """
         now = self.now()
-        part, (_, kind, (name, *_)) = self.part(), self.place
-        if now is put or kind == "":
+        if now is put or self.place[1] == "":
             return False
-        if kind == "_parameters" or (part and name not in part._non_persistent_buffers_set):
+        if self.is_stored():
             return True
         return not isinstance(now, Tensor) or (now.shape, now.dtype) == (put.shape, put.dtype)
 
@@ -85,12 +91,14 @@ class _State:
     Attributes:
         written: where they have written to what was there.
         writing: by the shapes of inputs, whether calls change the module's state.
+        fills: whether the first has filled what a checkpoint does not have.
         watchable: whether calls run while it is watched what they write to.
         held: what was there.
     """
 
     written: set[Place] = field(default_factory=set)
     writing: dict[Any, bool] = field(default_factory=dict)
+    fills: bool = False
     watchable: bool = True
     held: Sequence[_Held] = ()
 
@@ -118,8 +126,8 @@ def remember(module: nn.Module) -> None:
 def carry(module: nn.Module, copied: nn.Module) -> None:
     """Have what is known of the calls of a module be known of those of a copy, too."""
     if state := _states.get(module):
-        written, writing = set(state.written), dict(state.writing)
-        _states[copied] = _State(written, writing, state.watchable)
+        writing = {} if state.fills else dict(state.writing)  # a copy is not filled yet
+        _states[copied] = _State(set(state.written), writing, watchable=state.watchable)
 
 
 def undoing(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +135,8 @@ def undoing(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
 
     That is what there was when it was remembered: parameters, buffers and other tensors, written to
     in place, or replaced. If a call does so, the module is afterwards what it was before in every
-    respect; what others keep in it, as tables, stays.
+    respect; what others keep in it, as tables, stays. So does what is filled at the first call
+    alone, if no checkpoint has it, or has it just so.
 
     What a call writes to in place it is given copies of, once that is known. For that the first
     call for each choice of the inputs' shapes is watched, and made again if it has written to
@@ -193,12 +202,35 @@ def _watched(
                 if not changed:
                     kept.clear()
                 return result
+            if not state.written and _fills(put, watch, lambda: call(*inputs)):
+                state.fills = True
+                kept.clear()
+                return result
             watch.undo()
         state.written |= places
     with _replaced(state):
         result = _plain(state, call, inputs)
     state.watchable, state.writing[shapes] = False, bool(state.written)
     return result
+
+
+def _fills(put: Sequence[tuple[_Held, Tensor]], watch: "_Writes", call: Callable[[], Any]) -> bool:
+    """Whether the call that was watched has changed nothing that a checkpoint has, and another one
+    writes to nothing, as where the first fills a table."""
+    stored = (held.is_stored() and watch.has_changed(tensor) for held, tensor in put)
+    if any(stored) or any(held.is_replaced(tensor) for held, tensor in put):
+        return False
+    again = _Writes([tensor for _, tensor in put])
+    try:
+        with again, _compiled_unwatched():
+            call()
+    except Exception:  # of the model's, which is not as before
+        again.undo()
+        return False
+    if any(again.has_written(tensor) for _, tensor in put):
+        again.undo()
+        return False
+    return True
 
 
 @contextmanager
@@ -352,6 +384,14 @@ class _Writes(TorchDispatchMode):
         """Whether something was written to one of the tensors, or it has other memory now."""
         number = self._numbers[id(tensor)]
         return number in self._before or self._is_elsewhere(number)
+
+    def has_changed(self, tensor: Tensor) -> bool:
+        """Whether it has other values now."""
+        number = self._numbers[id(tensor)]
+        if self._is_elsewhere(number):
+            return True
+        before = self._before.get(number)
+        return before is not None and not torch.allclose(tensor, before, 0, 0, equal_nan=True)
 
     def _is_elsewhere(self, number: int) -> bool:
         return _memory(self._watched[number]) != _memory(self._aliases[number])
