@@ -5,6 +5,7 @@ that calls custom autograd functions. The captured graph has neither trouble: it
 operators over symbolic sizes.
 """
 
+import keyword
 import math
 import operator
 import re
@@ -67,6 +68,13 @@ _NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 # The device of the first tensor there is: the program is captured on the CPU, and runs on any.
 _DEVICE = "device__"
 _CAPTURED = torch.device("cpu")
+
+# What the source says, and what is saved of it, which an argument would hide.
+_WORDS = {
+    *("self", "result", _DEVICE, "torch", "math", "Tensor", "Dict", "List"),
+    "annotate",
+    *("bool", "float", "getattr", "int", "max", "min", "range", "round"),
+}
 
 # What torch.export adds to check its own assumptions; the sizes' ranges are in the manifest.
 _ASSERTIONS = {
@@ -144,7 +152,10 @@ def source(program: Program) -> str:
         for spec in signature.input_specs
         if spec.target is not None
     }
-    arguments = argument_names(spec.name for spec in program.inputs)
+    arguments = argument_names((spec.name for spec in program.inputs), _is_reserved)
+    within = "v_"  # no node may be called like something the source needs, or like an argument
+    while any(name.startswith(within) for name in arguments):
+        within = f"v{within}"
     names = dict(zip(signature.user_inputs, arguments, strict=True))
     declared = ", ".join(f"{name}: Tensor" for name in names.values())
     single = len(program.outputs) == 1
@@ -152,7 +163,7 @@ def source(program: Program) -> str:
     lines = [f"def forward(self, {declared}) -> {result}:"]
     values = {**attributes, **{str(k): v for k, v in names.items()}}
     tensors = [*names.values(), *attributes.values()]
-    body = list(_body(exported.graph_module, values))
+    body = list(_body(exported.graph_module, values, within))
     if any(_DEVICE in line for line in body):
         here = f"{tensors[0]}.device" if tensors else f"torch.device({str(_CAPTURED)!r})"
         lines.append(f"    {_DEVICE} = {here}")
@@ -171,6 +182,10 @@ def source(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _is_reserved(name: str) -> bool:
+    return name in _WORDS or keyword.iskeyword(name)
+
+
 def _checks(program: Program, names: Mapping[Any, str]) -> Iterator[str]:
     """An assertion that the program's sizes are such as it requires."""
     called = dict(zip((spec.name for spec in program.inputs), names.values(), strict=True))
@@ -184,13 +199,13 @@ def _checks(program: Program, names: Mapping[Any, str]) -> Iterator[str]:
         yield f"    assert {' and '.join(found)}, {requirement(program)!r}"
 
 
-def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> Iterator[str]:
+def _body(module: fx.GraphModule, values: dict[str, str], within: str) -> Iterator[str]:
     """One line for each call in the graph, and more for those with graphs inside.
 
     Args:
         module: the graph, and those inside.
         values: what names of the graph read as; it grows.
-        within: what names begin with, for a graph inside another one.
+        within: what its own names begin with.
     """
     for node in module.graph.nodes:
         if node.op != "call_function":
@@ -201,8 +216,7 @@ def _body(module: fx.GraphModule, values: dict[str, str], within: str = "") -> I
         if target is ASSERT:
             yield f"    assert bool({_value(node.args[0], values)}), {node.args[1]!r}"
             continue
-        # A node may be called like something the source needs, or like an argument.
-        name = values[node.name] = f"{within or 'v_'}{node.name}"
+        name = values[node.name] = f"{within}{node.name}"
         if isinstance(target, HigherOrderOperator) and str(target) in _REGIONS:
             lines = _REGIONS[str(target)](module, node, values)
         else:

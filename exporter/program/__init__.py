@@ -4,9 +4,10 @@
 the gradient program from the first, and `formats` write any, so that all formats mean the same.
 """
 
+import keyword
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -184,13 +185,31 @@ def named_outputs(
     return dict(zip(names, leaves, strict=True))
 
 
-def argument_names(inputs: Iterable[str]) -> list[str]:
-    """What code calls inputs, in order: their names, as far as those are identifiers."""
+def is_reserved(name: str) -> bool:
+    """Whether torch.fx calls no node so: words and functions of Python, and what its code needs.
+
+    torch.export calls placeholders as arguments, in lower case, even so; their copies are not.
+    """
+    names = {name, name.lower()}
+    return keyword.iskeyword(name) or any(
+        fx.Graph().create_node("placeholder", n, name=n).name != n for n in names
+    )
+
+
+def argument_names(
+    inputs: Iterable[str], refused: Callable[[str], bool] = is_reserved
+) -> list[str]:
+    """What code calls inputs, in order: their names, as far as those can be names in it.
+
+    Args:
+        inputs: their names; what is no identifier is made one.
+        refused: whether an identifier is no name there.
+    """
     found: dict[str, None] = {}
     for wanted in inputs:
         name = plain = re.sub(r"^(?=\d)|\W", "_", wanted, flags=re.ASCII)
         number = 1
-        while name in found:
+        while name in found or refused(name):
             number += 1
             name = f"{plain}_{number}"
         found[name] = None

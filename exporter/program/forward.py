@@ -156,7 +156,8 @@ def _exported(
     """What torch captures of a module: without in-place operators, composite ones whole."""
     # What a loop was traced as before, maybe for one size, would be taken for what it is at any.
     torch._dynamo.reset()
-    with failing_as(kind), any_sizes(), known_constants(), warnings.catch_warnings():
+    called = dict(zip(argument_names(inputs), inputs, strict=True))
+    with failing_as(kind, called), any_sizes(), known_constants(), warnings.catch_warnings():
         # That of a recurrent layer is a list of its parameters, which all enter the graph.
         warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[")
         exported: ExportedProgram = torch.export.export(
@@ -358,10 +359,11 @@ def dynamic_sizes(
 
 
 @contextmanager
-def failing_as(kind: Kind) -> Iterator[None]:
+def failing_as(kind: Kind, called: Mapping[str, str] | None = None) -> Iterator[None]:
     """Raise every error as ExportFailed, in one line that names the program.
 
-    torch prints the graph that it had come to, of thousands of lines: all but that is printed.
+    torch prints the graph that it had come to, of thousands of lines: all but that is printed. An
+    argument that it names is the input that `called` has for it.
     """
     printed, graph = io.StringIO(), ""
     try:
@@ -385,7 +387,8 @@ def failing_as(kind: Kind) -> Iterator[None]:
                 "antialias: give them so, --input-shapes"
             )
         if fixed is not None:
-            raise FixedDimension(kind, fixed[1], int(fixed[2]), int(fixed[3])) from error
+            name = (called or {}).get(fixed[1], fixed[1])
+            raise FixedDimension(kind, name, int(fixed[2]), int(fixed[3])) from error
         raise ExportFailed(f"the {kind} program cannot be captured: {reason}") from error
     finally:
         rest = printed.getvalue()

@@ -94,7 +94,7 @@ def _regions_named(forward: Program) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not names:
+        if not names or isinstance(error, ExportFailed):
             raise
         called = ", ".join(sorted(f"torch.{name}" for name in names))
         raise ExportFailed(
@@ -118,7 +118,7 @@ class _Joint:
 
 def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -> _Joint:
     exported = forward.exported
-    names = _placeholder_names(forward)
+    names = _placeholder_names(forward, cotangents)
     nodes = list(exported.graph.nodes)
     fakes = {
         name: node.meta["val"]
@@ -352,8 +352,8 @@ def _exported(
     )
 
 
-def _placeholder_names(forward: Program) -> list[str]:
-    """What each placeholder stands for."""
+def _placeholder_names(forward: Program, cotangents: Sequence[str]) -> list[str]:
+    """What each placeholder of the forward program stands for, none of them as a cotangent."""
     user_inputs = iter(spec.name for spec in forward.inputs)
     names = []
     for spec in forward.exported.graph_signature.input_specs:
@@ -366,6 +366,11 @@ def _placeholder_names(forward: Program) -> list[str]:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ExportFailed(f"{', '.join(twice)}: an input and a parameter of one name; rename one")
+    if clash := [name for name in names if name in cotangents]:
+        raise ExportFailed(
+            f"{', '.join(clash)}: the gradient program takes the cotangent of an output under this "
+            "name: rename what is called so, or export outputs alone: --program forward"
+        )
     return names
 
 
