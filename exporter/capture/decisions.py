@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.program import Program, one_line, rebuilt
+from fuseport.exporter.program import Program, _of_sizes, one_line, rebuilt
 from fuseport.exporter.program.joining import alike, joined
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker
 from fuseport.exporter.program.numbers import as_number
@@ -426,6 +426,7 @@ class _Asked(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        _of_sizes.forget(func, args, kwargs)
         if func is Tensor.__format__ and self._unknown:  # for a message
             return "a value"
         if func in _CHECKING:
@@ -433,11 +434,15 @@ class _Asked(TorchFunctionMode):
             asked = mock.patch.object(functional, "has_torch_function_variadic", return_value=False)
             with asked, self:
                 return func(*args, **kwargs)
+        if (size := _of_sizes.read(func, args)) is not None:
+            return size
         if func in _NUMBERS and _is_single(args[0]):
             return as_number(args[0])
         condition = _CONDITIONS[func](*args, **kwargs) if func in _CONDITIONS else None
         if condition is None:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            _of_sizes.note(func, args, kwargs, result)
+            return result
         with torch.no_grad():
             return self._answer(condition, place_of(sys._getframe(1)))
 

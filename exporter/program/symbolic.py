@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from fuseport.exporter.program import _known, _ranges_of_numbers
+from fuseport.exporter.program import _known, _of_sizes, _ranges_of_numbers
 from fuseport.exporter.program._addresses import Address
 from fuseport.exporter.program._by_values import BY_VALUES
 from fuseport.exporter.program._losses import LOSSES
@@ -61,6 +61,10 @@ class Symbolic(TorchFunctionMode):
         if packed is not NotImplemented:
             return packed
         _ranges_of_numbers.forget(args)
+        if (size := _of_sizes.read(func, args)) is not None:
+            return size
+        args, kwargs = _of_sizes.taken(func, args, kwargs or {})
+        _of_sizes.forget(func, args, kwargs)
         if any(issubclass(kind, Unmade) for kind in types):
             args, kwargs = with_values((tuple(args), kwargs or {}))
         if (number := _known.number(func, args)) is not None:
@@ -104,6 +108,7 @@ class Symbolic(TorchFunctionMode):
             return layers
         result = func(*args, **(kwargs or {}))
         _ranges_of_numbers.note(func, args, kwargs or {}, result)
+        _of_sizes.note(func, args, kwargs or {}, result)
         if isinstance(result, torch.Size) and any(
             isinstance(size, torch.SymInt) for size in result
         ):
