@@ -30,6 +30,7 @@ from fuseport.exporter.errors import ExportFailed, Missing
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
+from fuseport.exporter.program._branches import alike_merged
 from fuseport.exporter.program.forward import dynamic_sizes, is_dynamic
 from fuseport.exporter.program.refusing import checked
 from fuseport.ops import build
@@ -67,7 +68,7 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
         try:
             module = exported.module(check_guards=False)
             assert isinstance(module, fx.GraphModule)
-            with _convolutions_of_any_size():
+            with _convolutions_of_any_size(), alike_merged():
                 found = aot_compile(module, *exported.example_inputs, options=config)
             assert isinstance(found, list)
         except (OSError, MemoryError):

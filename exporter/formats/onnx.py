@@ -46,6 +46,7 @@ from fuseport.exporter.formats._splits import without_sequences
 from fuseport.exporter.formats._sums import one_axis_at_a_time
 from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.exporter.program._asked import asked_once
+from fuseport.exporter.program._branches import alike_merged
 from fuseport.exporter.program._unbound import unbound_sizes
 from fuseport.exporter.program.forward import dynamic_sizes, is_dynamic
 from fuseport.exporter.program.regions import refuse_writers
@@ -143,7 +144,8 @@ def _translate(
     lowering = Lowering(exported, _table(exported, instead))
     sizes = unbound_sizes(shape_env(exported))
     known = promoted_by_known_values()
-    with quiet("torch.onnx", "onnxscript"), _forms_read_once(), asked_once(), sizes, known:
+    quietly, merged = quiet("torch.onnx", "onnxscript"), alike_merged()
+    with quietly, _forms_read_once(), asked_once(), sizes, known, merged:
         try:
             onnx_program = torch.onnx.export(
                 lowering,

@@ -41,6 +41,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program._asked import asked_once
+from fuseport.exporter.program._branches import alike_merged
 from fuseport.exporter.program._constraints import what_fixes_sizes
 from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program._known import buffers_of, knowing
@@ -242,12 +243,11 @@ def any_sizes() -> Iterator[None]:
             ask = getattr(torch._C, name)
             patched.enter_context(mock.patch.object(torch._C, name, unguarded(ask)))
         layer = mock.patch.object(decompositions, "one_layer_lstm", _lstm_layer)
-        patched.enter_context(layer)
-        patched.enter_context(mock.patch.object(torch._refs.fft, "_apply_norm", _normalised))
-        patched.enter_context(orders_of_products())
-        patched.enter_context(whole_quotients())
-        patched.enter_context(asked_by_strides())
-        patched.enter_context(what_fixes_sizes())
+        norm = mock.patch.object(torch._refs.fft, "_apply_norm", _normalised)
+        products, quotients = orders_of_products(), whole_quotients()
+        sizes = asked_by_strides(), what_fixes_sizes(), alike_merged()
+        for each in (layer, norm, products, quotients, *sizes):
+            patched.enter_context(each)
         yield
 
 
