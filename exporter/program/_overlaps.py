@@ -24,23 +24,23 @@ _TOO_HARD = 2  # of c10::MemOverlap: neither seen nor excluded, which torch lets
 def asked_by_strides() -> Iterator[None]:
     """Sizes are asked of only where a stride is zero."""
     copy = torch.ops.aten.copy.default
-    plain, copied = torch._debug_has_internal_overlap, fake_impls.op_implementations_dict[copy]
+    plain, copied = torch._debug_has_internal_overlap, fake_impls.op_implementations_dict.get(copy)
 
     def has_internal_overlap(tensor: Tensor) -> int:
         return _TOO_HARD if _is_apart(tensor) else plain(tensor)
 
     def copy_of(mode: FakeTensorMode, func: Any, x: Tensor, source: Tensor, *more: Any) -> Tensor:
         # C++ clones `x` with its strides, unless it overlaps itself.
-        if _is_apart(x):
-            with mode:
-                torch._refs.expand(source, x.shape)
-                return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        made: Tensor = copied(mode, func, x, source, *more)
-        return made
+        if copied and not _is_apart(x):
+            made: Tensor = copied(mode, func, x, source, *more)
+            return made
+        with mode:
+            torch._refs.expand(source, x.shape)
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
     with (
         mock.patch.object(torch, "_debug_has_internal_overlap", has_internal_overlap),
-        mock.patch.dict(fake_impls.op_implementations_dict, {copy: copy_of}),
+        mock.patch.dict(fake_impls.op_implementations_dict, {copy: copy_of} if copied else {}),
     ):
         yield
 
