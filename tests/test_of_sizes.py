@@ -193,9 +193,10 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("first", torch.tensor(3))
 
     def forward(self, x):
-        turns, h = torch.zeros((), dtype=torch.long), x[:, 0]
+        turns, h = START, x[:, 0]
         for t in range(x.shape[1]):
             h = torch.tanh(self.linear(h) + x[:, t])
             turns = turns + 1
@@ -203,10 +204,11 @@ class Net(torch.nn.Module):
 """
 
 
+@pytest.mark.parametrize("start", ["torch.zeros((), dtype=torch.long)", "self.first * 2"])
 def test_what_is_counted_in_a_loop_is_of_all_its_turns(
-    saved_net: Callable[[str], tuple[nn.Module, Path, str]], tmp_path: Path
+    start: str, saved_net: Callable[[str], tuple[nn.Module, Path, str]], tmp_path: Path
 ) -> None:
-    module, checkpoint, model = saved_net(COUNTING)
+    module, checkpoint, model = saved_net(COUNTING.replace("START", start))
     inputs = parse_inputs(["x:[batch,length,4]"])
     target = tmp_path / "bundle"
     api.export(

@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuseport.exporter.program._turns import TURN
+
 __all__ = ["buffers_of", "knowing", "number", "value"]
 
 
@@ -71,12 +73,15 @@ _READING: dict[Any, Callable[[Tensor], Any]] = {
 def value(x: Any) -> Tensor | None:
     """What a tensor of a capture comes to, where it is computed of buffers and numbers alone.
 
-    Of what is written to, nothing is known.
+    Of what is written to, nothing is known, nor of what a loop has made of which there are a few
+    turns.
     """
     if _State.now is None or torch.compiler.is_dynamo_compiling():
         return None
     end = _node_of(x)
     if end is None or not _is_known(end, of := _of(end)) or _is_written_to(of):
+        return None
+    if any(user.target is TURN for node in of for user in node.users):
         return None
     found: dict[fx.Node, Any] = dict(_State.now)
     with _plainly():
