@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fuseport.exporter import api
+from fuseport.exporter.capture import counts
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
 
@@ -360,3 +361,40 @@ def test_what_is_written_over_is_not_what_was_chosen(saved_net: Saved, tmp_path:
     known = forward.replace("chosen += 3", "chosen = chosen.view(-1)")
     with pytest.raises(ExportFailed, match=r"net\.py:16, .* computes something else"):
         exported(saved_net, known, tmp_path / "b", programs="forward")
+
+
+DOUBLING = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("length", torch.tensor(1))
+
+    def forward(self, x):
+        while x.shape[1] > self.length.item():
+            self.length.mul_(2)
+        return self.linear(x) / self.length
+"""
+
+
+def test_a_loop_without_an_end_in_a_capture_is_refused(
+    saved_net: Callable[[str], tuple[nn.Module, Path, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As S4's kernels, which double their length until it suffices."""
+    said: list[str] = []
+
+    def refused(message: str) -> ExportFailed:
+        said.append(message)
+        return ExportFailed(message)
+
+    monkeypatch.setattr(counts, "_MOST_TURNS", 20)
+    monkeypatch.setattr(counts, "ExportFailed", refused)
+    _, checkpoint, model = saved_net(DOUBLING)
+    specs = parse_inputs(["x:[batch,length,3]"])
+    with pytest.raises(ExportFailed, match="forward writes to length"):
+        api.export(checkpoint, tmp_path / "bundle", model=model, inputs=specs)
+    assert any("net.py:11 decides by" in each and "again and again" in each for each in said)

@@ -81,6 +81,7 @@ Captured = Callable[[Mapping[str, bool]], Marked]
 
 # Decisions by which something else is computed: of graphs in graphs, torch loses such sizes.
 _MOST_BOTH = 1
+_MOST_TURNS = 1000  # of a loop that decides in each
 _SOME = 1_000_003  # values that are selected
 _ALL = 1_000_000_007  # of so many
 
@@ -125,6 +126,18 @@ def answered(
             return False
         return mark(condition, place, True)
 
+    turns: list[FrameType] = []  # of one loop, if all are in one frame
+
+    def refuse_endless(frame: FrameType, place: str) -> None:
+        if turns and turns[-1] is not frame:
+            turns.clear()
+        turns.append(frame)
+        if len(turns) > _MOST_TURNS:
+            raise ExportFailed(
+                f"the program cannot be captured: {place} decides by a size or a number that hangs "
+                "on values, again and again: a loop has no end there that a capture comes to"
+            )
+
     def decided(condition: SymBool, frame: FrameType | None) -> bool:
         try:
             return own(condition)
@@ -132,6 +145,7 @@ def answered(
             if frame is None or not is_users(frame):
                 raise
         place = place_of(frame)
+        refuse_endless(frame, place)
         return mark(condition, place, _of_some(condition.node.expr) is not (place in turned))
 
     def of_condition(condition: SymBool) -> bool:
