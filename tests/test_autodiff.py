@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseport.exporter.formats import DEFAULT_OPSET, Options, _autodiff, torchscript
+from fuseport.exporter.inspect import torchscript as inspected
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.runtimes import libtorch
@@ -94,18 +95,21 @@ def gradients(
     return found
 
 
-def differences(net: nn.Module, values: Tensor, folder: Path) -> Iterator[str]:
-    """Where the third call of the artifact has another gradient than the model."""
+def written(net: nn.Module, values: Tensor, file: Path) -> Path:
     dtype = str(values.dtype).removeprefix("torch.")
     specs = [TensorSpec(name, dtype, ("length",)) for name in "xy"]
-    given = {name: values.clone() for name in "xy"}
-    program = capture_forward(net, given, specs)
-    file = folder / "net.pt"
+    program = capture_forward(net, {name: values.clone() for name in "xy"}, specs)
     torchscript.write(program, file, Options(file, DEFAULT_OPSET))
+    return file
+
+
+def differences(net: nn.Module, values: Tensor, folder: Path) -> Iterator[str]:
+    """Where the third call of the artifact has another gradient than the model."""
+    file = written(net, values, folder / "net.pt")
     near = 64 * torch.finfo(values.dtype).eps
     for seed in (1.0, -0.7, 0.0, math.inf):
-        written = torch.jit.load(file)  # anew: what its first call asks for counts
-        found = gradients(written, values, seed, 3)
+        loaded = torch.jit.load(file)  # anew: what its first call asks for counts
+        found = gradients(loaded, values, seed, 3)
         expected = gradients(net, values, seed, 1)
         for name, a, b in zip("xy", found, expected, strict=True):
             given = [torch.zeros_like(values) if t is None else t for t in (a, b)]
@@ -188,3 +192,11 @@ def test_verify_sees_gradients_of_a_later_call(runtime: ModuleType, tmp_path: Pa
     assert last["grad/x"].isnan().tolist() == [True, False]
     assert set(last) == {"output", "grad/x", "grad/w"}
     assert torch.equal(session.run(given)["output"], torch.tensor([0.0, 2.0]))
+
+
+def test_what_stands_in_both_branches_is_counted_once(tmp_path: Path) -> None:
+    net = Net(lambda a, b: torch.where(a > b, a.relu(), b), torch.float32)
+    file = written(net, torch.tensor(SPECIAL), tmp_path / "net.pt")
+    assert torch.jit.load(file).code.count("torch.where") == 2
+    counts = inspected.found(str(file))["ops"]["counts"]["aten"]
+    assert counts == {"gt": 1, "mul": 6, "relu": 1, "where": 1}
