@@ -70,7 +70,9 @@ def _once(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _said(branch: list[ast.stmt]) -> list[str]:
-    return [ast.dump(statement) for statement in branch]
+    """The calls of a branch; what they give has other names in another one."""
+    nodes = (node for statement in branch for node in ast.walk(statement))
+    return [ast.dump(node) for node in nodes if isinstance(node, ast.Call)]
 
 
 def _operator(node: ast.AST) -> tuple[str, str] | None:
