@@ -139,6 +139,26 @@ def test_other_operators_need_no_block(name: str, tmp_path: Path) -> None:
     assert not list(differences(net, torch.tensor(SPECIAL), tmp_path))
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_gradients_have_the_dtypes_of_what_they_are_of(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a product of matrices before has one of bfloat16 and one of float32, and raises."""
+
+    def mixed(a: Tensor, b: Tensor) -> Tensor:
+        half = (a[None] @ b[:, None]) * a
+        return (half * b.float()).bfloat16()
+
+    if not known:
+        monkeypatch.setattr(_autodiff, "differs", lambda node: False)
+    net, values = Net(mixed, torch.bfloat16), torch.tensor(SPECIAL[2:8], dtype=torch.bfloat16)
+    if known:
+        assert not list(differences(net, values, tmp_path))
+    else:
+        with pytest.raises(RuntimeError, match="same dtype"):
+            list(differences(net, values, tmp_path))
+
+
 # Of complex numbers every formula lacks a conjugate.
 OF_COMPLEX: dict[str, Binary] = {
     "cos": lambda a, b: a.cos(),

@@ -6,7 +6,8 @@ Others do not: masks are multiplied with, so that an infinite cotangent at `relu
 does `std` of equal numbers; `hardtanh` has a gradient at its bounds, `max` has none where both are
 equal, nor has `clamp` for bounds that are tensors; that of `softplus` is a difference of nearly
 equal numbers, 4e-4 off at -10 in float32; what a quotient is divided by is squared, beyond what
-float16 holds from 256 on; and no complex number is conjugated.
+float16 holds from 256 on; of a product of two dtypes, both have the wider one; and no complex
+number is conjugated.
 
 A group is made of neighbours in one block, and of one operator there is none. So each of these is
 put into a block of its own: both branches of an `if` say the same, and its condition is an
@@ -14,7 +15,6 @@ attribute, which no optimisation of a module that is trained knows (`torch.jit.f
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -34,15 +34,16 @@ def differs(node: fx.Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if value.is_complex() or any(_is_complex(argument) for argument in node.all_input_nodes):
+    values = (value, *(argument.meta.get("val") for argument in node.all_input_nodes))
+    kinds = {x.dtype for x in values if isinstance(x, Tensor) and _is_real_or_complex(x)}
+    if len(kinds) > 1 or any(kind.is_complex for kind in kinds):
         return True
     name = node.target._schema.name.removeprefix("aten::")
     return name in _DIFFERENT and value.is_floating_point()
 
 
-def _is_complex(node: fx.Node) -> bool:
-    value: Any = node.meta.get("val")
-    return isinstance(value, Tensor) and value.is_complex()
+def _is_real_or_complex(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
 
 
 def apart(line: str) -> Iterator[str]:
