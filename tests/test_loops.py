@@ -128,7 +128,7 @@ FORMS: dict[str, tuple[str, int]] = {
     "added up": (
         """
         ys = [self.a(x[:, t]) for t in range(length)]
-        return sum(ys), sum(row.tanh() * i for i, row in enumerate(x.unbind(1))), sum(ys, h)
+        return sum(ys), sum(row.tanh() * i for i, row in enumerate(x.unbind(1))), sum(ys, x[:, 0])
 """,
         1,
     ),
