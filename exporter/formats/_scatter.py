@@ -60,9 +60,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1
 
 
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """`aten.put`, by places in the flattened tensor."""
+    """`aten.put`, by places in the flattened tensor, those from behind below zero as in ONNX."""
     flat, places, values = x.reshape(-1, 1), index.reshape(-1), source.reshape(-1, 1)
-    places = torch.where(places < 0, places + flat.shape[0], places)
     if accumulate:
         return _add(flat, places, values).reshape(x.shape)
     written: Tensor = flat.scatter(0, places.unsqueeze(1), values).reshape(x.shape)
