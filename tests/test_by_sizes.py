@@ -16,6 +16,8 @@ from fuseport.exporter.program.gradient import capture_gradient
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a diagonal": lambda x: x @ x.mT + torch.zeros(x.shape[1], x.shape[1]).fill_diagonal_(0.7),
     "a diagonal of what hangs on it": lambda x: (x[..., 0] * 3).fill_diagonal_(2) + x.sum(),
+    "blocks": lambda x: torch.block_diag(x[0].mT, x[:, 0], x[0, :, 0], x.sum()),
+    "blocks of rows": lambda x: torch.block_diag(x[0], x[0] * 3),
     "repeated by a size": lambda x: x.repeat_interleave(x.shape[0], 0),
     "repeated by more than one": lambda x: torch.repeat_interleave(x, x.shape[1] + 1, 1),
     "all repeated": lambda x: x.repeat_interleave(x.shape[0]),

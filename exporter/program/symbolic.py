@@ -99,6 +99,8 @@ class Symbolic(TorchFunctionMode):
             return _BY_VALUES[func](*args, **(kwargs or {}))
         if func in (torch.kron, Tensor.kron):
             return _kron(*args, **(kwargs or {}))
+        if func is torch.block_diag:
+            return _block_diag(*args)
         if func is Tensor.fill_diagonal_ and args[0].dim() == 2:
             return _fill_diagonal_(*args, **(kwargs or {}))
         if func is torch.meshgrid:  # whose meta computation has to be told what is the default
@@ -295,6 +297,21 @@ def _kron(input: Tensor, other: Tensor) -> Tensor:
     beside = input.reshape([n for size in left for n in (size, 1)])
     product = beside * other.reshape([n for size in right for n in (1, size)])
     return product.reshape([a * b for a, b in zip(left, right, strict=True)])
+
+
+def _block_diag(*tensors: Tensor) -> Tensor:
+    """Of matrices, whose sizes torch takes as numbers."""
+    matrices = [x.reshape(1, -1) if x.dim() < 2 else x for x in tensors]
+    widths = [x.shape[1] for x in matrices]
+    known = all(isinstance(size, int) for x in matrices for size in x.shape)
+    if known or len({x.dtype for x in matrices}) > 1:
+        whole: Tensor = torch.block_diag(*tensors)
+        return whole
+    rows = [
+        F.pad(x, (sum(widths[:number]), sum(widths[number + 1 :])))
+        for number, x in enumerate(matrices)
+    ]
+    return torch.cat(rows)
 
 
 def _fill_diagonal_(x: Tensor, value: Any, wrap: bool = False) -> Tensor:
