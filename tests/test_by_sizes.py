@@ -21,6 +21,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "repeated by a size": lambda x: x.repeat_interleave(x.shape[0], 0),
     "repeated by more than one": lambda x: torch.repeat_interleave(x, x.shape[1] + 1, 1),
     "all repeated": lambda x: x.repeat_interleave(x.shape[0]),
+    "written to fewer places": lambda x: (
+        torch.zeros_like(x).scatter(1, torch.ones_like(x[:, :1], dtype=torch.long), x.detach())
+        + x.scatter_add(1, torch.zeros_like(x[:, 1:], dtype=torch.long), x.detach())
+    ),
     "rolled by half": lambda x: x.roll(x.shape[1] // 2, 1),
     "rolled along two": lambda x: x.roll((x.shape[1] + 1, 1), (0, 1)),
     "rolled back": lambda x: x.roll(-x.shape[0], -2),

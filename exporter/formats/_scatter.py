@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.exporter.program._bags import BAGS
 
@@ -105,6 +106,21 @@ def _add(rows: Tensor, row: Tensor, values: Tensor) -> Tensor:
     return rows.to(wide).scatter_add(0, index, values.to(wide)).to(rows.dtype)
 
 
+def _of_as_many(operator: Any) -> Callable[..., Any]:
+    """Of what is written, as many as there are places: torch leaves the others alone."""
+
+    def form(x: Tensor, dim: int, index: Tensor, values: Tensor, *more: Any, **named: Any) -> Any:
+        sizes = list(zip(values.shape, index.shape, strict=True))
+        if all(statically_known_true(size == count) for size, count in sizes):
+            return NotImplemented
+        for axis, (size, count) in enumerate(sizes):
+            if not statically_known_true(size == count):  # a slice is as long as there is something
+                values = values.index_select(axis, torch.arange(count, device=values.device))
+        return operator(x, dim, index, values, *more, **named)
+
+    return form
+
+
 def _product(sizes: Any) -> Any:
     found: Any = 1
     for size in sizes:
@@ -115,6 +131,10 @@ def _product(sizes: Any) -> Any:
 ADDING: dict[Any, Callable[..., Any]] = {
     aten.index_add.default: index_add,
     aten.put.default: put,
+    **{
+        operator: _of_as_many(operator)
+        for operator in (aten.scatter.src, aten.scatter_add.default, aten.scatter_reduce.two)
+    },
     aten.embedding_dense_backward.default: embedding_dense_backward,
     aten.unfold_backward.default: unfold_backward,
     **BAGS,  # of which torch.onnx makes loops that ONNX Runtime, 1.31 at least, does not survive
