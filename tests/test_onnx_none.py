@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fuseport.exporter import api
 from fuseport.exporter.formats import _decompositions, _none
-from fuseport.exporter.program.symbolic import may_be_none
+from fuseport.exporter.program.bounds import may_be_none
 
 CODE = """
 import torch

@@ -21,8 +21,9 @@ from fuseport.exporter.capture import turns
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.turns import turning
 from fuseport.exporter.program import _known, listed
+from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.listed import Item, Listed, vector_of
-from fuseport.exporter.program.symbolic import not_negative, quotient_of
+from fuseport.exporter.program.quotients import quotient_of
 
 __all__ = ["LOOPS", "Place", "noticed", "symbolic", "unseen"]
 

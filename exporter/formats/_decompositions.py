@@ -34,8 +34,8 @@ from fuseport.exporter.formats._scatter import ADDING
 from fuseport.exporter.formats._searching import SEARCHING
 from fuseport.exporter.formats._special import SPECIAL, sigmoid
 from fuseport.exporter.formats._sums import of_volume
+from fuseport.exporter.program.bounds import may_be_none
 from fuseport.exporter.program.portable import masked_select
-from fuseport.exporter.program.symbolic import may_be_none
 
 __all__ = ["decompositions"]
 

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.formats._scalars import of_rank_one
 from fuseport.exporter.program import mutates, rebuilt
+from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.provenance import within
-from fuseport.exporter.program.symbolic import not_negative
 
 __all__ = ["VALUE_OF", "Lowering", "Rewriting", "Table", "rewritten"]
 

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from fuseport.exporter.formats import _products
 from fuseport.exporter.formats._lowering import Table
-from fuseport.exporter.program.symbolic import may_be_none
+from fuseport.exporter.program.bounds import may_be_none
 
 __all__ = ["is_none_ever", "of_none"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import decompose
 
 from fuseport.exporter.formats._lowering import Table
-from fuseport.exporter.program.symbolic import may_be_none
+from fuseport.exporter.program.bounds import may_be_none
 
 __all__ = ["OF_NONE", "WITH_VECTOR", "einsum"]
 

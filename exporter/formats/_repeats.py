@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.program import _by_values
-from fuseport.exporter.program.symbolic import may_be_none
+from fuseport.exporter.program.bounds import may_be_none
 
 __all__ = ["BY_SIZES"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport.exporter.program.symbolic import may_be_none
+from fuseport.exporter.program.bounds import may_be_none
 
 __all__ = ["FOLDS"]
 

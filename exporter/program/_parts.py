@@ -15,29 +15,29 @@ def named(names: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> dict[st
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _split(func: Any, *args: Any, **kwargs: Any) -> Any:
+def _split(*args: Any, **kwargs: Any) -> Any:
     given = named(("tensor", "size", "dim"), args, kwargs)
     x, dim = given.get("tensor"), given.get("dim", 0)
     size = given.get("size", given.get("split_size", given.get("split_size_or_sections")))
     if x is None or not isinstance(size, int | torch.SymInt) or _is_known(x.shape[dim], size):
-        return func(*args, **kwargs)
+        return NotImplemented
     return _parts(x, size, dim)
 
 
-def _chunk(func: Any, *args: Any, **kwargs: Any) -> Any:
+def _chunk(*args: Any, **kwargs: Any) -> Any:
     given = named(("input", "chunks", "dim"), args, kwargs)
     x, chunks, dim = given.get("input"), given.get("chunks"), given.get("dim", 0)
     if x is None or not isinstance(chunks, int) or _is_known(x.shape[dim]):
-        return func(*args, **kwargs)
+        return NotImplemented
     return _parts(x, (x.shape[dim] + chunks - 1) // chunks, dim)
 
 
-def _tensor_split(func: Any, *args: Any, **kwargs: Any) -> Any:
+def _tensor_split(*args: Any, **kwargs: Any) -> Any:
     given = named(("input", "parts", "dim"), args, kwargs)
     x, dim = given.get("input"), given.get("dim", 0)
     parts = given.get("parts", given.get("sections", given.get("indices_or_sections")))
     if x is None or not isinstance(parts, int) or _is_known(x.shape[dim]):
-        return func(*args, **kwargs)
+        return NotImplemented
     # The first ones have one more, as many as are left over, which torch takes for a number.
     each, over = x.shape[dim] // parts, x.shape[dim] % parts
     starts = [each * i + torch.sym_min(over, i) for i in range(parts + 1)]
@@ -63,4 +63,4 @@ PARTS: Mapping[Any, Callable[..., Any]] = {
     for name, form in (("split", _split), ("chunk", _chunk), ("tensor_split", _tensor_split))
     for of in (torch, Tensor)
 }
-"""Functions of torch's, each with what computes the same of it and its arguments."""
+"""What computes the same, or gives NotImplemented, where the function itself fixes nothing."""

@@ -1,5 +1,6 @@
 """Recurrent layers over a dynamic length, as `scan`: torch has them as one step after another."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,7 +10,7 @@ from torch import SymInt, Tensor
 from torch._higher_order_ops.scan import scan
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-__all__ = ["at_most", "is_layer", "lengthened", "not_above", "over_steps", "recurrent"]
+__all__ = ["LAYERS", "at_most", "is_layer", "lengthened", "not_above", "over_steps"]
 
 _Size = Any  # int | SymInt; what takes one takes the other, but for torch's stubs
 
@@ -71,20 +72,17 @@ def is_layer(func: Any) -> bool:
     return func in _STEPS
 
 
-def recurrent(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` returns, or None.
-
-    None is for other functions, for a length that is a number and for dropout.
-    """
-    if func not in _STEPS or kwargs or len(args) != 9:
-        return None
+def _recurrent(func: Any, *args: Any, **kwargs: Any) -> Any:
+    # Not where the length is a number, nor with dropout, nor of what is packed.
+    if len(args) != 9 or kwargs:
+        return NotImplemented
     x, first, weights, biased, layers, dropout, training, both, batch_first = args
     if training and dropout:
-        return None
+        return NotImplemented
     if batch_first:
         x = x.transpose(0, 1)
     if not isinstance(x.shape[0], torch.SymInt):
-        return None
+        return NotImplemented
     steps: _Size = x.shape[0]
     mask = None
     if (most := at_most(steps)) is not None:
@@ -95,6 +93,10 @@ def recurrent(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     y, *last = over_steps(func, x, first, weights, biased, layers, both, mask)
     y = y if mask is None else y[:steps]
     return (y.transpose(0, 1) if batch_first else y, *last)
+
+
+LAYERS = {func: functools.partial(_recurrent, func) for func in _STEPS}
+"""What computes the same as `torch.lstm`, `gru`, `rnn_tanh` and `rnn_relu`, of any length."""
 
 
 def not_above(size: _Size, most: _Size) -> None:

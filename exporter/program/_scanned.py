@@ -23,8 +23,8 @@ from fuseport.exporter.program._turns import (
     State,
     Turns,
 )
+from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.provenance import within
-from fuseport.exporter.program.symbolic import not_negative
 
 __all__ = ["scanned"]
 

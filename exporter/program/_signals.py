@@ -1,7 +1,7 @@
 """Signals of their Fourier transforms over short times, as long as values say."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,26 +16,23 @@ __all__ = ["istft"]
 aten = torch.ops.aten
 
 
-def istft(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
+def istft(*args: Any, **kwargs: Any) -> Any:
     """What `torch.istft` gives, in a capture, of a `length` that is a size or hangs on values.
 
-    Torch takes it for a number. None of other lengths, and of other functions.
+    Torch takes it for a number. NotImplemented of other lengths.
     """
-    if func not in (torch.istft, Tensor.istft):
-        return None
     given = inspect.signature(_of_any_length).bind(*args, **kwargs)
     length = given.arguments.get("length")
     if isinstance(length, Tensor):
         known = _known.number(Tensor.item, (length,))
         length = length.item() if known is None else known
     elif not isinstance(length, SymInt):
-        return None
+        return NotImplemented
     given.arguments["length"] = length
-    form = func
+    form: Callable[..., Tensor] = torch.istft
     if isinstance(length, SymInt):
         form = _of_any_length if free_unbacked_symbols(length) else torch._refs.istft
-    out: Tensor = form(*given.args, **given.kwargs)
-    return out
+    return form(*given.args, **given.kwargs)
 
 
 def _of_any_length(

@@ -47,16 +47,13 @@ from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program._known import buffers_of, knowing
 from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program._unbound import forget_beyond
+from fuseport.exporter.program.bounds import of_inputs
 from fuseport.exporter.program.listed import listing
 from fuseport.exporter.program.packed import packing, with_values
 from fuseport.exporter.program.portable import DIFFERENTIABLE
+from fuseport.exporter.program.quotients import whole_quotients
 from fuseport.exporter.program.rolled import rolled
-from fuseport.exporter.program.symbolic import (
-    Symbolic,
-    of_inputs,
-    orders_of_products,
-    whole_quotients,
-)
+from fuseport.exporter.program.symbolic import Symbolic, orders_of_products
 from fuseport.ops import OPS
 
 __all__ = [

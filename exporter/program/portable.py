@@ -14,7 +14,7 @@ from fuseport.exporter.program._bags import BAGS, bilinear
 from fuseport.exporter.program._booleans import chosen, filled
 from fuseport.exporter.program._folds import FOLDS
 from fuseport.exporter.program._grouped import convolution, transposed_convolution
-from fuseport.exporter.program.symbolic import may_be_none
+from fuseport.exporter.program.bounds import may_be_none
 from fuseport.exporter.program.volumes import grid_sampler_3d
 
 __all__ = ["DIFFERENTIABLE", "PORTABLE", "masked_select"]
