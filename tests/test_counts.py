@@ -378,8 +378,33 @@ class Net(torch.nn.Module):
         return self.linear(x) / self.length
 """
 
+_DECIDED = "x.shape[1] > self.length.item()"
+IN_TURNS = (
+    DOUBLING.replace(
+        f"{_DECIDED}:", f"{_DECIDED}:\n            if self.is_one(x[x > 0]):\n                break"
+    )
+    + """
+    def is_one(self, x):
+        return bool(x.numel() == 1)
+"""
+)
+IN_A_CALL = (
+    DOUBLING.replace(_DECIDED, "self.is_short(x)")
+    + """
+    def is_short(self, x):
+        return bool(x.shape[1] > self.length.item())
+"""
+)
 
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [(DOUBLING, 11), (IN_TURNS, 11), (IN_A_CALL, 16)],
+    ids=["", "in turns", "in a call"],
+)
 def test_a_loop_without_an_end_in_a_capture_is_refused(
+    code: str,
+    line: int,
     saved_net: Callable[[str], tuple[nn.Module, Path, str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -393,8 +418,8 @@ def test_a_loop_without_an_end_in_a_capture_is_refused(
 
     monkeypatch.setattr(counts, "_MOST_TURNS", 20)
     monkeypatch.setattr(counts, "ExportFailed", refused)
-    _, checkpoint, model = saved_net(DOUBLING)
+    _, checkpoint, model = saved_net(code)
     specs = parse_inputs(["x:[batch,length,3]"])
     with pytest.raises(ExportFailed, match="forward writes to length"):
         api.export(checkpoint, tmp_path / "bundle", model=model, inputs=specs)
-    assert any("net.py:11 decides by" in each and "again and again" in each for each in said)
+    assert any(f"net.py:{line} decides by" in each and "again and again" in each for each in said)

@@ -8,6 +8,7 @@ there.
 
 import operator
 import sys
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -82,6 +83,7 @@ Captured = Callable[[Mapping[str, bool]], Marked]
 # Decisions by which something else is computed: of graphs in graphs, torch loses such sizes.
 _MOST_BOTH = 1
 _MOST_TURNS = 1000  # of a loop that decides in each
+_MOST_IN_ALL = 10  # times as many, in what it calls
 _SOME = 1_000_003  # values that are selected
 _ALL = 1_000_000_007  # of so many
 
@@ -126,13 +128,13 @@ def answered(
             return False
         return mark(condition, place, True)
 
-    turns: list[FrameType] = []  # of one loop, if all are in one frame
+    turns: Counter[FrameType] = Counter()  # by frames that go on
 
     def refuse_endless(frame: FrameType, place: str) -> None:
-        if turns and turns[-1] is not frame:
-            turns.clear()
-        turns.append(frame)
-        if len(turns) > _MOST_TURNS:
+        for ended in turns.keys() - set(_and_its_callers(frame)):
+            del turns[ended]
+        turns[frame] += 1
+        if turns[frame] > _MOST_TURNS or len(found) > _MOST_IN_ALL * _MOST_TURNS:
             raise ExportFailed(
                 f"the program cannot be captured: {place} decides by a size or a number that hangs "
                 "on values, again and again: a loop has no end there that a capture comes to"
@@ -162,6 +164,12 @@ def answered(
         _enumerated.Enumerated(assume),
     ):
         yield
+
+
+def _and_its_callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _of_some(condition: sympy.Basic) -> bool:

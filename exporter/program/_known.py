@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuseport.exporter.program._needed import needed
 from fuseport.exporter.program._turns import TURN
 
 __all__ = ["buffers_of", "knowing", "number", "value"]
@@ -79,7 +80,7 @@ def value(x: Any) -> Tensor | None:
     if _State.now is None or torch.compiler.is_dynamo_compiling():
         return None
     end = _node_of(x)
-    if end is None or not _is_known(end, of := _of(end)) or _is_written_to(of):
+    if end is None or not _is_known(end, of := needed([end])) or _is_written_to(of):
         return None
     if any(user.target is TURN for node in of for user in node.users):
         return None
@@ -108,18 +109,6 @@ def _node_of(x: Any) -> fx.Node | None:
     return None if slot is None else slot.proxy.node
 
 
-def _of(*ends: fx.Node) -> set[fx.Node]:
-    """All that some nodes are computed of, with themselves."""
-    found: set[fx.Node] = set()
-    waiting = list(ends)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
-    return found
-
-
 def _is_known(end: fx.Node, of: set[fx.Node]) -> bool:
     assert _State.now is not None
     return all(node in _State.now or _is_function(node) for node in of)
@@ -146,7 +135,7 @@ def _is_written_to(of: set[fx.Node]) -> bool:
                 x for argument, x in given if (alias := argument.alias_info) and alias.is_write
             ]
             written += [x for name, x in node.kwargs.items() if name.startswith("out")]
-            if not of.isdisjoint(_of(*(x for x in pytree.tree_leaves(written) if _is_node(x)))):
+            if not of.isdisjoint(needed(filter(_is_node, pytree.tree_leaves(written)))):
                 return True
     return False
 

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program import Program, rebuilt, shape_env
+from fuseport.exporter.program._needed import needed
 from fuseport.exporter.program.matching import (
     ASSERT,
     Inseparable,
@@ -289,13 +290,7 @@ class _Region:
 
     def _needed(self, results: Iterable[fx.Node]) -> list[fx.Node]:
         """What it computes and is given, in the program's order."""
-        found: set[fx.Node] = set()
-        waiting = list(results)
-        while waiting:
-            node = waiting.pop()
-            if node not in found:
-                found.add(node)
-                waiting += [] if self._is_given(node) else node.all_input_nodes
+        found = needed(results, lambda n: [] if self._is_given(n) else n.all_input_nodes)
         return [node for node in self._root.graph.nodes if node in found]
 
 

@@ -6,7 +6,7 @@ is the same for all. What all turns leave, in a list that is stacked or in a ten
 its part of, is stacked. A first turn that does something else stays before the loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import rebuilt
+from fuseport.exporter.program._needed import needed
 from fuseport.exporter.program._scanned import scanned
 from fuseport.exporter.program._sizes import Sizes, Unlike, expr_of
 from fuseport.exporter.program._turns import STACK, TURNS, Turns, next_turn, stack_turns
@@ -168,13 +169,11 @@ def _take_along(graph: fx.Graph) -> None:
 
 def _behind(nodes: Sequence[fx.Node], order: Mapping[fx.Node, int], place: int) -> list[fx.Node]:
     """What some nodes are computed of that stands behind a place, in order, with themselves."""
-    found: set[fx.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if order[node] > place and node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
+
+    def behind(given: Iterable[fx.Node]) -> list[fx.Node]:
+        return [node for node in given if order[node] > place]
+
+    found = needed(behind(nodes), lambda node: behind(node.all_input_nodes))
     return sorted(found, key=order.__getitem__)
 
 
