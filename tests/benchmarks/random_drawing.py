@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fuseport.tests.benchmarks.random_blocks import BLOCKS
+from fuseport.tests.benchmarks.random_functions import FUNCTIONS
 from fuseport.tests.benchmarks.random_statements import (
-    BLOCKS,
     BOOLEANS,
     BUFFERS,
     FLOATS,
@@ -84,7 +85,7 @@ class _Drawing:
             text, kind = self.r.choice(BLOCKS), "f"
             lines = [line[4:] for line in text.strip("\n").splitlines() if line.strip()]
         else:
-            source = {"f": FLOATS, "i": INTEGERS, "m": BOOLEANS}[kind]
+            source = {"f": FLOATS + FUNCTIONS, "i": INTEGERS, "m": BOOLEANS}[kind]
             lines = [f"$v = {self.r.choice(source.strip().splitlines())}"]
         slots = self._slots("\n".join(lines))
         if slots is None:
@@ -117,7 +118,7 @@ class _Drawing:
         """Whether it gives such a value at each of the sizes."""
         found = []
         for world in self.worlds:
-            names = {**world, "self": self.module, "torch": torch, "F": torch.nn.functional}
+            names = {**world, "self": self.module, "torch": torch, "F": nn.functional, "nn": nn}
             state = torch.random.get_rng_state()
             try:
                 exec(text, names)
@@ -145,7 +146,8 @@ class _Drawing:
         """The file."""
         body = "\n".join(["x = x + self.w * 0.1", *self.statements])  # a checkpoint has weights
         made = [
-            *(f"self.{n} = {made}" for n, made in LAYERS.items() if f"self.{n}(" in body),
+            *(f"self.{n} = {made}" for n, made in LAYERS.items()
+              if re.search(rf"self\.{n}\b", body)),
             *(f"self.{n} = nn.Parameter({made})" for n, made in PARAMETERS.items()
               if re.search(rf"self\.{n}\b", body)),
             *(f"self.register_buffer({n!r}, {made})" for n, made in BUFFERS.items()

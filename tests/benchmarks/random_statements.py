@@ -4,7 +4,7 @@ They stand by what they give: a float, integers, or booleans. `$a`, `$b` are flo
 `$i` integers, `$m` booleans, `$n` a size, `$d` a dimension of `$a`, `$k` a small number.
 """
 
-__all__ = ["BLOCKS", "BOOLEANS", "BUFFERS", "FLOATS", "INTEGERS", "LAYERS", "PARAMETERS"]
+__all__ = ["BOOLEANS", "BUFFERS", "FLOATS", "INTEGERS", "LAYERS", "PARAMETERS"]
 
 # What a model is built of, where a statement names it.
 LAYERS = {
@@ -26,9 +26,27 @@ LAYERS = {
     "lstm": "nn.LSTM(6, 3, batch_first=True, bidirectional=True)",
     "bilinear": "nn.Bilinear(6, 6, 4)",
     "prelu": "nn.PReLU(1)",
+    "dilated": "nn.Conv1d(6, 6, 3, padding=2, dilation=2, padding_mode='reflect')",
+    "grouped": "nn.Conv1d(6, 4, 1, groups=2)",
+    "plane": "nn.Conv2d(6, 4, (3, 2), stride=(2, 1), padding=(1, 0))",
+    "wider": "nn.ConvTranspose2d(1, 2, 3, (2, 1), 1, (1, 0))",
+    "normed": "nn.utils.parametrizations.weight_norm(nn.Linear(6, 5))",
+    "batch2": "nn.BatchNorm2d(1)",
+    "bag": "nn.EmbeddingBag(11, 6, mode='mean')",
+    "cell": "nn.GRUCell(6, 6)",
+    "memory": "nn.LSTMCell(6, 6)",
+    "encoder": "nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)",
+    "decoder": "nn.TransformerDecoderLayer(6, 2, 8, batch_first=True, norm_first=True)",
+    "mlp": "nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, 6))",
+    "experts": "nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)])",
 }
 PARAMETERS = {"w": "torch.randn(6)", "bank": "torch.randn(4, 6)", "square": "torch.randn(6, 6)"}
-BUFFERS = {"scale": "torch.tensor(0.5)", "table": "torch.arange(11) * 3 % 11"}
+BUFFERS = {
+    "scale": "torch.tensor(0.5)",
+    "table": "torch.arange(11) * 3 % 11",
+    "count": "torch.tensor(3)",
+    "kernel": "torch.hann_window(4)",
+}
 
 FLOATS = """
 $a + $b
@@ -339,6 +357,26 @@ torch.tensor([0, 2, 1])
 $i.bitwise_and(3)
 $i.max(-1)[0]
 torch.div($i, 2, rounding_mode="floor")
+$a.cummax($d)[1]
+$a.sort($d, stable=True)[1]
+torch.bucketize($a, self.w.sort()[0].detach())
+torch.bincount($i.reshape(-1).clamp(0, 4), minlength=5)
+torch.nonzero($a[0, :, 0] > -99)[:, 0]
+torch.cumsum($m.long(), -1)
+torch.arange($n - 1, -1, -1)
+torch.arange(0, $n, 2)
+torch.bitwise_left_shift($i.clamp(0, 3), 1)
+torch.unique($i.clamp(0, 0))
+($a.mean((-1)) > 0).int().long()
+torch.remainder($i - 3, 5)
+torch.full(($n,), self.count.item())
+$i[..., None] + torch.arange(2)
+$i.scatter(0, torch.zeros_like($i[:1]), 4)
+torch.gather($i, 0, torch.zeros_like($i))
+torch.minimum($i, $i.flip(0))
+$i.repeat_interleave(2)
+$i.bool().long()
+torch.sym_max($n, 4) + torch.zeros_like($i)
 """
 
 BOOLEANS = """
@@ -361,97 +399,18 @@ torch.isfinite($a)
 torch.isclose($a, $b)
 torch.logical_xor($a > 0, $b > 0)
 $a.bool()
+torch.eq($i, $i.max())
+$a.isnan() | ($a < 0)
+$a.isinf()
+$a.topk(1, -1).values == $a
+torch.logical_and($a, $b > 0)
+torch.isin($i, torch.tensor([1, 2]))
+$i.unsqueeze(-1) == torch.arange(3)
+torch.triu(torch.ones($n, $n + 1), 1) > 0
+($a.sort($d)[0] - $b).signbit()
+torch.zeros_like($a, dtype=torch.bool)
+$m.flip(0)
+$m.logical_not()
+$a.gt(0) & $b.le(0.5)
+torch.any($m, 0)
 """
-
-# Of several lines; `$v` is what they give.
-BLOCKS = [
-    """
-    $v = $a.clone()
-    $v[:, 0] = 0
-    """,
-    """
-    $v = $a.clone()
-    $v[:, 1:] += $a[:, :-1]
-    """,
-    """
-    $v = $a.clone()
-    $v[$a > 0] = 0.3
-    """,
-    """
-    $v = $a * 1
-    $v.mul_(0.5).add_($b)
-    """,
-    """
-    $v = torch.zeros($a.shape[0], $a.shape[1] + 2)
-    $v[:, 1:-1] = $a[..., 0]
-    """,
-    """
-    $v = torch.zeros_like($a[:, 0])
-    for t in range($a.shape[1]):
-        $v = torch.tanh($v * 0.5 + $a[:, t])
-    """,
-    """
-    h, found = $a[:, 0] * 0, []
-    for t in range($a.shape[1]):
-        h = 0.9 * h + $a[:, t] * torch.sigmoid(h)
-        found.append(h)
-    $v = torch.stack(found, 1)
-    """,
-    """
-    found = []
-    for row in $a:
-        found.append(row.softmax(-1))
-    $v = torch.stack(found)
-    """,
-    """
-    $v = $a
-    for scale in (0.5, 0.25):
-        $v = $v + torch.sin($v * scale)
-    """,
-    """
-    $v, rest = $a.split([1, $a.shape[1] - 1], 1)
-    $v = $v * rest.mean(1, keepdim=True)
-    """,
-    """
-    q, k = $a.chunk(2, -1)
-    $v = (q @ k.mT * 0.3).softmax(-1) @ q
-    """,
-    """
-    mean, var = $a.mean(-1, keepdim=True), $a.var(-1, keepdim=True, unbiased=False)
-    $v = ($a - mean) / torch.sqrt(var + 1e-5)
-    """,
-    """
-    b, l, d = $a.shape
-    $v = $a.view(b, l, 2, d // 2).transpose(1, 2).reshape(b * 2, l, d // 2)
-    """,
-    """
-    b, l, d = $a.shape
-    padded = F.pad($a, (0, 0, 0, -l % 4))
-    $v = padded.view(b, -1, 4, d).mean(2).repeat_interleave(4, 1)[:, :l]
-    """,
-    """
-    angle = torch.arange($a.shape[1])[:, None] * 0.3 + torch.arange(3)
-    one, two = $a[..., :3], $a[..., 3:6]
-    $v = torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos()], -1)
-    """,
-    """
-    with torch.no_grad():
-        weight = $a.abs().mean(-1, keepdim=True)
-    $v = $a / (weight + 0.1)
-    """,
-    """
-    values, places = $a.topk(2, -1)
-    $v = torch.zeros_like($a).scatter(-1, places, values.softmax(-1))
-    """,
-    """
-    lengths = torch.full(($a.shape[0],), $a.shape[1]) - torch.arange($a.shape[0]) % 2
-    mask = torch.arange($a.shape[1])[None] < lengths[:, None]
-    $v = $a * mask[..., None]
-    """,
-    """
-    $v = torch.cat([$a[i : i + 1] * (i + 1) for i in range($a.shape[0])])
-    """,
-    """
-    $v = sum($a[..., j] * (j + 1) for j in range($a.shape[-1]))
-    """,
-]
