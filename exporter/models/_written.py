@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import (
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models._attributes import attributes, tensors
+from fuseport.exporter.models._deriving import deriving
 
 __all__ = ["carry", "remember", "undoing"]
 
@@ -158,7 +159,7 @@ def undoing(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
                     return _plain(state, call, inputs)
         return _plain(state, call, inputs)
 
-    return alone
+    return deriving(module, alone)
 
 
 def _plain(state: _State, call: Callable[..., Any], inputs: Sequence[Any]) -> Any:

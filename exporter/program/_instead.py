@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program._addresses import Address
 from fuseport.exporter.program._by_values import BY_VALUES
+from fuseport.exporter.program._derivatives import grad
 from fuseport.exporter.program._losses import LOSSES
 from fuseport.exporter.program._parts import PARTS, named
 from fuseport.exporter.program._recurrent import LAYERS
@@ -254,6 +255,7 @@ INSTEAD: Mapping[Any, _Form] = {
     Tensor.fill_diagonal_: _fill_diagonal_,
     torch.meshgrid: _meshgrid,
     **LAYERS,
+    torch.autograd.grad: grad,
 }
 """Functions of torch's, each with what computes the same of the same arguments.
 

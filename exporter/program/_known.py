@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuseport.exporter.program._needed import needed
 from fuseport.exporter.program._turns import TURN
 
-__all__ = ["buffers_of", "knowing", "number", "value"]
+__all__ = ["buffers_of", "knowing", "node_of", "number", "value"]
 
 
 class _State:
@@ -45,7 +45,7 @@ def knowing(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     known = {
         node: values[name]
         for name, buffer in module.named_buffers(remove_duplicate=False)
-        if name in values and (node := _node_of(buffer)) is not None
+        if name in values and (node := node_of(buffer)) is not None
     }
     with mock.patch.object(_State, "now", known):
         yield
@@ -79,7 +79,7 @@ def value(x: Any) -> Tensor | None:
     """
     if _State.now is None or torch.compiler.is_dynamo_compiling():
         return None
-    end = _node_of(x)
+    end = node_of(x)
     if end is None or not _is_known(end, of := needed([end])) or _is_written_to(of):
         return None
     if any(user.target is TURN for node in of for user in node.users):
@@ -100,7 +100,7 @@ def _plainly() -> Iterator[None]:
         yield
 
 
-def _node_of(x: Any) -> fx.Node | None:
+def node_of(x: Any) -> fx.Node | None:
     """The node of the capture that is going on that gives a tensor."""
     mode = get_proxy_mode()
     if mode is None or not isinstance(x, Tensor):

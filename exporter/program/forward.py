@@ -43,7 +43,9 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._branches import alike_merged
 from fuseport.exporter.program._constraints import what_fixes_sizes
+from fuseport.exporter.program._derivatives import merge_equal, taking
 from fuseport.exporter.program._detached import detach_regions
+from fuseport.exporter.program._jacobians import by_derivatives
 from fuseport.exporter.program._known import buffers_of, knowing
 from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program._unbound import forget_beyond
@@ -105,7 +107,12 @@ def capture_forward(
     gone_over: list[Tensor] = []
     buffers = buffers_of(module)
 
+    differentiated = False
+
     def call(*tensors: Tensor) -> Any:
+        if differentiated:
+            for x in tensors:
+                x.requires_grad_(x.is_floating_point())
         known = knowing(module, buffers)
         with known, Symbolic(), listing(one_by_one, gone_over), packing(), within():
             result = module.forward(*tensors)
@@ -116,7 +123,16 @@ def capture_forward(
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     try:
-        exported = _exported(entry(module, specs, call), inputs, specs, kind)
+        with taking() as has_derivatives:
+            try:
+                exported = _exported(entry(module, specs, call), inputs, specs, kind)
+            except ExportFailed:
+                if not has_derivatives():
+                    raise
+            if has_derivatives():  # whose code may ask what is differentiated
+                differentiated = True
+                exported = _exported(entry(module, specs, call), inputs, specs, kind)
+                merge_equal(exported.graph)
         _check_dynamic(kind, exported, specs)
     except ExportFailed:
         if not gone_over:
@@ -155,7 +171,10 @@ def _exported(
     # What a loop was traced as before, maybe for one size, would be taken for what it is at any.
     torch._dynamo.reset()
     called = dict(zip(argument_names(inputs), inputs, strict=True))
-    with failing_as(kind, called), any_sizes(), known_constants(), warnings.catch_warnings():
+    capturing = any_sizes(), known_constants(), warnings.catch_warnings(), by_derivatives()
+    with failing_as(kind, called), ExitStack() as stack:
+        for each in capturing:
+            stack.enter_context(each)
         # That of a recurrent layer is a list of its parameters, which all enter the graph.
         warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[")
         exported: ExportedProgram = torch.export.export(
