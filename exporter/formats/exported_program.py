@@ -11,6 +11,7 @@ from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
+from fuseport.exporter.program._carried import differentiable
 from fuseport.exporter.program.refusing import checked
 
 __all__ = ["DEFAULT", "SUFFIX", "write"]
@@ -31,7 +32,7 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     del options
     try:
         with quiet("torch._export.serde.serialize"), sink(path) as file:
-            torch.export.save(checked(program), file)
+            torch.export.save(differentiable(checked(program)), file)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # torch's serializer raises several unrelated types

@@ -29,6 +29,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program._arithmetic import fails
+from fuseport.exporter.program._carried import differentiable
 from fuseport.exporter.program._loops import lighten
 from fuseport.exporter.program.bounds import may_be_zero, of_inputs
 from fuseport.exporter.program.conditions import depends_on, dimensions
@@ -117,7 +118,7 @@ class _Joint:
 
 
 def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -> _Joint:
-    exported = forward.exported
+    exported = differentiable(forward.exported)
     names = _placeholder_names(forward, cotangents)
     nodes = list(exported.graph.nodes)
     fakes = {
