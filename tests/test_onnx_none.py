@@ -43,6 +43,8 @@ FORMULAS = {
     "attention to a rest": "F.scaled_dot_product_attention(*(t.unflatten(-1, (2, 4))"
     ".transpose(1, 2) for t in (self.inner(x), x[:, 1:], x[:, :-1]))), every",
     "means": "rows.mean(0), rows.mean(), rows.mean((0, 1), keepdim=True), k.mean(1)",
+    "means of one number": "rows.mean().mean(-1, keepdim=True), x.sum().mean(0) * every, "
+    "rows.sum().mean((0,), dtype=torch.float64).float(), x[:, 1:].sum().mean(-1)",
     "convolutions": "self.pointwise(self.depthwise(self.conv("
     "self.inner(x[mask[:, 0] > 0]).transpose(1, 2)))).sum(0), every",
     "repeats": "k.repeat_interleave(2, 0), k.repeat_interleave(3, -1), rows.repeat_interleave(2), "

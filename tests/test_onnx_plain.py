@@ -146,6 +146,7 @@ SPECIAL = {
     "log1p": lambda x: torch.log1p(x.sin() * 0.9),
     "log1p of small numbers": lambda x: torch.log1p(x * 1e-6) * 1e6,
     "log1p of any size": lambda x: x[..., None] + torch.log1p(NUMBERS),
+    "logsigmoid of any size": lambda x: F.logsigmoid(x * 40 - 20) + F.logsigmoid(x + 12) * 1e5,
     "logaddexp": lambda x: torch.logaddexp(x, x.cos()) + torch.logaddexp(x, x),
     "logaddexp of a small number": lambda x: torch.logaddexp(x * 0, x - 12) * 1e5,
     "logaddexp of any size": lambda x: (
@@ -236,6 +237,9 @@ FORMS = {
     ),
     "bounds of two kinds": lambda x: x.clamp(0, 0.7) * x.clamp(min=-1, max=0.5),
     "a branch by a value": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)),
+    "a variance beside a branch": lambda x: (
+        torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)) * x.var(-1, True, keepdim=True)
+    ),
     "a scan whose state is its output": lambda x: scan(
         lambda h, y: ((h + y).sin(), (h + y).sin()), x.new_zeros(x[:, 0].shape), x.transpose(0, 1)
     )[1],

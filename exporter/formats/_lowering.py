@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch._prims
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.export import ExportedProgram
@@ -29,6 +30,11 @@ aten = torch.ops.aten
 _SIZE = aten.sym_size.int
 _HALF = (torch.float16, torch.bfloat16)
 _RESHAPES = (aten.view.default, aten.reshape.default)
+_VIEWS_OF_PRIMS = {
+    getattr(torch.ops.prims, name).default: getattr(torch._prims, name).impl_aten
+    for name in ("broadcast_in_dim", "collapse_view", "split_dim", "squeeze", "transpose")
+}
+"""What torch's own forms of operators have in them, and it refuses to trace beside regions."""
 
 VALUE_OF = "value_of"
 """The key in a node's `meta` under which stands which node of the program's own it is."""
@@ -68,9 +74,8 @@ class Lowering(ExportedProgram):
             except _Whole:
                 pass
         # Tracing the whole follows regions of the graph, and adds constants to a program.
-        whole: ExportedProgram = rewritten(self, Rewriting(self, self._own)).run_decompositions(
-            others
-        )
+        own = Rewriting(self, {**_VIEWS_OF_PRIMS, **self._own})
+        whole: ExportedProgram = rewritten(self, own).run_decompositions(others)
         return whole
 
 

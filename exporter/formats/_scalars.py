@@ -17,7 +17,7 @@ _ALONG = {
     *(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two),
     *(aten.amax.default, aten.amin.default, aten.aminmax.default, aten.topk.default),
     *(aten.all.dim, aten.all.dims, aten.any.dim, aten.any.dims, aten.prod.dim_int),
-    aten.linalg_vector_norm.default,
+    *(aten.linalg_vector_norm.default, aten.mean.dim),
     *(aten.std.dim, aten.std.correction, aten.std_mean.dim, aten.std_mean.correction),
     *(aten.var.dim, aten.var.correction, aten.var_mean.dim, aten.var_mean.correction),
 }

@@ -49,6 +49,13 @@ def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(x, y) + log1p(torch.exp(-apart))
 
 
+def _log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The logarithm of a sigmoid, and exp(-|x|): ONNX's own is that of what is rounded to 0."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    small = torch.exp(-wide.abs())
+    return (wide.clamp(max=0) - log1p(small)).to(x.dtype), small.to(x.dtype)
+
+
 def _erfinv(y: Tensor) -> Tensor:
     """The inverse of the error function.
 
@@ -91,6 +98,8 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.erfinv.default: _erfinv,
     aten.hypot.default: _hypot,
     aten.log1p.default: log1p,
+    aten.log_sigmoid.default: lambda x: _log_sigmoid_forward(x)[0],
+    aten.log_sigmoid_forward.default: _log_sigmoid_forward,
     aten.logaddexp.default: _logaddexp,
     torch.ops.prims.signbit.default: _signbit,
 }
