@@ -7,7 +7,7 @@ loops over a size take a few turns, see `turns`.
 
 import builtins
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
@@ -18,6 +18,7 @@ from torch import SymFloat, SymInt, Tensor
 from torch.fx.experimental import symbolic_shapes
 
 from fuseport.exporter.capture import turns
+from fuseport.exporter.capture._gone_over import Parts, is_long
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.turns import turning
 from fuseport.exporter.program import _known, listed
@@ -64,7 +65,8 @@ def noticed() -> Iterator[list[Place]]:
         return one_by_one(vector)
 
     whole = (noting(kind, "int") for kind in (SymInt, SymFloat, Tensor, Item))
-    lengths = noting(Tensor, "len"), noting(Listed, "len"), noting(SymInt, LOOPS)
+    kinds: tuple[Any, ...] = (Tensor, Listed, Parts)
+    lengths = *(noting(kind, "len") for kind in kinds), noting(SymInt, LOOPS)
 
     def parts(frame: FrameType) -> None:
         note(frame, LOOPS)
@@ -100,6 +102,7 @@ def symbolic(code: Sequence[Place]) -> Iterator[Mapping[str, str | None]]:
         looped = [names for names, called in code if called == LOOPS]
         found: Mapping[str, str | None] = {}
         if looped:
+            stack.enter_context(mock.patch.object(Tensor, "__len__", _unasked(Tensor.__len__)))
             mode = stack.enter_context(turning())
             found = mode.loops
             for names in looped:
@@ -114,7 +117,23 @@ def symbolic(code: Sequence[Place]) -> Iterator[Mapping[str, str | None]]:
 def _len(of: Any) -> Any:
     if (vector := vector_of(of)) is not None:
         of = vector
+    if isinstance(of, Parts):
+        return of.count_of_all
     return of.shape[0] if isinstance(of, Tensor) and of.dim() else builtins.len(of)
+
+
+def _unasked(own: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
+    """`Tensor.__len__`, where Python asks it unasked, of a tensor that it makes a list of."""
+
+    def length(of: Tensor) -> int:
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+            frame = frame.f_back
+        if frame.f_globals.get("len") is _len and is_long(of, 0):
+            raise TypeError("how long a list will be is no number")  # Python goes on without
+        return own(of)
+
+    return length
 
 
 class _AsInt(type):

@@ -16,11 +16,20 @@ from unittest import mock
 
 import torch
 from torch import SymBool, SymInt, Tensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from fuseport.exporter.capture._gone_over import (
+    JOINS,
+    Parts,
+    is_dynamic,
+    is_long,
+    joining,
+    lists_of,
+    part_of,
+)
 from fuseport.exporter.capture._turn_numbers import TurnNumber, noting
 from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.capture.decisions import place_of
@@ -62,7 +71,7 @@ class Turning(TorchFunctionMode):
     def range(self, *bounds: Any) -> Any:
         """What `range` returns, over a few of its numbers where a bound is dynamic."""
         dynamic = [bound for bound in bounds if isinstance(bound, SymInt)]
-        if not dynamic or not all(map(_is_dynamic, dynamic)):
+        if not dynamic or not all(map(is_dynamic, dynamic)):
             return builtins.range(*bounds)
         start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
         if not isinstance(step, int) or step == 0 or (step < 0 and isinstance(start, int)):
@@ -71,7 +80,7 @@ class Turning(TorchFunctionMode):
 
     def enumerate(self, over: Any, start: int = 0) -> Iterator[tuple[Any, Any]]:
         """What `enumerate` gives, the numbers those of turns where there are such."""
-        if not isinstance(over, _Numbers) and not _is_long(over, 0):
+        if not isinstance(over, _Numbers) and not is_long(over, 0):
             yield from builtins.enumerate(over, start)
             return
         for number, each in builtins.enumerate(over):
@@ -94,9 +103,11 @@ class Turning(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _UNBINDS and (dim := _long(args, kwargs)) is not None:
-            return self._parts(args[0], dim, sys._getframe(1))
-        if func in _JOINS and self._loops and (lists := _lists(func, args, kwargs)):
+        if (part := part_of(func, args, kwargs)) is not None:
+            return Parts(self.turns, args[0], *part)
+        with self:
+            func, args, kwargs = joining(func, args, kwargs)
+        if func in JOINS and (lists := lists_of(func, args, kwargs)):
             result = self._joined(func, *lists)
         else:
             result = func(*args, **kwargs)
@@ -122,11 +133,17 @@ class Turning(TorchFunctionMode):
         """The turns that made a tensor, of each loop one; none, where several of it did."""
         return self._made[id(x)][1] if isinstance(x, Tensor) and id(x) in self._made else {}
 
-    def _joined(self, func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
+    def _joined(self, func: Any, tensors: Parts | Sequence[Tensor], dim: int) -> Tensor:
         """What joins tensors, with what all turns of a loop make in the place of that of a few."""
         parts: list[Tensor] = []
         at = 0
         added = func is torch.stack
+        if isinstance(tensors, Parts):
+            whole = tensors.stacked().movedim(0, dim)
+            if added:
+                return whole
+            # Whether it is laid out so, torch would ask of its sizes.
+            return whole.clone(memory_format=torch.contiguous_format).flatten(dim, dim + 1)
         while at < len(tensors):
             found = next(filter(None, (self._run(tensors, at, loop) for loop in self._loops)), None)
             if found is None:
@@ -165,11 +182,7 @@ class Turning(TorchFunctionMode):
             return stack_turns(run, loop.count, loop.number), TURNS
         return None
 
-    def _parts(self, x: Tensor, dim: int, frame: FrameType) -> Iterator[Tensor]:
-        count: Any = x.shape[dim]
-        return self.turns(count, lambda number: x.select(dim, number), frame)
-
-    def turns(self, count: Any, value: Callable[[int], Any], frame: FrameType) -> Iterator[Any]:
+    def turns(self, count: Any, value: Callable[[Any], Any], frame: FrameType) -> Iterator[Any]:
         """What a few turns of a loop go over.
 
         Args:
@@ -322,26 +335,6 @@ def _at_least(env: ShapeEnv, symbol: Any, least: int, held: _Held) -> Iterator[N
             held.pop(symbol)
 
 
-_UNBINDS = (Tensor.unbind, torch.unbind)  # the former, too, where a tensor is gone over
-
-
-def _long(args: Any, kwargs: Any) -> int | None:
-    """The dimension that `unbind` takes apart, if that is dynamic."""
-    x = args[0] if args else None
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-    return dim if isinstance(dim, int) and _is_long(x, dim) else None
-
-
-def _is_long(x: Any, dim: int) -> bool:
-    """Whether something is a tensor with a dimension that is dynamic."""
-    return isinstance(x, Tensor) and bool(x.dim()) and _is_dynamic(x.shape[dim])
-
-
-def _is_dynamic(size: Any) -> bool:
-    """Whether it is a size of the inputs, and does not hang on values."""
-    return isinstance(size, SymInt) and not bool(free_unbacked_symbols(size))
-
-
 class Taken(TorchFunctionMode):
     """Tells of code that goes over a dynamic dimension of a tensor.
 
@@ -354,21 +347,9 @@ class Taken(TorchFunctionMode):
         self._note = note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _UNBINDS and _long(args, kwargs or {}) is not None:
+        if part_of(func, args, kwargs or {}) is not None:
             self._note(users_frame(sys._getframe(1)))
         return func(*args, **(kwargs or {}))
-
-
-_JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
-
-
-def _lists(func: Any, args: Any, kwargs: Any) -> tuple[Sequence[Tensor], int] | None:
-    """The tensors that are joined, and the dimension; None where it is called in another way."""
-    given = {**dict(zip(("tensors", "dim"), args, strict=False)), **kwargs}
-    tensors, dim = given.pop("tensors", None), given.pop("dim", given.pop("axis", 0))
-    if given or not isinstance(tensors, list | tuple) or not isinstance(dim, int) or not tensors:
-        return None
-    return tensors, dim % (tensors[0].dim() + (func is torch.stack))
 
 
 def _number(start: Any, step: int, turn: int) -> Any:

@@ -15,9 +15,10 @@ from fuseport.exporter.program._addresses import Address
 from fuseport.exporter.program._by_values import BY_VALUES
 from fuseport.exporter.program._derivatives import grad
 from fuseport.exporter.program._losses import LOSSES
-from fuseport.exporter.program._parts import PARTS, named
+from fuseport.exporter.program._parts import PARTS, named, unlike_the_usual
 from fuseport.exporter.program._recurrent import LAYERS
 from fuseport.exporter.program._signals import istft
+from fuseport.exporter.program._windows import WINDOWS
 from fuseport.exporter.program.listed import of_list
 
 __all__ = ["INSTEAD"]
@@ -130,7 +131,7 @@ def _linspace(
     **others: Any,
 ) -> Any:
     # Torch's takes a number of steps that is a number. This has its formula: from both ends.
-    if not isinstance(steps, torch.SymInt) or any(others.values()):
+    if not isinstance(steps, torch.SymInt) or unlike_the_usual(others):
         return NotImplemented
     count: Any = steps
     kind = torch.get_default_dtype() if dtype is None else dtype
@@ -158,7 +159,7 @@ def _frequencies(
     **others: Any,
 ) -> Any:
     # Those of a Fourier transform. Torch's takes a length that is a number, and ONNX has none.
-    if any(others.values()):
+    if unlike_the_usual(others):
         return NotImplemented
     i = torch.arange(n // 2 + 1 if half else n, device=device)
     whole = i if half else torch.where(i < (n + 1) // 2, i, i - n)
@@ -248,6 +249,7 @@ INSTEAD: Mapping[Any, _Form] = {
     **{func: functools.partial(_of_items, func) for func in (Tensor.new, Tensor.new_tensor)},
     **_both("squeeze", _squeeze),
     **PARTS,
+    **WINDOWS,
     **{of: _by_values(form) for of, form in (BY_VALUES | LOSSES).items()},
     F.scaled_dot_product_attention: _by_values(_attention),
     **_both("kron", _kron),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["PARTS", "named"]
+__all__ = ["PARTS", "named", "unlike_the_usual"]
 
 
 def named(names: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -15,10 +15,17 @@ def named(names: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> dict[st
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
+def unlike_the_usual(options: Mapping[str, Any]) -> bool:
+    """Whether options of a function that makes a tensor ask for another kind of one."""
+    return any(value not in (None, False, torch.strided) for value in options.values())
+
+
 def _split(*args: Any, **kwargs: Any) -> Any:
     given = named(("tensor", "size", "dim"), args, kwargs)
     x, dim = given.get("tensor"), given.get("dim", 0)
     size = given.get("size", given.get("split_size", given.get("split_size_or_sections")))
+    if type(size) is int and size == 1:  # as many as there are: a loop
+        return NotImplemented
     if x is None or not isinstance(size, int | torch.SymInt) or _is_known(x.shape[dim], size):
         return NotImplemented
     return _parts(x, size, dim)

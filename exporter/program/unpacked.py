@@ -127,7 +127,7 @@ def known(func: Any, args: Sequence[Any]) -> Any:
 
 def sequences(tensors: Any) -> Sequences | None:
     """The batch that all of some tensors are, one after another; None of others."""
-    if not isinstance(tensors, list | tuple) or not tensors:
+    if type(tensors) not in (list, tuple) or not tensors:
         return None
     first = tensors[0]
     if not all(isinstance(one, Single) and one.among is first.among for one in tensors):
