@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.exporter.formats._distances import DISTANCES
+from fuseport.exporter.formats._exponentials import EXPONENTIALS
 from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._integers import OF_FEW_BITS
 from fuseport.exporter.formats._losses import of_loss
@@ -30,6 +31,7 @@ from fuseport.exporter.formats._ranges import RANGES
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._repeats import BY_SIZES
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
+from fuseport.exporter.formats._running import RUNNING
 from fuseport.exporter.formats._scatter import ADDING
 from fuseport.exporter.formats._searching import SEARCHING
 from fuseport.exporter.formats._special import SPECIAL, sigmoid
@@ -488,7 +490,9 @@ _OWN: Table = {
     },
     aten.remainder.Scalar: _remainder,
     **ADDING,
+    **EXPONENTIALS,
     **OF_FEW_BITS,
+    **RUNNING,
     **SEARCHING,
     **SPECIAL,
 }
