@@ -81,9 +81,12 @@ def _is_one(size: int | torch.SymInt) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _of_items(func: _Form, *args: Any, **kwargs: Any) -> Any:
+def _like(func: _Form, *args: Any, **kwargs: Any) -> Any:
     vector = of_list(func, args, kwargs)
-    return NotImplemented if vector is None else vector
+    if vector is not None or len(args) != 2:
+        return NotImplemented if vector is None else vector
+    like, data = args
+    return _of_numbers(data, **{"dtype": like.dtype, "device": like.device, **kwargs})
 
 
 def _tensor(func: _Form, *args: Any, **kwargs: Any) -> Any:
@@ -246,7 +249,7 @@ INSTEAD: Mapping[Any, _Form] = {
     torch.fft.rfftfreq: functools.partial(_frequencies, True),
     **_both("istft", istft),
     **{func: functools.partial(_tensor, func) for func in (torch.tensor, torch.as_tensor)},
-    **{func: functools.partial(_of_items, func) for func in (Tensor.new, Tensor.new_tensor)},
+    **{func: functools.partial(_like, func) for func in (Tensor.new, Tensor.new_tensor)},
     **_both("squeeze", _squeeze),
     **PARTS,
     **WINDOWS,
