@@ -264,7 +264,7 @@ class _Handed(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         ours = getattr(Tensor, name, None) is func
-        if ours and sys._getframe(1).f_code.co_filename.startswith(_STAND_INS):
+        if ours and _caller(sys._getframe(1)).f_code.co_filename.startswith(_OURS):
             return func(*args, **(kwargs or {}))
         if ours and name in _MEMORY:
             self._watch.note("memory", f"Tensor.{name}", _MEMORY[name], sys._getframe(1))
@@ -272,6 +272,13 @@ class _Handed(TorchFunctionMode):
             do = "compute with tensors instead, or make it a constant of the module"
             self._watch.note("value", f"Tensor.{name}", _VALUES[name], sys._getframe(1), do=do)
         return func(*args, **(kwargs or {}))
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """The frame that a call comes from, be it through other modes."""
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 class _Operators(TorchDispatchMode):
@@ -341,7 +348,6 @@ def _holds_tensors(frame: FrameType) -> bool:
 
 
 _OURS = tuple(str(Path(__file__).parents[2] / part) for part in ("exporter", "ops"))
-_STAND_INS = str(Path(__file__).parents[1] / "shims")
 _STDLIB = sysconfig.get_path("stdlib")
 _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 

@@ -114,7 +114,7 @@ def remember(module: nn.Module) -> None:
     """Take note of what a module holds, before any call of it."""
     for part in module.modules():
         found: dict[tuple[str, tuple[Any, ...]], Any] = {}
-        found |= {("_parameters", (name,)): None for name in part._parameters}
+        found |= {("_parameters", (name,)): None for name, _ in part._parameters.items()}
         found |= {
             ("_buffers", (name,)): None if is_lazy(buffer) else buffer.shape
             for name, buffer in part._buffers.items()

@@ -213,6 +213,7 @@ class _Plainly(TorchFunctionMode):
     `x.detach()` and `x.data` are x, as a view: what becomes of that, as `requires_grad_()`, x
     stays. What is handed to another library, which takes none that autograd sees, is detached.
     Views of parts come one by one: autograd bears no writes into those of which there are several.
+    What is computed into `out` is computed, and written there, which autograd bears, too.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -220,6 +221,8 @@ class _Plainly(TorchFunctionMode):
             return args[0].view_as(args[0])
         if func in _HANDING:
             args = (args[0].detach(), *args[1:])
+        if (kwargs or {}).get("out") is not None:
+            return _into(kwargs["out"], func, args, kwargs)
         result = func(*args, **(kwargs or {}))
         if func not in _PARTING:
             return result
@@ -232,6 +235,17 @@ class _Plainly(TorchFunctionMode):
             whole.narrow(dim, begin, part.shape[dim])
             for begin, part in zip(begins, result, strict=False)
         )
+
+
+def _into(out: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a function gives in `out`, where that has the size for it."""
+    found = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+    pairs = list(zip(pytree.tree_leaves(out), pytree.tree_leaves(found), strict=True))
+    if any(there.shape != value.shape for there, value in pairs):
+        return func(*args, **kwargs)
+    for there, value in pairs:
+        there.copy_(value)
+    return out
 
 
 _DETACHING = (torch.detach, Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
