@@ -36,6 +36,11 @@ IMPORTED = {
     "fast_hadamard_transform_cuda": "fast_hadamard_transform fast_hadamard_transform_12N "
     "fast_hadamard_transform_20N fast_hadamard_transform_28N fast_hadamard_transform_40N",
     "anti_alias_activation_cuda": "forward",
+    "fftconv": "fftconv_fwd fftconv_bwd",
+    **dict.fromkeys(
+        ("cauchy_mult", "structured_kernels"),
+        "cauchy_mult_sym_fwd cauchy_mult_sym_bwd vand_log_mult_sym_fwd vand_log_mult_sym_bwd",
+    ),
     "k2": "swoosh_l swoosh_r swoosh_l_forward swoosh_r_forward swoosh_l_forward_and_deriv "
     "swoosh_r_forward_and_deriv RaggedTensor Fsa rnnt_loss_pruned",
     "k2.version": "__name__",

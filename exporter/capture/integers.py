@@ -6,6 +6,7 @@ loops over a size take a few turns, see `turns`.
 """
 
 import builtins
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from fuseport.exporter.capture._gone_over import Parts, is_long
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.turns import turning
 from fuseport.exporter.program import _known, listed
+from fuseport.exporter.program._logarithms import Logarithm
 from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.listed import Item, Listed, vector_of
 from fuseport.exporter.program.quotients import quotient_of
@@ -64,7 +66,7 @@ def noticed() -> Iterator[list[Place]]:
         note(sys._getframe(2), "len")  # of a list of them, which has one for each of the example's
         return one_by_one(vector)
 
-    whole = (noting(kind, "int") for kind in (SymInt, SymFloat, Tensor, Item))
+    whole = (noting(kind, "int") for kind in (SymInt, SymFloat, Tensor, Item, Logarithm))
     kinds: tuple[Any, ...] = (Tensor, Listed, Parts)
     lengths = *(noting(kind, "len") for kind in kinds), noting(SymInt, LOOPS)
 
@@ -156,6 +158,8 @@ class _Int(int, metaclass=_AsInt):
     def __new__(cls, *arguments: Any) -> Any:
         if len(arguments) == 1 and isinstance(arguments[0], Item):
             return arguments[0].whole()
+        if len(arguments) == 1 and isinstance(arguments[0], Logarithm):
+            return math.trunc(arguments[0])
         if len(arguments) == 1 and isinstance(arguments[0], Tensor):
             arguments = (arguments[0].item(),)
         if len(arguments) != 1 or not isinstance(arguments[0], SymInt | SymFloat):

@@ -18,6 +18,7 @@ from fuseport.exporter.program._losses import LOSSES
 from fuseport.exporter.program._parts import PARTS, named, unlike_the_usual
 from fuseport.exporter.program._recurrent import LAYERS
 from fuseport.exporter.program._signals import istft
+from fuseport.exporter.program._transforms import TRANSFORMS
 from fuseport.exporter.program._windows import WINDOWS
 from fuseport.exporter.program.listed import of_list
 
@@ -253,6 +254,7 @@ INSTEAD: Mapping[Any, _Form] = {
     **_both("squeeze", _squeeze),
     **PARTS,
     **WINDOWS,
+    **TRANSFORMS,
     **{of: _by_values(form) for of, form in (BY_VALUES | LOSSES).items()},
     F.scaled_dot_product_attention: _by_values(_attention),
     **_both("kron", _kron),

@@ -47,6 +47,7 @@ from fuseport.exporter.program._derivatives import merge_equal, taking
 from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program._jacobians import by_derivatives
 from fuseport.exporter.program._known import buffers_of, knowing
+from fuseport.exporter.program._logarithms import logarithms
 from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program._unbound import forget_beyond
 from fuseport.exporter.program.bounds import of_inputs
@@ -113,8 +114,8 @@ def capture_forward(
         if differentiated:
             for x in tensors:
                 x.requires_grad_(x.is_floating_point())
-        known = knowing(module, buffers)
-        with known, Symbolic(), listing(one_by_one, gone_over), packing(), within():
+        known, numbers = knowing(module, buffers), listing(one_by_one, gone_over)
+        with known, logarithms(), Symbolic(), numbers, packing(), within():
             result = module.forward(*tensors)
             found = named_outputs(result, output_names, list(inputs))
             outputs = with_values(found)

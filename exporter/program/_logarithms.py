@@ -1,0 +1,101 @@
+"""Whole parts of a dynamic size's logarithm: `2 ** math.ceil(math.log2(length))`.
+
+Code makes powers of 2 of lengths so, for Fourier transforms. `math.log2` gives numbers alone, and
+no file can hold torch's own logarithm of a size, or its shifts. Here a power of the size near 1
+says about what it is, which a division of integers makes exact. What a file says of every size that
+is made of it is parsed when that is loaded, so it is short: no minimum of many, and no maximum.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import SymInt
+
+from fuseport.exporter.program.symbolic import may_be_none
+
+__all__ = ["Logarithm", "logarithms"]
+
+_POWER = 2.0**-14
+_SCALE = 1 / (_POWER * math.log(2))
+"""(n^p - 1) / (p·log 2), with this power p, is log2(n), and for n < 2^62 up to 0.09 more."""
+
+
+class Logarithm:
+    """That of a size to the base 2: rounded up or down, it is a size; else a number, and so is the
+    size from then on."""
+
+    def __init__(self, size: SymInt) -> None:
+        self._size = size
+
+    def __ceil__(self) -> Any:
+        return _rounded_up(self._size)
+
+    def __floor__(self) -> Any:
+        return _rounded_up(self._size + 1) - 1
+
+    def __trunc__(self) -> Any:
+        return self.__floor__()
+
+    def __int__(self) -> int:
+        return int(float(self))
+
+    def __float__(self) -> float:
+        return math.log2(int(self._size))
+
+    def ceil(self) -> Any:
+        """As numpy calls it."""
+        return self.__ceil__()
+
+    def floor(self) -> Any:
+        """As numpy calls it."""
+        return self.__floor__()
+
+
+def _as_number(name: str) -> Callable[..., Any]:
+    def computed(self: Logarithm, *others: Any) -> Any:
+        return getattr(float(self), name)(*others)
+
+    return computed
+
+
+for _name in (
+    *("abs", "add", "bool", "divmod", "eq", "floordiv", "ge", "gt", "hash", "le", "lt", "mod"),
+    *("mul", "ne", "neg", "pos", "pow", "radd", "rdivmod", "rfloordiv", "rmod", "rmul", "round"),
+    *("rpow", "rsub", "rtruediv", "sub", "truediv"),
+):
+    setattr(Logarithm, f"__{_name}__", _as_number(f"__{_name}__"))
+Logarithm.is_integer = _as_number("is_integer")  # type: ignore[attr-defined]
+
+
+def _rounded_up(size: Any) -> Any:
+    if may_be_none(size):
+        torch._check(size >= 1)  # of 0 there is none
+    # p is that, or one less: p <= log2(n) + 0.4, and p > log2(n) - 1.
+    near = torch.sym_int(torch.sym_float(size) ** _POWER * _SCALE - (_SCALE - 0.3))
+    return near + (size - 1) // 2**near
+
+
+@contextmanager
+def logarithms() -> Iterator[None]:
+    """Have `math.log2`, numpy's, `bit_length` and shifts leave dynamic sizes what they are."""
+    number = math.log2
+
+    def log2(x: Any) -> Any:
+        return Logarithm(x) if isinstance(x, SymInt) else number(x)
+
+    of_sizes: dict[str, Any] = {
+        "log2": lambda size: Logarithm(size),  # as numpy calls it
+        "bit_length": lambda size: _rounded_up(size + 1),
+        "__lshift__": lambda size, by: size * 2**by,
+        "__rshift__": lambda size, by: size // 2**by,
+        "__rlshift__": lambda size, number: number * 2**size,
+    }
+    with (
+        mock.patch.object(math, "log2", log2),
+        mock.patch.multiple(SymInt, create=True, **of_sizes),
+    ):
+        yield
