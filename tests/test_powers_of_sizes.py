@@ -100,3 +100,24 @@ def test_a_transform_fills_up_or_cuts_what_is_of_any_length(
     for length in (1, 7, 16, 17, 40):
         x = torch.randn(3, length, 4, generator=draw)
         torch.testing.assert_close(program.exported.module()(x), function(x))
+
+
+def test_the_beginning_of_what_a_power_of_2_says_is_as_long_as_is_asked() -> None:
+    """Sizes that are made of it hang on the length alone, and the file of a program is short."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            length = x.shape[-1]
+            size = 2 ** (2 * length - 1).bit_length()
+            y = torch.fft.irfft(torch.fft.rfft(x, n=size), n=size)
+            return y[..., :length], y[:, :, :length].mT, y[:, 1:, :length]
+
+    draw = torch.Generator().manual_seed(0)
+    spec = TensorSpec("x", "float32", ("batch", 4, "length"))
+    program = capture_forward(Net(), {"x": torch.randn(2, 4, 16, generator=draw)}, [spec])
+    assert program.outputs[0].dims == ("batch", 4, "length")
+    assert program.outputs[1].dims == ("batch", "length", 4)
+    for length in (1, 5, 16, 33):
+        x = torch.randn(3, 4, length, generator=draw)
+        for found, wanted in zip(program.exported.module()(x).values(), Net()(x), strict=True):
+            torch.testing.assert_close(found, wanted)
