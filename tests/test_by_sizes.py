@@ -13,9 +13,21 @@ from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 
+
+def _with_ones(x: Tensor) -> Tensor:
+    x = x.clone()
+    x.diagonal().fill_(1)
+    return x
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a diagonal": lambda x: x @ x.mT + torch.zeros(x.shape[1], x.shape[1]).fill_diagonal_(0.7),
     "a diagonal of what hangs on it": lambda x: (x[..., 0] * 3).fill_diagonal_(2) + x.sum(),
+    "written to a diagonal": lambda x: (
+        torch.diagonal_scatter(x, torch.diagonal(x, 1, 2, 1) * 2, 1, 2, 1)
+        + torch.diagonal_scatter(x, x.diagonal(-1, 0, 2).sin(), -1, 0, 2)
+    ),
+    "a diagonal that is written to": lambda x: _with_ones(x[0] @ x[0].mT) * x.sum(),
     "blocks": lambda x: torch.block_diag(x[0].mT, x[:, 0], x[0, :, 0], x.sum()),
     "blocks of rows": lambda x: torch.block_diag(x[0], x[0] * 3),
     "repeated by a size": lambda x: x.repeat_interleave(x.shape[0], 0),

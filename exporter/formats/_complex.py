@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats._lowering import Rewriting, rewritten
-from fuseport.exporter.program.forward import any_sizes
+from fuseport.exporter.program.tracing import any_sizes
 
 __all__ = ["in_parts"]
 

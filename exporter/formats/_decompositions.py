@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseport.exporter.formats._diagonals import DIAGONALS
 from fuseport.exporter.formats._distances import DISTANCES
 from fuseport.exporter.formats._exponentials import EXPONENTIALS
 from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
@@ -467,6 +468,7 @@ def _strided_dweight(
 
 _OWN: Table = {
     **BY_SIZES,
+    **DIAGONALS,
     **DISTANCES,
     **RANGES,
     **RANKS,

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch import SymInt
 
-from fuseport.exporter.program.symbolic import may_be_none
+from fuseport.exporter.program.bounds import may_be_none
 
 __all__ = ["Logarithm", "logarithms"]
 

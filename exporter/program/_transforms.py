@@ -1,4 +1,4 @@
-"""Fourier transforms of as many values as a size says, filled up or cut to that."""
+"""Fourier transforms of as many values as a size says, and what is cut to a size."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -45,8 +45,8 @@ def _sized(func: Any, of: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _cut(x: Tensor, index: Any) -> Any:
-    # `x[..., :length]`, where x has as many as a power of 2 says: torch would have it of the smaller
-    # of both sizes, and so have all that is made of it.
+    # `x[..., :length]`, where x has as many as a power of 2 says: torch would have it of the
+    # smaller of both sizes, and so have all that is made of it.
     index = index if isinstance(index, tuple) else (index,)
     if not all(each is Ellipsis or _is_beginning(each) for each in index):
         return NotImplemented

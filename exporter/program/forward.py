@@ -14,16 +14,11 @@ from contextlib import (
     redirect_stderr,
 )
 from typing import Any, TypeGuard
-from unittest import mock
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import Tensor, nn
-from torch._decomp import decompositions
-from torch._subclasses import fake_tensor
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental import _config as symbolic_config
-from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_leaves
 
@@ -41,39 +36,32 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program._asked import asked_once
-from fuseport.exporter.program._branches import alike_merged
-from fuseport.exporter.program._constraints import what_fixes_sizes
 from fuseport.exporter.program._derivatives import merge_equal, taking
 from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program._jacobians import by_derivatives
 from fuseport.exporter.program._known import buffers_of, knowing
 from fuseport.exporter.program._logarithms import logarithms
-from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program._unbound import forget_beyond
 from fuseport.exporter.program.bounds import of_inputs
 from fuseport.exporter.program.listed import listing
 from fuseport.exporter.program.packed import packing, with_values
 from fuseport.exporter.program.portable import DIFFERENTIABLE
-from fuseport.exporter.program.quotients import whole_quotients
 from fuseport.exporter.program.rolled import rolled
-from fuseport.exporter.program.symbolic import Symbolic, orders_of_products
+from fuseport.exporter.program.symbolic import Symbolic
+from fuseport.exporter.program.tracing import any_sizes, known_constants
 from fuseport.ops import OPS
 
 __all__ = [
     "FixedDimension",
-    "any_sizes",
     "capture_forward",
     "dynamic_sizes",
     "entry",
     "failing_as",
     "is_dynamic",
-    "known_constants",
     "output_specs",
 ]
 
 aten = torch.ops.aten
-
-_KNOWN = 1024  # elements of a tensor whose values are known in a trace
 
 
 def capture_forward(
@@ -234,79 +222,6 @@ def output_specs(
         )
         for name, out in zip(names, signature.user_outputs, strict=True)
     )
-
-
-@contextmanager
-def any_sizes() -> Iterator[None]:
-    """Trace without telling size 1 from others, or the program would not be good for size 1."""
-
-    def unguarded(ask: Callable[..., Any]) -> Callable[..., Any]:
-        # Which kernel a convolution has, and which layout its result, is asked by its sizes: one of
-        # size 1 has any. The program does not depend on it: it has no view, and no strides.
-        def asked(*given: Any, **named: Any) -> Any:
-            x: Tensor = named["input"] if "input" in named else given[0]
-            sizes: Sequence[int | torch.SymInt] = x.shape
-            size = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
-            if size is None:
-                return ask(*given, **named)
-            with size.node.shape_env.suppress_guards():
-                return ask(*given, **named)
-
-        return asked
-
-    with ExitStack() as patched:
-        patched.enter_context(symbolic_config.patch(backed_size_oblivious=True))  # type: ignore[attr-defined]
-        for name in ("_conv_determine_backend_memory_format", "_select_conv_backend"):
-            ask = getattr(torch._C, name)
-            patched.enter_context(mock.patch.object(torch._C, name, unguarded(ask)))
-        layer = mock.patch.object(decompositions, "one_layer_lstm", _lstm_layer)
-        norm = mock.patch.object(torch._refs.fft, "_apply_norm", _normalised)
-        products, quotients = orders_of_products(), whole_quotients()
-        sizes = asked_by_strides(), what_fixes_sizes(), alike_merged()
-        # `float(length > 7)` is decided as `int` of it is; torch has none.
-        number = mock.patch.object(torch.SymBool, "__float__", _as_float, create=True)
-        patched.enter_context(number)
-        for each in (layer, norm, products, quotients, *sizes):
-            patched.enter_context(each)
-        yield
-
-
-def _as_float(condition: torch.SymBool) -> float:
-    return float(bool(condition))
-
-
-_apply_norm = torch._refs.fft._apply_norm
-
-
-def _normalised(x: Tensor, norm: Any, signal_numel: Any, forward: bool) -> Tensor:
-    """What torch scales a Fourier transform by; it takes the root of a number, not of a size."""
-    if norm != "ortho" or isinstance(signal_numel, int):
-        scaled: Tensor = _apply_norm(x, norm, signal_numel, forward)
-        return scaled
-    dtype = x.dtype.to_real()
-    return x / torch.sqrt(torch.scalar_tensor(signal_numel, dtype=dtype, device=x.device))
-
-
-@contextmanager
-def known_constants() -> Iterator[None]:
-    """Trace with the values of small tensors that the model's code makes of numbers.
-
-    Code reads sizes back out of them, as Deformable DETR's does; torch knows single values only.
-    """
-    with ExitStack() as patched:
-        for module in (fake_tensor, proxy_tensor):
-            patched.enter_context(mock.patch.object(module, "CONSTANT_NUMEL_LIMIT", _KNOWN))
-        yield
-
-
-_one_layer_lstm: Any = decompositions.one_layer_lstm
-
-
-def _lstm_layer(x: Tensor, hidden: Sequence[Tensor], *others: Any, **named: Any) -> Any:
-    """What torch has a layer's shapes from; 2.11 leaves its last states a dimension of size 1."""
-    y, last = _one_layer_lstm(x, hidden, *others, **named)
-    pairs = zip(last, hidden, strict=True)
-    return y, tuple(t.squeeze(0) if t.dim() > before.dim() else t for t, before in pairs)
 
 
 class FixedDimension(ExportFailed):
