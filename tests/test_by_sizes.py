@@ -24,9 +24,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a diagonal": lambda x: x @ x.mT + torch.zeros(x.shape[1], x.shape[1]).fill_diagonal_(0.7),
     "a diagonal of what hangs on it": lambda x: (x[..., 0] * 3).fill_diagonal_(2) + x.sum(),
     "written to a diagonal": lambda x: (
-        torch.diagonal_scatter(x, torch.diagonal(x, 1, 2, 1) * 2, 1, 2, 1)
-        + torch.diagonal_scatter(x, x.diagonal(-1, 0, 2).sin(), -1, 0, 2)
+        torch.diagonal_scatter(x, torch.diagonal(x, -1, 1, 2) * 2, -1, 1, 2)
+        + torch.diagonal_scatter(x, x.diagonal(1, 0, 2).sin(), 1, 0, 2)
     ),
+    "drawn for sure": lambda x: torch.bernoulli((x > 0).float()) * x,
+    "norms of groups, turned": lambda x: nn.functional.group_norm(x.mT, 3).mT.norm() * x,
     "a diagonal that is written to": lambda x: _with_ones(x[0] @ x[0].mT) * x.sum(),
     "blocks": lambda x: torch.block_diag(x[0].mT, x[:, 0], x[0, :, 0], x.sum()),
     "blocks of rows": lambda x: torch.block_diag(x[0], x[0] * 3),
@@ -78,3 +80,17 @@ def test_they_are_the_models_at_other_sizes(name: str, tmp_path: Path) -> None:
                 if program is not forward:
                     (dx,) = torch.autograd.grad(y, x, seed)
                     torch.testing.assert_close(found["grad/x"], dx)
+
+
+class Strided(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x * 2).contiguous()
+        return torch.as_strided(x, (x.shape[0], 4), (x.shape[1], 1)).sin()
+
+
+def test_views_by_strides_are_of_what_the_code_made_contiguous() -> None:
+    specs = [TensorSpec("x", "float32", ("batch", 5))]
+    program = capture_forward(Strided(), {"x": torch.randn(3, 5)}, specs)
+    x = torch.randn(5, 7).mT
+    found = program.exported.module(check_guards=False)(x)
+    torch.testing.assert_close(found, Strided()(x))

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["DIAGONALS"]
@@ -20,7 +19,8 @@ def _diagonal_scatter(
     number = rows if offset >= 0 else columns
     count: Any = values.shape[-1]
     last = torch.scalar_tensor(count, dtype=torch.int64, device=x.device)
-    each = F.pad(values, (0, 1)).index_select(-1, torch.minimum(number, last))
+    with_one = torch.cat([values, values.new_zeros([*values.shape[:-1], 1])], -1)  # or none to take
+    each = with_one.index_select(-1, torch.minimum(number, last))
     written = torch.where(there, each.unsqueeze(-1 if offset >= 0 else -2), matrices)
     return written.movedim((-2, -1), (dim1, dim2))
 

@@ -94,7 +94,14 @@ def _signbit(x: Tensor) -> Any:
     return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
 
 
+def _bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
+    # ONNX Runtime's Bernoulli, 1.31 at least, draws a one as often as it should a zero.
+    return (torch.rand_like(x) < (x if p is None else p)).to(x.dtype)
+
+
 SPECIAL: dict[Any, Callable[..., Any]] = {
+    aten.bernoulli.default: _bernoulli,
+    aten.bernoulli.p: _bernoulli,
     aten.erfinv.default: _erfinv,
     aten.hypot.default: _hypot,
     aten.log1p.default: log1p,

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_leaves
@@ -132,6 +132,8 @@ def capture_forward(
         # Contiguous examples make a view of what callers may pass in another layout.
         if node.target is aten.view.default:
             node.target = aten.reshape.default
+        elif node.target is aten.as_strided.default:
+            _of_contiguous(node)
         elif node.target is aten.clamp.default and node.meta["val"].is_floating_point():
             # Of a bound of each kind, `clamp(1, 1e4)`, torch.onnx finds no form.
             x, *bounds = node.args
@@ -151,6 +153,22 @@ def capture_forward(
     exported = _untied(exported, module)
     outputs = output_specs(exported, specs, names)
     return Program(kind, exported, tuple(specs), outputs, left_out=tuple(beside))
+
+
+def _of_contiguous(node: fx.Node) -> None:
+    """Have a view by strides be of what is contiguous, if the example was so by its layout."""
+    x = node.args[0]
+    assert isinstance(x, fx.Node)
+    value = x.meta["val"]
+    with value.fake_mode.shape_env.suppress_guards():
+        if value.storage_offset() != 0 or not value.is_contiguous():
+            return
+    with node.graph.inserting_before(node):
+        copied = node.graph.call_function(
+            aten.clone.default, (x,), {"memory_format": torch.contiguous_format}
+        )
+    copied.meta["val"] = value
+    node.replace_input_with(x, copied)
 
 
 def _exported(

@@ -187,6 +187,8 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         elif node.target is aten.view.default:
             # Strides that fakes of derivatives have, as of softplus', are not always the kernel's.
             node.target = aten.reshape.default
+        elif node.target is aten.masked_fill.Scalar:
+            _choose(node, mode)
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):
             _become(node, node.args[0].conjugate())  # an operator takes tensors, not a number
     for part in _graphs(module):
@@ -266,6 +268,22 @@ def _divide(graph: fx.Graph, mode: Any) -> None:
         for user in scaled:
             user.target = aten.mul.Tensor
             user.replace_input_with(node, quotient)
+
+
+def _choose(node: fx.Node, mode: Any) -> None:
+    """Choose where torch's derivative fills in place, which leaves the strides as they are.
+
+    `masked_fill` does not, and kernels behind it, as of group norms, take what derivatives saw.
+    """
+    x, mask, value = node.args
+    made = node.meta["val"]
+    with node.graph.inserting_before(node):
+        filling = node.graph.call_function(
+            aten.scalar_tensor.default, (value,), {"dtype": made.dtype, "device": made.device}
+        )
+    with mode:
+        filling.meta["val"] = torch.empty((), dtype=made.dtype, device=made.device)
+    node.target, node.args = aten.where.self, (mask, filling, x)
 
 
 def _number_of(x: Any) -> Any:
