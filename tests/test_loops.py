@@ -140,6 +140,17 @@ FORMS: dict[str, tuple[str, int]] = {
 """,
         1,
     ),
+    "gates by hand": (
+        """
+        c = h
+        for t in range(length):
+            gates = F.linear(torch.cat([x[:, t], h], -1), torch.ones(12, 6) * 0.1).chunk(4, -1)
+            c = gates[1].sigmoid() * c + gates[0].sigmoid() * gates[2].tanh()
+            h = gates[3].sigmoid() * c.tanh()
+        return h
+""",
+        1,
+    ),
     "one within another": (
         """
         for i in range(batch):

@@ -241,8 +241,13 @@ def _without_copies(graph: fx.Graph) -> None:
                 node.target = aten.clone.default
             else:
                 node.replace_all_uses_with(node.args[0])
-        elif view is not None and node not in returned:
+        elif view is not None:
             node.target = view
+            if node in returned and isinstance(node.meta["val"], Tensor):
+                with graph.inserting_after(node):
+                    copied = graph.call_function(aten.clone.default, (node,))
+                copied.meta = dict(node.meta)
+                graph.output_node().replace_input_with(node, copied)
 
 
 def _divide(graph: fx.Graph, mode: Any) -> None:
