@@ -49,6 +49,7 @@ def _of_a_part(net: nn.Module, x: Tensor) -> Tensor:
             weight = net.mlp(h).tanh()
         out = torch.zeros(x.shape[0], 2)
         out.scatter_add_(1, torch.zeros(x.shape[:2], dtype=torch.long), h.exp().sum(-1))
+        out[:, 1] = h.square().sum((1, 2))
         y = (net.mlp(h) * weight * h.norm(dim=-1, keepdim=True).detach()).sum(1) + out.square()
         return _grad(y, h) + x
 

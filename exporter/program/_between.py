@@ -42,10 +42,6 @@ class Between:
 
         many = [node for node in nodes if node.target in _MANY]
         inner = hanging.union(many, (node for node in nodes if _is_number(node)))
-        last = {_memory_of(node): place for place, node in enumerate(nodes) if mutates(node)}
-        self._lasting = {
-            node for place, node in enumerate(nodes) if place >= last.get(_memory_of(node), 0)
-        }
 
         def taken(node: fx.Node) -> Sequence[fx.Node]:
             return node.all_input_nodes if node in inner else ()
@@ -77,7 +73,7 @@ class Between:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
             with torch.set_grad_enabled(enabled):
                 result = found[node] = _called(node.target, args, kwargs)
-            if (known := _node_that_gave(result)) is not None and node in self._lasting:
+            if (known := _node_that_gave(result)) is not None:
                 self.known.setdefault(known, node)
         for _ in range(self._open):
             predispatch._vmap_decrement_nesting()
