@@ -237,3 +237,18 @@ def test_a_model_that_needs_autograd_in_its_forward_is_verified(
     assert report.exit_code() == 0, report.failures()
     compared = {(row.runtime, row.tensor) for row in report.results if row.verdict == "pass"}
     assert {("onnxruntime", "forces"), ("onnxruntime", "grad/positions")} <= compared
+
+
+def test_energies_whose_graph_forces_free_are_verified_with_gradients(
+    saved_net: Callable[[str], tuple[nn.Module, Path, str]], tmp_path: Path
+) -> None:
+    text = FORCES.replace("create_graph=True", "create_graph=self.training")
+    _, checkpoint, model = saved_net(text)
+    inputs = parse_inputs(["positions:[batch,atoms,3]"])
+    bundle = api.export(
+        checkpoint, tmp_path / "bundle", model=model, inputs=inputs, format=["torchscript"]
+    )
+    report = api.verify(bundle.folder, model=model, runtime=("torchscript",))
+    assert report.exit_code() == 0, report.failures()
+    compared = {(row.program, row.tensor) for row in report.results if row.verdict == "pass"}
+    assert {("forward", "forces"), ("gradient", "grad/positions")} <= compared
