@@ -41,7 +41,7 @@ class Between:
         hanging = _hanging(nodes, leaves)
 
         many = [node for node in nodes if node.target in _MANY]
-        inner = hanging.union(many, (node for node in nodes if _is_number(node)))
+        inner = hanging.union(many, (node for node in nodes if _is_no_tensor(node)))
 
         def taken(node: fx.Node) -> Sequence[fx.Node]:
             return node.all_input_nodes if node in inner else ()
@@ -58,10 +58,6 @@ class Between:
                 enabled = bool(node.args[0])
             elif node in within and node in inner:
                 self._nodes.append((node, enabled))
-        for node in list(self.given):  # graphs inside, which are no values
-            if node.op == "get_attr" and not isinstance(node.meta.get("val"), Tensor):
-                self.given.remove(node)
-                self._nodes.insert(0, (node, True))
 
     def run(self, values: Mapping[fx.Node, Any]) -> list[Tensor]:
         """What the roots are, of values of the leaves and of what is given."""
@@ -141,7 +137,10 @@ def _of_many(nodes: Sequence[fx.Node]) -> tuple[int, set[fx.Node]]:
     return len(begun), set().union(*begun)
 
 
-def _is_number(node: fx.Node) -> bool:
+def _is_no_tensor(node: fx.Node) -> bool:
+    """Whether it is a size, another number, or a graph inside."""
+    if node.op == "get_attr":
+        return not isinstance(node.meta.get("val"), Tensor)
     return isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat)
 
 

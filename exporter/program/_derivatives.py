@@ -5,7 +5,6 @@ graph that is differentiated: from the inputs of the derivative to its outputs, 
 program is, with the nodes of it put behind what the capture has as yet.
 """
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,14 +14,13 @@ import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseport.exporter.program._between import Between, attribute, refused, written
-from fuseport.exporter.program._known import node_of
+from fuseport.exporter.program._known import is_function, node_of
 from fuseport.exporter.program._needed import needed
 
 __all__ = ["grad", "merge_equal", "taking"]
@@ -266,11 +264,11 @@ def merge_equal(graph: fx.Graph) -> None:
     first: dict[Any, fx.Node] = {}
     output = graph.output_node()
     for node in list(graph.nodes):
-        target = node.target
-        if not _is_pure(target) or output in node.users:
+        of_torch = getattr(node.target, "namespace", "aten") == "aten"
+        if not of_torch or not is_function(node) or output in node.users:
             continue
         leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-        key = (target, str(spec), tuple(map(_hashable, leaves)))
+        key = (node.target, str(spec), tuple(map(_hashable, leaves)))
         other = first.setdefault(key, node)
         if other is not node:
             node.replace_all_uses_with(other)
@@ -279,10 +277,3 @@ def merge_equal(graph: fx.Graph) -> None:
 
 def _hashable(x: Any) -> Any:
     return x if isinstance(x, fx.Node) else (type(x), repr(x))
-
-
-def _is_pure(target: Any) -> bool:
-    if not isinstance(target, OpOverload):
-        return target is operator.getitem
-    drawn = torch.Tag.nondeterministic_seeded in target.tags
-    return target.namespace == "aten" and not drawn and not target._schema.is_mutable

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuseport.exporter.program._needed import needed
 from fuseport.exporter.program._turns import TURN
 
-__all__ = ["buffers_of", "knowing", "node_of", "number", "value"]
+__all__ = ["buffers_of", "is_function", "knowing", "node_of", "number", "value"]
 
 
 class _State:
@@ -111,10 +111,10 @@ def node_of(x: Any) -> fx.Node | None:
 
 def _is_known(end: fx.Node, of: set[fx.Node]) -> bool:
     assert _State.now is not None
-    return all(node in _State.now or _is_function(node) for node in of)
+    return all(node in _State.now or is_function(node) for node in of)
 
 
-def _is_function(node: fx.Node) -> bool:
+def is_function(node: fx.Node) -> bool:
     """Whether it computes the same of the same, and of nothing else."""
     if node.target is operator.getitem:
         return True

@@ -95,7 +95,6 @@ def capture_forward(
     beside: list[str] = []
     gone_over: list[Tensor] = []
     buffers = buffers_of(module)
-
     differentiated = False
 
     def call(*tensors: Tensor) -> Any:
