@@ -186,6 +186,9 @@ def test_what_is_computed_already_is_not_computed_anew() -> None:
     for operator in ("aten::exp", "aten::native_layer_norm", "aten::addmm"):
         found = count_nodes(forward, operator)
         assert found <= (2 if operator == "aten::addmm" else 1), operator
+    laplacian = capture_forward(Net(_laplacian).eval(), {"x": torch.randn(2, 5, 3)}, specs)
+    for operator in ("aten::native_layer_norm", "aten::sigmoid"):  # which six derivatives need
+        assert count_nodes(laplacian, operator) == 1, operator
 
 
 REFUSED: dict[str, tuple[Function, str]] = {
