@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fuseport.exporter import api, formats, runtimes
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
+from fuseport.exporter.models._deriving import deriving
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec, count_nodes
 from fuseport.exporter.program.forward import capture_forward
@@ -255,3 +256,24 @@ def test_energies_whose_graph_forces_free_are_verified_with_gradients(
     assert report.exit_code() == 0, report.failures()
     compared = {(row.program, row.tensor) for row in report.results if row.verdict == "pass"}
     assert {("forward", "forces"), ("gradient", "grad/positions")} <= compared
+
+
+def test_a_model_that_differentiates_nothing_is_called_plainly_from_then_on() -> None:
+    modes: list[int] = []
+
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            modes.append(torch._C._len_torch_function_stack())
+            return x * 2
+
+    class Deriving(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x.requires_grad_()).square().sum()
+            return torch.autograd.grad(y, x)[0]
+
+    for module, expected in ((Plain(), [1, 0, 1]), (Deriving(), [1, 1, 1])):
+        modes.clear()
+        call = deriving(module, module)
+        for length in (2, 2, 3):
+            call(torch.randn(length))
+        assert modes == expected

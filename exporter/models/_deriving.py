@@ -1,26 +1,35 @@
 """Models that differentiate in their own forward: forces are derivatives of an energy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["deriving"]
+__all__ = ["deriving", "shapes_of"]
 
 _derive: "WeakSet[nn.Module]" = WeakSet()
+# By module, for which shapes of its inputs it takes no derivative.
+_plain: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()
 
 
 class _Kept(TorchFunctionMode):
-    """Derivatives that a module takes leave the graph, by which what it gives has gradients."""
+    """Derivatives that a module takes leave the graph, by which what it gives has gradients.
+
+    Attributes:
+        taken: whether it has taken any.
+    """
+
+    taken = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is torch.autograd.grad:
+            self.taken = True
             kwargs = {**(kwargs or {}), "retain_graph": True}
         return func(*args, **(kwargs or {}))
 
@@ -35,8 +44,14 @@ def deriving(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
 
     def called(*inputs: Any) -> Any:
         if torch.is_grad_enabled():
-            with _Kept():
+            plain, shapes = _plain.setdefault(module, set()), shapes_of(inputs)
+            if shapes in plain:
                 return call(*inputs)
+            with _Kept() as kept:
+                result = call(*inputs)
+            if not kept.taken:
+                plain.add(shapes)
+            return result
         if module not in _derive:
             try:
                 return call(*inputs)
@@ -49,3 +64,9 @@ def deriving(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
         return pytree.tree_map_only(Tensor, Tensor.detach, result)
 
     return called
+
+
+def shapes_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What tells calls of a module apart: the shapes of its inputs, and whether autograd is on."""
+    shapes = (tuple(x.shape) if isinstance(x, Tensor) else None for x in inputs)
+    return (torch.is_grad_enabled(), *shapes)

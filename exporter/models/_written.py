@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import (
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models._attributes import attributes, tensors
-from fuseport.exporter.models._deriving import deriving
+from fuseport.exporter.models._deriving import deriving, shapes_of
 
 __all__ = ["carry", "remember", "undoing"]
 
@@ -151,7 +151,7 @@ def undoing(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
         state = _states.setdefault(module, _State())
         with _calls:  # of several threads
             _refresh(module, state)
-            changes = state.writing.get(_shapes(inputs))
+            changes = state.writing.get(shapes_of(inputs))
             if changes is None and state.held:
                 return _watched(module, state, call, inputs)
             if changes:
@@ -184,7 +184,7 @@ def _watched(
     module: nn.Module, state: _State, call: Callable[..., Any], inputs: Sequence[Any]
 ) -> Any:
     """The first call for some shapes, of which it is found out what it writes to."""
-    shapes = _shapes(inputs)
+    shapes = shapes_of(inputs)
     while state.watchable:
         given = [x for x in pytree.tree_leaves(inputs) if _is_plain(x)]
         with _undone(module) as kept, _replaced(state):
@@ -347,11 +347,6 @@ def _is_plain(value: Any) -> bool:
         and value.layout is torch.strided
         and not value.is_inference()
     )
-
-
-def _shapes(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    shapes = (tuple(x.shape) if isinstance(x, Tensor) else None for x in inputs)
-    return (torch.is_grad_enabled(), *shapes)
 
 
 class _Writes(TorchDispatchMode):
