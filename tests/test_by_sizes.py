@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter import formats, runtimes
-from fuseport.exporter.formats import Options
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.tests.as_files import session_of
 
 
 def _with_ones(x: Tensor) -> Tensor:
@@ -63,12 +62,8 @@ def test_they_are_the_models_at_other_sizes(name: str, tmp_path: Path) -> None:
     specs = [TensorSpec("x", "float32", ("batch", "length", 3))]
     forward = capture_forward(net, {"x": torch.randn(2, 5, 3)}, specs)
     for program in (forward, capture_gradient(forward)):
-        names = {k: [{"name": s.name} for s in getattr(program, k)] for k in ("inputs", "outputs")}
-        for form, runtime in (("torchscript", "torchscript"), ("onnx", "onnxruntime")):
-            writer = formats.get(form)
-            file = tmp_path / f"{program.kind}{writer.SUFFIX}"
-            writer.write(program, file, Options(tmp_path / "weights.safetensors"))
-            session = runtimes.get(runtime).load(file, {"kind": program.kind, **names})
+        for runtime in ("torchscript", "onnxruntime"):
+            session = session_of(program, tmp_path, runtime)
             for batch, length in ((4, 7), (1, 3), (3, 8)):
                 generator = torch.Generator().manual_seed(length)
                 x = torch.randn(batch, length, 3, generator=generator, requires_grad=True)

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter import api, formats, runtimes
+from fuseport.exporter import api
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.formats import Options
 from fuseport.exporter.models._deriving import deriving
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec, count_nodes
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.ops import selective_scan
+from fuseport.tests.as_files import session_of
 
 F = nn.functional
 Function = Callable[[nn.Module, Tensor], Tensor]
@@ -133,12 +133,8 @@ def test_they_are_the_models_at_other_sizes_with_gradients(name: str, tmp_path: 
     specs = [TensorSpec("x", "float32", ("batch", "atoms", 3))]
     forward = capture_forward(net, {"x": torch.randn(2, 5, 3)}, specs)
     for program in (forward, capture_gradient(forward)):
-        names = {k: [{"name": s.name} for s in getattr(program, k)] for k in ("inputs", "outputs")}
-        for form, runtime in (("torchscript", "torchscript"), ("onnx", "onnxruntime")):
-            writer = formats.get(form)
-            file = tmp_path / f"{program.kind}{writer.SUFFIX}"
-            writer.write(program, file, Options(tmp_path / "weights.safetensors"))
-            session = runtimes.get(runtime).load(file, {"kind": program.kind, **names})
+        for runtime in ("torchscript", "onnxruntime"):
+            session = session_of(program, tmp_path, runtime)
             for batch, atoms in ((3, 4), (1, 6)):
                 generator = torch.Generator().manual_seed(atoms)
                 x = torch.randn(batch, atoms, 3, generator=generator, requires_grad=True)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter.formats import Options, onnx
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
-from fuseport.exporter.runtimes import onnxruntime
+from fuseport.tests.as_files import session_of
 
 SIX = torch.tensor([1.0, 3, -2, 0.5, -4, 4])
 NAN = torch.tensor([1.0, torch.nan, 3, torch.nan, torch.inf, -torch.inf])
@@ -63,10 +62,7 @@ def test_outputs_and_gradients_are_those_of_float64(
     forward = capture_forward(net, {"x": example}, [spec])
     sessions: dict[str, Any] = {}
     for program in (forward, capture_gradient(forward)):
-        file = tmp_path / f"{program.kind}.onnx"
-        onnx.write(program, file, Options(tmp_path / "w.safetensors"))
-        names = {k: [{"name": s.name} for s in getattr(program, k)] for k in ("inputs", "outputs")}
-        sessions[program.kind] = onnxruntime.load(file, {"kind": program.kind, **names})
+        sessions[program.kind] = session_of(program, tmp_path, "onnxruntime")
     near = {"rtol": 1e-9, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
     for batch, size in (2, 5), (1, 3), (3, 8), (1, 1):
         x = torch.randn(batch, size, size, dtype=dtype, generator=generator)

@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuseport.exporter.formats import Options, onnx
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
-from fuseport.exporter.runtimes import onnxruntime
+from fuseport.tests.as_files import session_of
 
 
 def zero(x: Tensor) -> Tensor:
@@ -59,10 +58,7 @@ def test_a_tensor_of_rank_0_is_as_one_element(name: str, tmp_path: Path) -> None
     (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
     given = {"x": x.detach(), "cotangent_output": torch.ones_like(y)}
     for program in (forward, capture_gradient(forward)):
-        file = tmp_path / f"{program.kind}.onnx"
-        onnx.write(program, file, Options(tmp_path / "w.safetensors"))
-        names = {k: [{"name": s.name} for s in getattr(program, k)] for k in ("inputs", "outputs")}
-        session = onnxruntime.load(file, {"kind": program.kind, **names})
+        session = session_of(program, tmp_path, "onnxruntime")
         found = session.run({s.name: given[s.name] for s in program.inputs})
         torch.testing.assert_close(found["output"], y.detach())
     torch.testing.assert_close(found["grad/x"], dx)
@@ -78,7 +74,6 @@ def test_what_is_put_at_places_of_a_matrix(accumulate: bool, tmp_path: Path) -> 
     program = capture_forward(
         Put(), {"x": torch.randn(4, 3)}, [TensorSpec("x", "float32", ("n", 3))]
     )
-    onnx.write(program, tmp_path / "f.onnx", Options(tmp_path / "w.safetensors"))
-    session = onnxruntime.load(tmp_path / "f.onnx", {"outputs": [{"name": "output"}]})
+    session = session_of(program, tmp_path, "onnxruntime")
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(session.run({"x": x})["output"], Put()(x))

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter import formats
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
-from fuseport.exporter.runtimes import onnxruntime
+from fuseport.tests.as_files import session_of
 
 WINDOWS: dict[str, Callable[[int], Tensor]] = {
     "hann": torch.hann_window,
@@ -42,9 +41,7 @@ def test_a_window_is_as_long_as_the_input(name: str, tmp_path: Path) -> None:
     dtype = window(2).dtype if name != "in float16" else torch.float32
     spec = TensorSpec("x", str(dtype).removeprefix("torch."), ("length",))
     program = capture_forward(Windowed(), {"x": torch.rand(9, dtype=dtype)}, [spec])
-    formats.get("onnx").write(program, tmp_path / "f.onnx", formats.Options(tmp_path / "w"))
-    names = {k: [{"name": s.name} for s in getattr(program, k)] for k in ("inputs", "outputs")}
-    session = onnxruntime.load(tmp_path / "f.onnx", {"kind": "forward", **names})
+    session = session_of(program, tmp_path, "onnxruntime")
     near = {"rtol": 2e-3, "atol": 1e-3} if name == "in float16" else {"rtol": 1e-5, "atol": 1e-6}
     for length in (1, 2, 5, 400):
         x = torch.ones(length, dtype=dtype)

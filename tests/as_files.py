@@ -1,0 +1,21 @@
+"""Programs as files, loaded by a runtime."""
+
+from pathlib import Path
+from typing import Any
+
+from fuseport.exporter import formats, runtimes
+from fuseport.exporter.formats import Options
+from fuseport.exporter.program import Program
+
+__all__ = ["session_of"]
+
+_FORMATS = {"torchscript": "torchscript", "onnxruntime": "onnx"}
+
+
+def session_of(program: Program, folder: Path, runtime: str) -> Any:
+    """A session of a runtime, of a program that is written into a folder."""
+    writer = formats.get(_FORMATS[runtime])
+    file = folder / f"{program.kind}{writer.SUFFIX}"
+    writer.write(program, file, Options(folder / "weights.safetensors"))
+    names = {k: [{"name": s.name} for s in getattr(program, k)] for k in ("inputs", "outputs")}
+    return runtimes.get(runtime).load(file, {"kind": program.kind, **names})
