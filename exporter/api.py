@@ -47,6 +47,7 @@ from fuseport.exporter.program import (
 from fuseport.exporter.user_code.op_choice import own_ops
 from fuseport.exporter.verify import plan, truth, ways
 from fuseport.exporter.verify.compare import Judgement, Tolerance
+from fuseport.exporter.verify.doubts import doubts, require_some
 from fuseport.exporter.verify.held import planned
 from fuseport.exporter.verify.keeping import kept
 from fuseport.exporter.verify.localise import Settings, diagnosed
@@ -199,8 +200,8 @@ def export(
             samples = truth.compute(
                 built, cases, folder / "samples", limit=_SAMPLE_LIMIT, progress=progress
             )
-            truth.require_some(samples)
-            manifest["notes"] += truth.doubts(samples, cases)
+            require_some(samples)
+            manifest["notes"] += doubts(samples, cases)
             manifest["notes"] += ways.untaken(built, samples, manifest["programs"])
     bundle = open_bundle(target)
     with suppress(StorageError):  # without a cache folder to write to, `verify` asks

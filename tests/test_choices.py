@@ -18,6 +18,7 @@ from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.verify import truth
 from fuseport.exporter.verify.choices import Choices, FirstOfEqual
 from fuseport.exporter.verify.compare import Expected, Tolerance
+from fuseport.exporter.verify.doubts import doubts
 from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.plan import Case, Job
 from fuseport.exporter.verify.rows import judged, repeated
@@ -286,7 +287,7 @@ def test_of_what_rounding_decides_nothing_is_said(undecided: tuple[Model, Sample
     found = verdicts(sample, results(model, sample, swapped=False))
     assert found["values"][0] == found["grad/x"][0] == found["grad/w"][0] == "unsupported"
     assert "in float32 rounding decides what topk gives" in found["values"][1]
-    (note,) = truth.doubts([sample])
+    (note,) = doubts([sample])
     assert note.startswith("export: rounding decides what topk gives")
 
 

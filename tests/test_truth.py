@@ -1,6 +1,5 @@
 """Truth is float64 throughout, whatever the model's code casts to; the baseline is several ways."""
 
-import itertools
 import json
 import math
 import re
@@ -25,9 +24,9 @@ from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.float64 import Float64
 from fuseport.exporter.runtimes._torch_module import ModuleSession
-from fuseport.exporter.verify import baseline, modes, plan, truth
+from fuseport.exporter.verify import modes, plan, truth
+from fuseport.exporter.verify.doubts import require_some
 from fuseport.exporter.verify.plan import Case
-from fuseport.exporter.verify.rows import repeated
 from fuseport.exporter.verify.sample import INDEX, Sample, opened, read_all
 from fuseport.ops import OPS, register
 
@@ -290,7 +289,7 @@ class TestSample:
             why = "ValueError: length 1 is too short" if sample.case.sizes["length"] == 1 else None
             assert sample.refused == why
         assert read_all(tmp_path) == samples
-        truth.require_some(samples)
+        require_some(samples)
 
     def test_a_model_of_which_nothing_could_be_compared_is_not_exported(
         self, saved_with: Callable[..., tuple[Path, str]], tmp_path: Path, monkeypatch: Any
@@ -319,41 +318,6 @@ class TestSample:
         (sample,) = truth.compute(model, [CASE], tmp_path)
         assert set(sample.none) == {"grad/x", "grad/w"}
         assert sample.expected["output"].dtype == "bool"
-
-    def test_what_does_not_repeat_itself_is_unstable(self, tmp_path: Path) -> None:
-        def noisy(net: Net, x: Tensor) -> dict[str, Tensor]:
-            return {"noise": x + 1e-3 * torch.randn(x.shape), "y": x}
-
-        (sample,) = truth.compute(model_of(noisy), [CASE], tmp_path)
-        assert sample.unstable == ("noise",)
-        (tmp_path / "again").mkdir()
-        again = truth.compute(model_of(noisy), [CASE], tmp_path / "again")
-        verdicts = {row.tensor: row.verdict for row in repeated([sample], again)}
-        assert verdicts["noise"] == "unsupported"
-        assert verdicts["y"] == "pass"
-
-    def test_another_order_of_a_sum_is_no_other_result(self, tmp_path: Path) -> None:
-        """Products on several threads take any; both orders are in the baseline."""
-        calls = itertools.count()
-
-        def rounds(net: Net, x: Tensor) -> dict[str, Tensor]:
-            ulp = torch.finfo(x.dtype).eps * next(calls)
-            off = x.detach() * ulp
-            return {"little": x + 3 * off, "more": x + 30 * off, "none": 0 * x + ulp}
-
-        (sample,) = truth.compute(model_of(rounds), [CASE], tmp_path)
-        assert sample.unstable == ("more", "none")
-        assert sample.expected["little"].baseline.max_abs > 0
-
-    def test_what_is_run_twice_adds_in_one_order(self) -> None:
-        """The gradient of `weight[indices]`, of experts for example, else adds in any order."""
-        orders = []
-        for way in baseline.ways(Net(lambda net, x: x), {"x": torch.ones(2)}):
-            with way:
-                orders.append(torch.are_deterministic_algorithms_enabled())
-        assert orders[:3] == [True, True, False]
-        assert not any(orders[2:])
-        assert not torch.are_deterministic_algorithms_enabled()
 
     def test_a_model_that_writes_into_what_the_gradient_of_an_input_needs(
         self, tmp_path: Path

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.plan import Case
 
-__all__ = ["INDEX", "Sample", "Truth", "opened", "read_all", "write_index"]
+__all__ = ["INDEX", "Sample", "Truth", "opened", "read_all", "unstable_alike", "write_index"]
 
 INDEX = "samples.json"
 
@@ -33,7 +33,8 @@ class Sample:
         expected: of each output and gradient, what is known beside the truth.
         none: gradients that do not exist: what they are of does not enter the outputs.
         omitted: what was too large to be stored.
-        unstable: tensors that differ between two runs of one and the same computation.
+        unstable: tensors that differ between two runs of one and the same computation, here or at
+            another case: two runs of what draws few random numbers may be alike.
         chooses: whether the model makes integers of numbers.
         undecided: functions that make others of them in most computations of the baseline than in
             the truth.
@@ -55,6 +56,16 @@ class Sample:
         """At which sizes the model does not run, and why."""
         at = ", ".join(f"{name} {size}" for name, size in self.case.sizes.items())
         return f"the model itself refuses {at or 'it'}: {self.refused}"
+
+
+def unstable_alike(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The samples, with what is unstable in one of them unstable in all of its entry point."""
+    found: dict[str, set[str]] = {}
+    for sample in samples:
+        found.setdefault(sample.case.entry, set()).update(sample.unstable)
+    return tuple(
+        replace(sample, unstable=tuple(sorted(found[sample.case.entry]))) for sample in samples
+    )
 
 
 def write_index(folder: Path, samples: Sequence[Sample]) -> None:
