@@ -121,3 +121,21 @@ def test_the_beginning_of_what_a_power_of_2_says_is_as_long_as_is_asked() -> Non
         x = torch.randn(3, 4, length, generator=draw)
         for found, wanted in zip(program.exported.module()(x).values(), Net()(x), strict=True):
             torch.testing.assert_close(found, wanted)
+
+
+def test_what_is_written_to_such_a_beginning_is_written() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            length = x.shape[-1]
+            y = torch.ones(x.shape[0], 4, max(16, 4 * 2 ** math.floor(math.log2(length))))
+            y[..., :length] = x
+            y[..., : length + 1].mul_(3)
+            return y.cumsum(-1)[..., :length]
+
+    draw = torch.Generator().manual_seed(0)
+    spec = TensorSpec("x", "float32", ("batch", 4, "length"))
+    program = capture_forward(Net(), {"x": torch.randn(2, 4, 17, generator=draw)}, [spec])
+    assert program.outputs[0].dims == ("batch", 4, "length")
+    for length in (1, 5, 16, 33):
+        x = torch.randn(3, 4, length, generator=draw)
+        torch.testing.assert_close(program.exported.module()(x), Net()(x))

@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import SymInt
+from torch._subclasses import fake_impls
+from torch.utils._sympy.functions import FloorDiv, Max, PowByNatural
 
-from fuseport.exporter.program.bounds import may_be_none
+from fuseport.exporter.program.bounds import may_be_none, not_negative
 
-__all__ = ["Logarithm", "logarithms"]
+__all__ = ["Logarithm", "beginnings_of_powers", "logarithms"]
 
 _POWER = 2.0**-14
 _SCALE = 1 / (_POWER * math.log(2))
@@ -99,3 +102,45 @@ def logarithms() -> Iterator[None]:
         mock.patch.multiple(SymInt, create=True, **of_sizes),
     ):
         yield
+
+
+@contextmanager
+def beginnings_of_powers() -> Iterator[None]:
+    """Have `y[..., :length]` be of that length where y has as many as a power of 2 above it says.
+
+    Torch has it of the smaller of both sizes, and so all that is made of it.
+    """
+    computed = fake_impls._compute_slice_index
+
+    def index_of(size: Any, index: Any) -> Any:
+        known = isinstance(size, SymInt) and isinstance(index, SymInt) and not_negative(index)
+        if known and _is_at_most(index, size, size.node.expr):
+            return index
+        return computed(size, index)
+
+    with mock.patch.object(fake_impls, "_compute_slice_index", index_of):
+        yield
+
+
+def _is_at_most(index: SymInt, size: SymInt, expr: sympy.Expr) -> bool:
+    """Whether an index is known to be at most a size's `expr`."""
+    if isinstance(expr, Max):
+        return any(_is_at_most(index, size, each) for each in expr.args)
+    factor, power = expr.as_coeff_Mul()
+    least = _least(power)
+    if least is None or not factor.is_positive:
+        return False
+    env = size.node.shape_env
+    return not_negative(env.create_symintnode(factor * least - index.node.expr, hint=None))
+
+
+def _least(power: sympy.Expr) -> sympy.Expr | None:
+    """size·2^by, which is at most 2^(p + (size - 1) // 2^p + by), which `_rounded_up` makes."""
+    if not isinstance(power, PowByNatural) or power.args[0] != 2:
+        return None
+    for term in sympy.Add.make_args(power.args[1]):
+        if isinstance(term, FloorDiv) and isinstance(term.divisor, PowByNatural):
+            by = power.args[1] - term - term.divisor.args[1]
+            if by.is_integer and by.is_number and term.divisor.args[0] == 2:
+                return (term.base + 1) * sympy.Integer(2) ** by
+    return None

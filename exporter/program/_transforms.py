@@ -1,4 +1,4 @@
-"""Fourier transforms of as many values as a size says, and what is cut to a size."""
+"""Fourier transforms of as many values as a size says."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import SymInt, Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils._sympy.functions import PowByNatural
 
 from fuseport.exporter.program._parts import named
 
@@ -44,43 +42,11 @@ def _sized(func: Any, of: str, *args: Any, **kwargs: Any) -> Any:
     return NotImplemented if x is given["input"] else func(**{**given, "input": x})
 
 
-def _cut(x: Tensor, index: Any) -> Any:
-    # `x[..., :length]`, where x has as many as a power of 2 says: torch would have it of the
-    # smaller of both sizes, and so have all that is made of it.
-    index = index if isinstance(index, tuple) else (index,)
-    if not all(each is Ellipsis or _is_beginning(each) for each in index):
-        return NotImplemented
-    behind = index[index.index(Ellipsis) + 1 :] if Ellipsis in index else ()
-    before = index[: len(index) - len(behind) - (Ellipsis in index)]
-    ends = {**dict(enumerate(before)), **{-n: each for n, each in enumerate(behind[::-1], 1)}}
-    ends = {dim: each.stop for dim, each in ends.items() if each.stop is not None}
-    if not ends or not all(_is_power(x.shape[dim]) for dim in ends):
-        return NotImplemented
-    if not all(0 <= end <= x.shape[dim] for dim, end in ends.items()):
-        return NotImplemented
-    sizes = list(x.shape)
-    for dim, end in ends.items():
-        sizes[dim] = end
-        x = x.narrow(dim, 0, end)
-    return x.contiguous().view(sizes)  # by which the sizes are what they are, however it is traced
-
-
-def _is_beginning(index: Any) -> bool:
-    if not isinstance(index, slice) or index.start is not None or index.step is not None:
-        return False
-    return index.stop is None or isinstance(index.stop, SymInt)
-
-
-def _is_power(size: int | SymInt) -> bool:
-    return isinstance(size, SymInt) and bool(size.node.expr.has(PowByNatural))
-
-
 _SINGLE = (_fft.fft, _fft.ifft, _fft.rfft, _fft.irfft, _fft.hfft, _fft.ihfft)
 _SEVERAL = (_fft.fftn, _fft.ifftn, _fft.rfftn, _fft.irfftn, _fft.hfftn, _fft.ihfftn)
 
 TRANSFORMS: Mapping[Any, Callable[..., Any]] = {
     **{func: partial(_sized, func, "n") for func in _SINGLE},
     **{func: partial(_sized, func, "s") for func in (*_PLANES, *_SEVERAL)},
-    Tensor.__getitem__: _cut,
 }
 """What computes the same, or gives NotImplemented, where the function itself fixes nothing."""

@@ -14,6 +14,7 @@ from torch.fx.experimental import proxy_tensor
 
 from fuseport.exporter.program._branches import alike_merged
 from fuseport.exporter.program._constraints import what_fixes_sizes
+from fuseport.exporter.program._logarithms import beginnings_of_powers
 from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program.quotients import whole_quotients
 from fuseport.exporter.program.symbolic import orders_of_products
@@ -49,7 +50,7 @@ def any_sizes() -> Iterator[None]:
         layer = mock.patch.object(decompositions, "one_layer_lstm", _lstm_layer)
         norm = mock.patch.object(torch._refs.fft, "_apply_norm", _normalised)
         products, quotients = orders_of_products(), whole_quotients()
-        sizes = asked_by_strides(), what_fixes_sizes(), alike_merged()
+        sizes = asked_by_strides(), what_fixes_sizes(), alike_merged(), beginnings_of_powers()
         # `float(length > 7)` is decided as `int` of it is; torch has none.
         number = mock.patch.object(torch.SymBool, "__float__", _as_float, create=True)
         patched.enter_context(number)
