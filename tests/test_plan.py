@@ -303,9 +303,24 @@ def test_what_torch_need_not_take_for_granted_is_compared(forward: str, tmp_path
     assert {row.runtime for row in alone} == {"float64", "onnxruntime", "exported_program"}
 
 
-@pytest.mark.parametrize("other", ["2 * y", "y.detach() + 0 * y"], ids=["outputs", "gradients"])
-def test_what_makes_a_difference_is_no_harmless_condition(other: str, tmp_path: Path) -> None:
-    bundle, _ = exported(OTHERWISE.replace("OTHER", other), tmp_path)
+_OF_A_GRADIENT = "y.detach() + 0 * y"
+
+
+@pytest.mark.parametrize(
+    ("other", "programs"),
+    [
+        ("2 * y", ["forward"]),
+        (_OF_A_GRADIENT, ["forward", "gradient"]),
+        (_OF_A_GRADIENT, ["forward"]),  # which autograd takes
+        ("y + 3e-5 * y.flip(-1)", ["forward"]),
+        ("2 * y if x.shape[1] < 40 else y", ["forward"]),
+    ],
+    ids=["outputs", "gradients", "gradients of a forward", "little", "short"],
+)
+def test_what_makes_a_difference_is_no_harmless_condition(
+    other: str, programs: list[Kind], tmp_path: Path
+) -> None:
+    bundle, _ = exported(OTHERWISE.replace("OTHER", other), tmp_path, programs)
     assert bundle.manifest["programs"]["forward"]["conditions"] == ["length is a multiple of 4"]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["close", "same"]
+__all__ = ["close", "same", "usual"]
 
 
 def close(found: Tensor, wanted: Tensor, largest: float) -> bool:
@@ -18,15 +18,31 @@ def close(found: Tensor, wanted: Tensor, largest: float) -> bool:
         wanted: by the other.
         largest: value that there is in what was computed together with them.
     """
+    eps, own = _eps(found), _largest(wanted)
+    return _within(found, wanted, eps**0.5 * own + 256 * eps * largest)
+
+
+def usual(found: Tensor, wanted: Tensor) -> bool:
+    """Whether two are as close as they are as a rule where nothing but rounding differs."""
+    return _within(found, wanted, 64 * _eps(found) * _largest(wanted))
+
+
+def _eps(x: Tensor) -> float:
+    return torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
+
+
+def _largest(x: Tensor) -> float:
+    finite = x.detach()[x.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _within(found: Tensor, wanted: Tensor, error: float) -> bool:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
     if not found.is_floating_point() or not found.numel():
         return torch.equal(found, wanted)
-    eps = torch.finfo(found.dtype).eps
-    finite = wanted.detach()[wanted.isfinite()].abs()
-    within = eps**0.5 * float(finite.max() if finite.numel() else 0.0) + 256 * eps * largest
     same = (found == wanted) | (found.isnan() & wanted.isnan())
-    return bool((same | ((found - wanted).abs() <= within)).all())
+    return bool((same | ((found - wanted).abs() <= error)).all())
 
 
 def same(result: Tensor | Mapping[str, Tensor], expected: Sequence[Tensor]) -> bool:

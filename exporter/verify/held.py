@@ -3,15 +3,18 @@
 Most of what torch takes for granted of sizes is for the sake of a choice that makes no difference.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
 from fuseport.exporter.models.model import Model, at, example
-from fuseport.exporter.program import Program, entry_of
+from fuseport.exporter.program import Program, entry_of, named_outputs
 from fuseport.exporter.program.conditions import (
     admits,
     beyond,
@@ -21,11 +24,14 @@ from fuseport.exporter.program.conditions import (
     violated,
 )
 from fuseport.exporter.program.refusing import seen
-from fuseport.exporter.program.rounding import close
+from fuseport.exporter.program.rounding import close, usual
+from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import plan
+from fuseport.exporter.verify.compare import judge
 from fuseport.exporter.verify.plan import Case
-from fuseport.exporter.verify.truth import session
+from fuseport.exporter.verify.sample import opened
+from fuseport.exporter.verify.truth import compute, session, stored_inputs
 
 __all__ = ["planned"]
 
@@ -83,64 +89,82 @@ def planned(
 
 
 def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> None:
-    """Let go of what torch took for granted, where a run shows that the programs hold without.
+    """Let go of what torch took for granted, where runs show that the programs hold without.
 
     Args:
         model: the entry that the programs are of.
         programs: the forward program, or that of a step, and the gradient program of the first.
         planned: what is to be compared.
     """
-    tried: list[dict[str, int]] = []
-    for case in planned:
-        for sizes in _parts(case.sizes, model.sizes):
-            if sizes not in tried and not admits(programs[0], sizes):
-                tried.append(sizes)
-                _relieved(model, programs, sizes, case.seed)
-    for name, usual in model.sizes.items():
+    trials = _Trials(model, programs, planned)
+    for sizes in trials.asked:
+        if not trials.admitted(sizes):
+            trials.relieve(sizes)
+    for name, exported in model.sizes.items():
         for _ in range(_LIMITS):
-            below = ({**model.sizes, name: size} for size in range(usual - 1, 0, -1))
-            first = next((sizes for sizes in below if not admits(programs[0], sizes)), None)
-            if first is None or first in tried:
-                break
-            tried.append(first)
-            if not _relieved(model, programs, first, planned[0].seed):
+            below = ({**model.sizes, name: size} for size in range(exported - 1, 0, -1))
+            first = next((sizes for sizes in below if not trials.admitted(sizes)), None)
+            if first is None or not trials.relieve(first):
                 break
     for far in plan.far(model.sizes):
         for _ in range(_LIMITS):
             first = beyond(programs[0], model.sizes, far)
             if first is None or max(first.values()) > _AFFORDABLE:
                 break
-            if not _relieved(model, programs, first, planned[0].seed):
+            if not trials.relieve(first):
                 break
 
 
-def _relieved(
-    model: Model, programs: Sequence[Program], sizes: Mapping[str, int], seed: int
-) -> bool:
-    """Let go of what is not so at these sizes, if the programs hold there without; whether they do.
+class _Trials:
+    """Runs of programs at sizes that torch excluded, each once.
 
-    Where nothing else rules them out, they hold further beyond the export's sizes, too: right
-    behind a window's end the model may do something else that can hardly be seen. And they hold
-    at the sizes next to the export's that it is not so at, either: what a model does to sizes that
-    are no multiple of another may come to the same at 1.
+    Attributes:
+        asked: the sizes that are to be compared, and each of them among those of the export.
     """
-    beside = [
-        {**model.sizes, name: size}
-        for name, size in _beside(model.sizes)
-        if size != sizes[name] and not admits(programs[0], {**model.sizes, name: size})
-    ]
-    back = forget(programs[0], sizes)
-    further = {n: size * 2 if size > model.sizes[n] else size for n, size in sizes.items()}
-    near = next((each for each in beside if admits(programs[0], each)), sizes)
-    tried = {tuple(each.items()): each for each in (sizes, further, near)}
-    if all(
-        _same(model, programs, each, seed)
-        for each in tried.values()
-        if each == sizes or admits(programs[0], each)
-    ):
-        return True
-    back()
-    return False
+
+    def __init__(self, model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> None:
+        self._model = model
+        self._programs = programs
+        self._seed = planned[0].seed if planned else 0
+        self._same: dict[tuple[tuple[str, int], ...], bool] = {}
+        parts = [sizes for case in planned for sizes in _parts(case.sizes, model.sizes)]
+        self.asked = list({tuple(sizes.items()): sizes for sizes in parts}.values())
+
+    def admitted(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the programs hold there, as far as known."""
+        return admits(self._programs[0], sizes)
+
+    def relieve(self, sizes: Mapping[str, int]) -> bool:
+        """Let go of what is not so at these sizes, if the programs hold without; whether they do.
+
+        They are to hold at all sizes that are asked for then. Where nothing else rules them out,
+        they hold further beyond the export's sizes, too: right behind a window's end the model may
+        do something else that can hardly be seen. And they hold at the sizes next to the export's
+        that it is not so at, either: what a model does to sizes that are no multiple of another may
+        come to the same at 1.
+        """
+        if not self._hold(sizes):
+            return False
+        usual = self._model.sizes
+        beside = [
+            {**usual, name: size}
+            for name, size in _beside(usual)
+            if size != sizes[name] and not self.admitted({**usual, name: size})
+        ]
+        opened = [each for each in self.asked if not self.admitted(each)]
+        back = forget(self._programs[0], sizes)
+        further = {n: size * 2 if size > usual[n] else size for n, size in sizes.items()}
+        near = next((each for each in beside if self.admitted(each)), sizes)
+        if all(self._hold(each) for each in (further, near, *opened) if self.admitted(each)):
+            return True
+        back()
+        return False
+
+    def _hold(self, sizes: Mapping[str, int]) -> bool:
+        key = tuple(sorted(sizes.items()))
+        if key not in self._same:
+            self._same[key] = _same(self._model, self._programs, sizes, self._seed)
+        return self._same[key]
 
 
 def _beside(usual: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -158,42 +182,79 @@ def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[
 
 
 def _same(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], seed: int) -> bool:
-    """Whether programs give what the model does, but for rounding; the bounds are for `verify`."""
+    """Whether programs give what the model does, and so do their gradients, but for rounding.
+
+    What is further off than rounding is as a rule, and no further than it may be, has the bounds of
+    `verify`.
+    """
     generator = torch.Generator().manual_seed(seed)
     inputs = {spec.name: example(spec, sizes, generator) for spec in model.inputs}
+    differentiated = model.differentiable and programs[0].kind == "forward"
     runs = session(model, model.module)
-    gradient = any(program.kind == "gradient" for program in programs)
     try:
         with model.fused(), own_backward.inlined():
             expected: Mapping[str, Tensor | None] = runs.run(inputs)
             cotangents = {
                 name: torch.randn(output.shape, generator=generator).to(output.dtype)
                 for name, output in expected.items()
-                if gradient and output is not None and output.is_floating_point()
+                if differentiated and output is not None and output.is_floating_point()
             }
-            if gradient:
+            if differentiated:
                 expected = runs.differentiate(inputs, cotangents)
-        given = {**inputs, **{f"cotangent_{name}": t for name, t in cotangents.items()}}
-        with torch.no_grad():
-            results = [
-                program.exported.module(check_guards=False)(
-                    *(given[s.name] for s in program.inputs)
-                )
-                for program in programs
-            ]
+        results = _results(programs, inputs, cotangents)
     except Exception:  # the model, or an operator in a program, refuses these sizes
         return False
-    largest = max(
-        (float(t.double().abs().max()) for t in expected.values() if t is not None and t.numel()),
-        default=0.0,
+    known = {name: value for name, value in expected.items() if value is not None}
+    largest = max((float(t.double().abs().max()) for t in known.values() if t.numel()), default=0.0)
+    if not all(_alike(result, known, partial(close, largest=largest)) for result in results):
+        return False
+    if all(_alike(result, known, usual) for result in results):
+        return True
+    return _judged(model, programs, sizes, seed)
+
+
+def _alike(
+    result: Mapping[str, Tensor | None],
+    known: Mapping[str, Tensor],
+    alike: Callable[[Tensor, Tensor], bool],
+) -> bool:
+    """Whether a program gives all that the model does, and else zeros alone, as gradients of
+    parameters that are not on the model's way."""
+    found = {name: t for name, t in result.items() if t is not None}
+    return known.keys() <= found.keys() and all(
+        alike(t, known[name]) if name in known else not t.count_nonzero()
+        for name, t in found.items()
     )
-    for program, result in zip(programs, results, strict=True):
-        got = result if isinstance(result, Mapping) else {program.outputs[0].name: result}
-        wanted = {
-            name: value
-            for name, value in expected.items()
-            if value is not None and (program.kind == "gradient" or not name.startswith("grad/"))
-        }
-        if got.keys() != wanted.keys() or not all(close(got[n], wanted[n], largest) for n in got):
+
+
+def _results(
+    programs: Sequence[Program], inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]
+) -> list[Mapping[str, Tensor | None]]:
+    """What programs give: a forward program its gradients, too, where there are cotangents."""
+    given = {**inputs, **{f"cotangent_{name}": t for name, t in cotangents.items()}}
+    results: list[Mapping[str, Tensor | None]] = []
+    for program in programs:
+        module = program.exported.module(check_guards=False)
+        names = [spec.name for spec in program.outputs]
+        runs = ModuleSession(module, module.named_parameters(), partial(named_outputs, names=names))
+        passed = {spec.name: given[spec.name] for spec in program.inputs}
+        by_autograd = program.kind == "forward" and cotangents
+        results.append(runs.differentiate(passed, cotangents) if by_autograd else runs.run(passed))
+    return results
+
+
+def _judged(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], seed: int) -> bool:
+    """Whether programs are within the bounds of `verify`."""
+    case = Case("tried", sizes, "contiguous", seed)
+    with TemporaryDirectory() as folder, ExitStack() as opening:
+        (sample,) = compute(model, [case], Path(folder))
+        if sample.refused is not None:
             return False
-    return True
+        exact = opening.enter_context(opened(sample))
+        inputs, cotangents = stored_inputs(model, sample.file)
+        return all(
+            judge(name, value, exact(name), sample.expected[name]).verdict != "fail"
+            for result in _results(programs, inputs, cotangents)
+            for name, value in result.items()
+            if name in sample.expected and name not in sample.unstable
+        )

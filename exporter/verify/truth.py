@@ -36,7 +36,7 @@ from fuseport.exporter.verify.modes import References
 from fuseport.exporter.verify.plan import GIVEN, Case
 from fuseport.exporter.verify.sample import Sample, Truth, opened, unstable_alike, write_index
 
-__all__ = ["Jumps", "compute", "further", "jumps", "session"]
+__all__ = ["Jumps", "compute", "further", "jumps", "session", "stored_inputs"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -103,7 +103,9 @@ def _sample(
 ) -> Sample:
     with spent.on("truth"):
         try:
-            inputs, cotangents = _drawn(model, case) if given is None else _given(model, given)
+            inputs, cotangents = (
+                _drawn(model, case) if given is None else stored_inputs(model, given)
+            )
         except _RefusedError as refusal:
             return Sample(case, file, {}, refused=str(refusal))
         passed = {f"input/{name}": t for name, t in inputs.items()}
@@ -177,7 +179,8 @@ def _by_values(model: Model, inputs: Tensors) -> str:
     return f"; with {values} it runs: bounds may be too high (--input-shapes)" if values else ""
 
 
-def _given(model: Model, file: Path) -> tuple[Tensors, Tensors]:
+def stored_inputs(model: Model, file: Path) -> tuple[Tensors, Tensors]:
+    """Inputs and cotangents of a sample."""
     with safe_open(file, "pt") as stored:
         inputs = {s.name: stored.get_tensor(f"input/{s.name}") for s in model.inputs}
         names = [n for n in stored.keys() if n.startswith("cotangent/")]  # noqa: SIM118
@@ -319,7 +322,7 @@ def further(model: Model, sample: Sample, number: int) -> Sample:
     called = at(model, sample.case.entry)
     expected = dict(sample.expected)
     with own_backward.inlined(), opened(sample) as truth:
-        inputs, cotangents = _given(called, sample.file)
+        inputs, cotangents = stored_inputs(called, sample.file)
         begin = (number + 1) * baseline.FURTHER
         ways = baseline.further(called.module, inputs, begin)
         for seed, way in enumerate(ways, begin):
@@ -357,7 +360,7 @@ def jumps(model: Model, sample: Sample, off: Tensors, known: Jumps | None = None
         known: what an earlier call gave for this sample.
     """
     called = at(model, sample.case.entry)
-    inputs, cotangents = _given(called, sample.file)
+    inputs, cotangents = stored_inputs(called, sample.file)
 
     def results(mode: AbstractContextManager[Any], way: AbstractContextManager[Tensors]) -> Any:
         with way as moved, mode:
