@@ -60,3 +60,16 @@ def test_there_are_as_many_as_the_input_has(name: str, saved_net: SavedNet, tmp_
             if isinstance(found, dict):
                 found = tuple(found.values())
             torch.testing.assert_close(found, wanted)
+
+
+def test_a_size_that_hardly_any_other_makes_is_not_fixed(
+    saved_net: SavedNet, tmp_path: Path
+) -> None:
+    """Parts of `length // 2 + 1` leave two lengths, and a program for these has no gradient."""
+    changed = CODE.replace("x.unbind(1)", "torch.fft.rfft(x, dim=1).real.unbind(1)")
+    _, checkpoint, code = saved_net(changed.replace("RESULT", "parts[-1]"))
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="torchscript")
+    assert "conditions" not in bundle.manifest["programs"]["forward"]
+    report = api.verify(bundle.folder, model=code, runtime=["torchscript"])
+    assert report.exit_code(strict=True) == 0, report.failures()

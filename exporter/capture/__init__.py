@@ -29,7 +29,7 @@ from fuseport.exporter.program import (
     named_outputs,
     one_line,
 )
-from fuseport.exporter.program.conditions import excluded
+from fuseport.exporter.program.conditions import excluded, nearly_fixed
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.program.matching import Inseparable
@@ -308,7 +308,7 @@ def _captures(
         new = [place for place in noticed if (id(place[0]), place[1]) not in known]
         numbers = [place for place in new if place[1] != integers.LOOPS]
         # Loops take a few turns only where nothing else leaves sizes what they are.
-        if not (numbers or (new and not found)):
+        if not (numbers or (new and (not found or nearly_fixed(found[0], model.sizes)))):
             break
         code += numbers or new
     if not found:

@@ -30,6 +30,7 @@ __all__ = [
     "excluded",
     "forget",
     "in_words",
+    "nearly_fixed",
     "needed",
     "places",
     "summarised",
@@ -52,10 +53,20 @@ def violated(program: Program, sizes: Mapping[str, int]) -> tuple[sympy.Basic, .
     return tuple(dict.fromkeys(expr.xreplace(called) for expr in wrong))
 
 
+def nearly_fixed(program: Program, usual: Mapping[str, int]) -> bool:
+    """Whether a dimension is known to be right at hardly any other size, as by a loop over half of
+    it: not at 1, odd or large."""
+    return any(not any(admits(program, sizes) for sizes in _others(usual, name)) for name in usual)
+
+
 def excluded(program: Program, usual: Mapping[str, int]) -> int:
     """How many of some sizes the program does not hold for: with one dimension 1, odd or large."""
-    tried = ({**usual, name: other} for name in usual for other in (1, 3, 65, usual[name] * 4096))
+    tried = (sizes for name in usual for sizes in _others(usual, name))
     return sum(not admits(program, sizes) for sizes in tried)
+
+
+def _others(usual: Mapping[str, int], name: str) -> Iterator[dict[str, int]]:
+    yield from ({**usual, name: other} for other in (1, 3, 65, usual[name] * 4096))
 
 
 def places(program: Program, sizes: Mapping[str, int]) -> list[str]:
