@@ -1,4 +1,4 @@
-"""Tensors of rank 0 in ONNX, along the one dimension that torch says they have."""
+"""Tensors of a lower rank than ONNX takes: of one element, of one sample; and torch's own forms."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fuseport.exporter.capture import capture
+from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
@@ -77,3 +79,41 @@ def test_what_is_put_at_places_of_a_matrix(accumulate: bool, tmp_path: Path) -> 
     session = session_of(program, tmp_path, "onnxruntime")
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(session.run({"x": x})["output"], Put()(x))
+
+
+def _beside_a_loop(x: Tensor) -> Tensor:
+    """Torch traces the whole of a program with regions for its own forms of operators."""
+    rows, h = [], torch.zeros(3)
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t])
+        rows.append(h)
+    return torch.stack(rows)
+
+
+OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one sample's windows": lambda x: F.unfold(x.mT.unsqueeze(-1), (2, 1), padding=(1, 0)),
+    "one sample of windows": lambda x: F.fold(x.mT.repeat(2, 1), (x.shape[0] + 1, 1), (2, 1)),
+    "a product": lambda x: _beside_a_loop(x) * x.prod(),
+    "strides": lambda x: _beside_a_loop(x.mT.index_copy(0, torch.tensor([0]), x.mT[1:2] * 2).mT),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_torch_s_own_forms_and_samples(name: str, tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return OTHERS[name](x)
+
+    net, spec = Net(), TensorSpec("x", "float32", ("n", 3))
+    model = Model(net, "user", {}, (spec,), {"n": 4})
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 3, generator=draw, requires_grad=True)
+    y = net(x)
+    cotangent = torch.randn(y.shape, generator=draw)
+    (dx,) = torch.autograd.grad(y, x, cotangent)
+    given = {"x": x.detach(), "cotangent_output": cotangent}
+    for program in capture(model, ("forward", "gradient"), 0, lambda _: None):
+        session = session_of(program, tmp_path, "onnxruntime")
+        found = session.run({s.name: given[s.name] for s in program.inputs})
+        torch.testing.assert_close(found["output"], y.detach())
+    torch.testing.assert_close(found["grad/x"], dx)

@@ -19,7 +19,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fuseport.exporter.formats._scalars import of_rank_one
+from fuseport.exporter.formats._scalars import of_higher_rank
 from fuseport.exporter.program import mutates, rebuilt
 from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.provenance import within
@@ -35,6 +35,8 @@ _VIEWS_OF_PRIMS = {
     for name in ("broadcast_in_dim", "collapse_view", "split_dim", "squeeze", "transpose")
 }
 """What torch's own forms of operators have in them, and it refuses to trace beside regions."""
+_LAYOUTS = {torch.ops.prims.copy_strided.default: lambda x, stride: x.clone()}
+"""What they have in them of strides, of which ONNX knows nothing."""
 
 VALUE_OF = "value_of"
 """The key in a node's `meta` under which stands which node of the program's own it is."""
@@ -58,7 +60,7 @@ class Lowering(ExportedProgram):
     def __init__(self, exported: ExportedProgram, table: Table) -> None:
         """Take what is in `table`, too, and rather than what torch has for the same operator."""
         self.__dict__.update(exported.__dict__)
-        self._own = table
+        self._own = {**_LAYOUTS, **table}
 
     def run_decompositions(
         self, decomp_table: Table | None = None, decompose_custom_triton_ops: bool = False
@@ -76,6 +78,8 @@ class Lowering(ExportedProgram):
         # Tracing the whole follows regions of the graph, and adds constants to a program.
         own = Rewriting(self, {**_VIEWS_OF_PRIMS, **self._own})
         whole: ExportedProgram = rewritten(self, own).run_decompositions(others)
+        if any(node.target in self._own for node in whole.graph.nodes):  # of torch's own forms
+            whole = rewritten(whole, Rewriting(whole, self._own))
         return whole
 
 
@@ -181,7 +185,7 @@ class Rewriting:
 
     def form(self, node: fx.Node) -> Callable[..., Any] | None:
         """What computes the same as `node` does; None where that stays."""
-        return of_rank_one(node) or self._table.get(node.target)
+        return of_higher_rank(node) or self._table.get(node.target)
 
     def _inlined(self, node: fx.Node, form: Callable[..., Any]) -> Any:
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))

@@ -1,6 +1,7 @@
-"""Operators along a dimension of tensors that have none, which torch takes as it does one element.
+"""Operators of tensors of a lower rank than ONNX's take.
 
-ONNX's operators of axes take no tensor of rank 0.
+Along a dimension of tensors that have none torch takes them as it does one element, and a sample
+as it does a batch of one.
 """
 
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["of_rank_one"]
+__all__ = ["of_higher_rank"]
 
 aten = torch.ops.aten
 
@@ -23,9 +24,17 @@ _ALONG = {
 }
 
 
-def of_rank_one(node: fx.Node) -> Any:
-    """What computes the same as `node` does of one element; None where that is not needed."""
-    values = [n.meta.get("val") for n in node.all_input_nodes]
+_OF_SAMPLES = {aten.im2col.default: 3, aten.col2im.default: 2}
+"""Those that take a sample alone, with its rank."""
+
+
+def of_higher_rank(node: fx.Node) -> Any:
+    """What computes the same as `node` does, of one element or one sample; None where that is not
+    needed."""
+    values: list[Any] = [n.meta.get("val") for n in node.all_input_nodes]
+    target: Any = node.target
+    if target in _OF_SAMPLES and values[0].dim() == _OF_SAMPLES[target]:
+        return lambda x, *args: target(x.unsqueeze(0), *args).squeeze(0)
     if node.target not in _ALONG or not any(_is_scalar(value) for value in values):
         return None
     return partial(_called, node.target)
