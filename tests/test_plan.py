@@ -313,7 +313,7 @@ _OF_A_GRADIENT = "y.detach() + 0 * y"
         (_OF_A_GRADIENT, ["forward", "gradient"]),
         (_OF_A_GRADIENT, ["forward"]),  # which autograd takes
         ("y + 3e-5 * y.flip(-1)", ["forward"]),
-        ("2 * y if x.shape[1] < 40 else y", ["forward"]),
+        ("2 * y if x.shape[1] < 10 else y", ["forward"]),
     ],
     ids=["outputs", "gradients", "gradients of a forward", "little", "short"],
 )
