@@ -6,7 +6,7 @@ Most of what torch takes for granted of sizes is for the sake of a choice that m
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -130,6 +130,17 @@ class _Trials:
         parts = [sizes for case in planned for sizes in _parts(case.sizes, model.sizes)]
         self.asked = list({tuple(sizes.items()): sizes for sizes in parts}.values())
 
+    @cached_property
+    def _by_autograd(self) -> bool:
+        """Whether gradients are autograd's of the forward program, as there is no other: torch 2.11
+        has none of loops."""
+        alone = [program.kind for program in self._programs] == ["forward"]
+        return (
+            alone
+            and self._model.differentiable
+            and _same(self._model, self._programs, self._model.sizes, self._seed, by_autograd=True)
+        )
+
     def admitted(self, sizes: Mapping[str, int]) -> bool:
         """Whether the programs hold there, as far as known."""
         return admits(self._programs[0], sizes)
@@ -163,7 +174,9 @@ class _Trials:
     def _hold(self, sizes: Mapping[str, int]) -> bool:
         key = tuple(sorted(sizes.items()))
         if key not in self._same:
-            self._same[key] = _same(self._model, self._programs, sizes, self._seed)
+            self._same[key] = _same(
+                self._model, self._programs, sizes, self._seed, by_autograd=self._by_autograd
+            )
         return self._same[key]
 
 
@@ -181,7 +194,14 @@ def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[
         yield {**usual, name: size}
 
 
-def _same(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], seed: int) -> bool:
+def _same(
+    model: Model,
+    programs: Sequence[Program],
+    sizes: Mapping[str, int],
+    seed: int,
+    *,
+    by_autograd: bool,
+) -> bool:
     """Whether programs give what the model does, and so do their gradients, but for rounding.
 
     What is further off than rounding is as a rule, and no further than it may be, has the bounds of
@@ -189,7 +209,7 @@ def _same(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], s
     """
     generator = torch.Generator().manual_seed(seed)
     inputs = {spec.name: example(spec, sizes, generator) for spec in model.inputs}
-    differentiated = model.differentiable and programs[0].kind == "forward"
+    differentiated = by_autograd or any(program.kind == "gradient" for program in programs)
     runs = session(model, model.module)
     try:
         with model.fused(), own_backward.inlined():
@@ -201,7 +221,7 @@ def _same(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], s
             }
             if differentiated:
                 expected = runs.differentiate(inputs, cotangents)
-        results = _results(programs, inputs, cotangents)
+        results = _results(programs, inputs, cotangents, by_autograd=by_autograd)
     except Exception:  # the model, or an operator in a program, refuses these sizes
         return False
     known = {name: value for name, value in expected.items() if value is not None}
@@ -210,7 +230,7 @@ def _same(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], s
         return False
     if all(_alike(result, known, usual) for result in results):
         return True
-    return _judged(model, programs, sizes, seed)
+    return _judged(model, programs, sizes, seed, by_autograd=by_autograd)
 
 
 def _alike(
@@ -221,16 +241,22 @@ def _alike(
     """Whether a program gives all that the model does, and else zeros alone, as gradients of
     parameters that are not on the model's way."""
     found = {name: t for name, t in result.items() if t is not None}
-    return known.keys() <= found.keys() and all(
-        alike(t, known[name]) if name in known else not t.count_nonzero()
+    gradients = any(name.startswith("grad/") for name in result)
+    wanted = {n: t for n, t in known.items() if gradients or not n.startswith("grad/")}
+    return wanted.keys() <= found.keys() and all(
+        alike(t, wanted[name]) if name in wanted else not t.count_nonzero()
         for name, t in found.items()
     )
 
 
 def _results(
-    programs: Sequence[Program], inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]
+    programs: Sequence[Program],
+    inputs: Mapping[str, Tensor],
+    cotangents: Mapping[str, Tensor],
+    *,
+    by_autograd: bool,
 ) -> list[Mapping[str, Tensor | None]]:
-    """What programs give: a forward program its gradients, too, where there are cotangents."""
+    """What each program gives."""
     given = {**inputs, **{f"cotangent_{name}": t for name, t in cotangents.items()}}
     results: list[Mapping[str, Tensor | None]] = []
     for program in programs:
@@ -238,12 +264,18 @@ def _results(
         names = [spec.name for spec in program.outputs]
         runs = ModuleSession(module, module.named_parameters(), partial(named_outputs, names=names))
         passed = {spec.name: given[spec.name] for spec in program.inputs}
-        by_autograd = program.kind == "forward" and cotangents
         results.append(runs.differentiate(passed, cotangents) if by_autograd else runs.run(passed))
     return results
 
 
-def _judged(model: Model, programs: Sequence[Program], sizes: Mapping[str, int], seed: int) -> bool:
+def _judged(
+    model: Model,
+    programs: Sequence[Program],
+    sizes: Mapping[str, int],
+    seed: int,
+    *,
+    by_autograd: bool,
+) -> bool:
     """Whether programs are within the bounds of `verify`."""
     case = Case("tried", sizes, "contiguous", seed)
     with TemporaryDirectory() as folder, ExitStack() as opening:
@@ -254,7 +286,7 @@ def _judged(model: Model, programs: Sequence[Program], sizes: Mapping[str, int],
         inputs, cotangents = stored_inputs(model, sample.file)
         return all(
             judge(name, value, exact(name), sample.expected[name]).verdict != "fail"
-            for result in _results(programs, inputs, cotangents)
+            for result in _results(programs, inputs, cotangents, by_autograd=by_autograd)
             for name, value in result.items()
             if name in sample.expected and name not in sample.unstable
         )
