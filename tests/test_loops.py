@@ -53,6 +53,15 @@ FORMS: dict[str, tuple[str, int]] = {
 """,
         1,
     ),
+    "in another type": (
+        """
+        for t in range(length):
+            h = torch.tanh(h.double() + self.a(x[:, t]).to(x.dtype)).float()
+            ys.append(h)
+        return torch.stack(ys, dim=1)
+""",
+        1,
+    ),
     "last alone": (
         """
         x = self.a(x)

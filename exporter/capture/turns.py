@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 from torch import SymBool, SymInt, Tensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -126,8 +126,10 @@ class Turning(TorchFunctionMode):
         for each in pytree.tree_leaves(result):
             if isinstance(each, Tensor):
                 self._made[id(each)] = each, of_one
+                # A part by values, `x[i]`, torch cannot look at again once `x` is written to.
+                kept = each.clone() if free_unbacked_symbols(each.storage_offset()) else each
                 for loop in self._within:
-                    loop.made.append(each)
+                    loop.made.append(kept)
 
     def _turns_of(self, x: Any) -> dict["_Loop", int]:
         """The turns that made a tensor, of each loop one; none, where several of it did."""

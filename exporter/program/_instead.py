@@ -20,6 +20,7 @@ from fuseport.exporter.program._recurrent import LAYERS
 from fuseport.exporter.program._signals import istft
 from fuseport.exporter.program._transforms import TRANSFORMS
 from fuseport.exporter.program._windows import WINDOWS
+from fuseport.exporter.program._written import written
 from fuseport.exporter.program.listed import of_list
 
 __all__ = ["INSTEAD"]
@@ -252,6 +253,7 @@ INSTEAD: Mapping[Any, _Form] = {
     **{func: functools.partial(_tensor, func) for func in (torch.tensor, torch.as_tensor)},
     **{func: functools.partial(_like, func) for func in (Tensor.new, Tensor.new_tensor)},
     **_both("squeeze", _squeeze),
+    Tensor.__setitem__: written,
     **PARTS,
     **WINDOWS,
     **TRANSFORMS,

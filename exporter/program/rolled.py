@@ -53,9 +53,12 @@ def rolled(exported: ExportedProgram) -> ExportedProgram:
         return exported
     for mark in marks:
         mark.let_go()
-    _take_out_whole_views(graph)
-    _take_along(graph)
+    for node in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+        graph.erase_node(node)  # as of `y.to(x.dtype)`: of what a turn made, it is no use of it
     sizes = Sizes(graph, mode_of(graph))
+    _take_out_whole_views(graph)
+    _take_by_index(graph, sizes)
+    _take_along(graph)
     while marks := _marks(graph):
         _roll(exported.graph_module, _innermost(marks), sizes)
     graph.eliminate_dead_code()
@@ -143,6 +146,31 @@ def _take_out_whole_views(graph: fx.Graph) -> None:
         elif node.target is aten.slice_scatter.default and _is_all(node.args[3:]):
             node.replace_all_uses_with(node.args[1])
             graph.erase_node(node)
+
+
+_ITEMS = (aten.item.default, aten._local_scalar_dense.default)
+
+
+def _take_by_index(graph: fx.Graph, sizes: Sizes) -> None:
+    """Have parts that the value of a tensor says, `x[i]`, taken and written by that tensor.
+
+    A number that hangs on values has no form within a loop.
+    """
+    for node in list(graph.nodes):
+        if node.target not in (aten.select.int, aten.select_scatter.default):
+            continue
+        x, *source, dim, number = node.args
+        if not isinstance(number, fx.Node) or number.target not in _ITEMS:
+            continue
+        at: Any = number.args[0]
+        if at.meta["val"].dim():
+            at = sizes.call(number, aten.reshape.default, at, [])
+        index = [*[None] * (dim % x.meta["val"].dim()), at]
+        target = aten.index_put.default if source else aten.index.Tensor
+        node.replace_all_uses_with(sizes.call(node, target, x, index, *source))
+        graph.erase_node(node)
+        if not number.users:
+            graph.erase_node(number)
 
 
 def _take_along(graph: fx.Graph) -> None:
