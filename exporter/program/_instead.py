@@ -19,6 +19,7 @@ from fuseport.exporter.program._parts import PARTS, named, unlike_the_usual
 from fuseport.exporter.program._recurrent import LAYERS
 from fuseport.exporter.program._signals import istft
 from fuseport.exporter.program._transforms import TRANSFORMS
+from fuseport.exporter.program._triangles import TRIANGLES
 from fuseport.exporter.program._windows import WINDOWS
 from fuseport.exporter.program._written import written
 from fuseport.exporter.program.listed import of_list
@@ -257,6 +258,7 @@ INSTEAD: Mapping[Any, _Form] = {
     **PARTS,
     **WINDOWS,
     **TRANSFORMS,
+    **TRIANGLES,
     **{of: _by_values(form) for of, form in (BY_VALUES | LOSSES).items()},
     F.scaled_dot_product_attention: _by_values(_attention),
     **_both("kron", _kron),

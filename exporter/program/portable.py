@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from fuseport.exporter.program._antialiased import antialiased
 from fuseport.exporter.program._bags import BAGS, bilinear
@@ -63,6 +63,15 @@ def _group_norm(x: Tensor, *arguments: Any) -> Any:
     if not x.is_contiguous():
         x = x.clone(memory_format=torch.contiguous_format)
     return aten.group_norm.default(x, *arguments)
+
+
+def _of_one_feature(operator: Callable[..., Any], x: Tensor, weight: Tensor, *bias: Any) -> Any:
+    # Where values say how many rows there are, its derivative asks whether there is one.
+    of_values = x.dim() > 1 and weight.dim() == 2 and any(map(free_unbacked_symbols, x.shape))
+    if not of_values or not statically_known_true(x.shape[-1] == 1):
+        return operator(x, weight, *bias)
+    out = x * (weight.mT if operator is aten.linear.default else weight)
+    return out if not bias or bias[0] is None else out + bias[0]
 
 
 def _bag(operator: Callable[..., Any], *arguments: Any) -> Any:
@@ -147,6 +156,8 @@ _TRANSPOSED = (
     aten.conv_transpose3d.input,
 )
 
+_PRODUCTS = (aten.linear.default, aten.matmul.default, aten.mm.default)
+
 _WHERE = (aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
 
 DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
@@ -181,6 +192,7 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     **{bag: partial(_bag, bag) for bag in BAGS},
     aten.group_norm.default: _group_norm,
     **FOLDS,
+    **{product: partial(_of_one_feature, product) for product in _PRODUCTS},
     **{pool: partial(_adaptive_avg_pool, pool) for pool in _ADAPTIVE_AVG_POOLS},
 }
 """What the gradient program computes instead of an operator of the forward program."""
