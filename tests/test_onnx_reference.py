@@ -1,5 +1,6 @@
 """Operators that fuseport gives onnx's reference evaluator in place of its own."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,9 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from torch import Tensor
+from torch import Tensor, nn
 
-from fuseport.exporter import runtimes
+from fuseport.exporter import api, runtimes
 
 KINDS = {
     torch.float32: TensorProto.FLOAT,
@@ -115,3 +116,29 @@ def test_a_function_of_types_runs_in_the_body_of_another(tmp_path: Path) -> None
     x = torch.randn(3, 5)
     found = runtimes.get("onnx_reference").load(tmp_path / "m.onnx", {}).run({"x": x})["y"]
     torch.testing.assert_close(found, torch.nn.functional.gelu(x, approximate="tanh"))
+
+
+REPEATED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x, counts):
+        rows = torch.repeat_interleave(counts)
+        return self.a(x)[rows], x.repeat_interleave(counts, 0)
+"""
+
+
+def test_takes_what_is_repeated_as_often_as_values_say(
+    saved_net: Callable[[str], tuple[nn.Module, Path, str]], tmp_path: Path
+) -> None:
+    """onnxscript's form of it sums along a vector of one axis, which onnx refuses."""
+    _, checkpoint, code = saved_net(REPEATED)
+    inputs = ["x:[rows,4]", "counts:int64[rows]<5"]
+    bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="onnx")
+    report = api.verify(bundle.folder, model=code, runtime=["onnxruntime", "onnx_reference"])
+    assert report.exit_code(strict=True) == 0, report.failures()

@@ -1,7 +1,8 @@
-"""Axes of reductions in ONNX, counted from the front.
+"""Axes in ONNX: of reductions, counted from the front; of sums so far, a number.
 
 Where there is nothing to reduce and an axis is counted from the back, ONNX Runtime, 1.31 at least,
 gives the shape of what it was given: of (2, 0, 8), reduced over the axis -1, that and not (2, 0).
+ONNX's reference refuses CumSum along a vector of one axis, as onnxscript's `repeat_interleave` has.
 """
 
 import onnx_ir as ir
@@ -17,7 +18,7 @@ _OF_THE_SAME_SIZES = (
 
 
 def from_the_front(model: ir.Model) -> None:
-    """Count the axes of all reductions so, where the number of dimensions is known."""
+    """Have all axes so, those of reductions where the number of dimensions is known."""
     for node in tuple(model.graph.all_nodes()):
         if node.domain:
             continue
@@ -27,14 +28,26 @@ def from_the_front(model: ir.Model) -> None:
                 node.attributes["axis"] = ir.AttrInt64("axis", axis + rank)
         elif node.op_type.startswith("Reduce"):
             _count(node)
+        elif node.op_type == "CumSum":
+            _make_number(node)
 
 
 def _count(node: ir.Node) -> None:
     axes, rank = _axes(node), _rank(node.inputs[0])
     if rank is None or node.graph is None or all(axis >= 0 for axis in axes):
         return
-    counted = ir.tensor([axis % rank for axis in axes], dtype=ir.DataType.INT64)
-    constant = ir.node("Constant", [], {"value": counted})
+    _set_axes(node, [axis % rank for axis in axes])
+
+
+def _make_number(node: ir.Node) -> None:
+    if (axes := _axes(node)) and _rank(node.inputs[1]) == 1:
+        _set_axes(node, axes[0])
+
+
+def _set_axes(node: ir.Node, axes: int | list[int]) -> None:
+    assert node.graph is not None
+    value = ir.tensor(axes, dtype=ir.DataType.INT64)
+    constant = ir.node("Constant", [], {"value": value})
     node.graph.insert_before(node, constant)
     node.replace_input_with(1, constant.outputs[0])
 

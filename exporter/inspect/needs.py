@@ -33,8 +33,9 @@ def found(name: str, config: dict[str, Any]) -> dict[str, Any]:
                 for spec in model.inputs
             ]
             recorder = _Recorder()
+            model.module.eval()
             with model.fused(), recorder:
-                model.module.eval()(*inputs)
+                model.module(*inputs)
     except FuseportError as error:
         return {"reason": str(error)}
     except NotImplementedError as error:  # as stand-ins say it of what has no form here

@@ -107,7 +107,8 @@ def from_checkpoint(
     if adapter is not None:
         model, said = lora.adapted(model, adapter)
         notes = (*notes, *said)
-    remember(model.module.eval())
+    model.module.eval()  # some return nothing
+    remember(model.module)
     return model, notes
 
 
@@ -256,7 +257,8 @@ def rebuild(architecture: Mapping[str, Any], path: Path, *, code: str | None = N
     dtypes = config.get("tables", {})
     for name, table in tables(model.module).items():  # others are made at the first call
         table.data = table.data.to(getattr(torch, dtypes.get(name, ""), table.dtype))
-    remember(model.module.eval())
+    model.module.eval()  # some return nothing
+    remember(model.module)
     return replace(model, sizes={**model.sizes, **architecture.get("sizes", {})})
 
 
