@@ -1,7 +1,7 @@
-"""Mamba-1's layer, with the forks of Vim, VideoMamba, SegMamba and Vivim; its block."""
+"""Mamba-1's layer, with the forks of Vim, VideoMamba, SegMamba, Vivim and Pan-Mamba; its block."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -47,8 +47,9 @@ class Mamba(nn.Module):
         layer_idx: the key of this layer's states when decoding.
         device: of the parameters.
         dtype: of the parameters, but for A_log and D, which are float32.
-        bimamba_type: Vim's and later forks': "none"; "v1" scans backward too, with an A of its own;
-            "v2" with parameters of its own throughout; "v3" also across slices of the sequence.
+        bimamba_type: Vim's and later forks': "none" or None; "v1" scans backward too, with an A of
+            its own; "v2" with parameters of its own throughout; "v3" also across slices of the
+            sequence, or, where weights are Pan-Mamba's, another sequence and none backward.
         if_divide_out: Vim's: whether v2 takes the mean of both directions, not the sum.
         init_layer_scale: Vim's: the initial scale of the output, or None for no scale.
         nslices: SegMamba's: how many slices v3 goes across.
@@ -78,7 +79,7 @@ class Mamba(nn.Module):
         layer_idx: int | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
-        bimamba_type: str = "none",
+        bimamba_type: str | None = "none",
         if_divide_out: bool = False,
         init_layer_scale: float | None = None,
         nslices: int = 5,
@@ -87,7 +88,7 @@ class Mamba(nn.Module):
         if_devide_out: bool = False,
     ) -> None:
         super().__init__()
-        bimamba_type = "v2" if bimamba else bimamba_type
+        bimamba_type = "v2" if bimamba else bimamba_type or "none"
         if bimamba_type not in ("none", "v1", "v2", "v3"):
             raise NotImplementedError(
                 f"bimamba_type is {bimamba_type!r}; it must be none, v1, v2 or v3"
@@ -142,22 +143,53 @@ class Mamba(nn.Module):
             setattr(self, f"D{way}", D)
         self.out_proj = nn.Linear(d, d_model, bias=bias, **factory)
 
-    def forward(self, hidden_states: Tensor, inference_params: Any = None) -> Tensor:
+    def fuseport_settle(self, names: Collection[str]) -> None:
+        """Be Pan-Mamba's v3 where this layer's weights have none of a scan across slices."""
+        if self.bimamba_type == "v3" and names and "A_s_log" not in names:
+            self._take_another()
+
+    def _take_another(self) -> None:
+        for name in ("A_s_log", "D_s", "conv1d_s", "x_proj_s", "dt_proj_s"):
+            delattr(self, name)
+        weight, bias = self.in_proj.weight, self.in_proj.bias is not None
+        factory: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+        self.in_proj_extra = nn.Linear(self.d_model, 2 * self.d_inner, bias=bias, **factory)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        inference_params: Any = None,
+        extra_emb: Tensor | None = None,
+    ) -> Tensor:
         """The layer over a sequence, or one step of decoding.
 
         Args:
             hidden_states: (b, l, d_model).
             inference_params: of decoding: keeps each layer's states, and how far it is. The
                 fork's layers decode one way, as there.
+            extra_emb: Pan-Mamba's: another sequence, of the same shape, which its v3 scans, too.
 
         Returns:
             (b, l, d_model).
+
+        Raises:
+            NotImplementedError: there is another sequence, and the weights are not of that fork.
         """
+        crossed = hasattr(self, "in_proj_extra")
+        if (extra_emb is not None) != crossed:
+            raise NotImplementedError(
+                "mamba_ssm: a layer takes extra_emb if it is of bimamba_type v3 and its weights "
+                "are Pan-Mamba's, in_proj_extra among them"
+            )
         if inference_params is not None:
             states = self._get_states_from_cache(inference_params, hidden_states.shape[0])
             if inference_params.seqlen_offset > 0:
                 return self.step(hidden_states, *states)[0]
             out = self._with_states(hidden_states, *states)
+        elif extra_emb is not None:
+            ways = (self.in_proj, hidden_states, ""), (self.in_proj_extra, extra_emb, "_b")
+            both = sum(self._one_way(project(x).mT, way).mT for project, x, way in ways)
+            out = self.out_proj(both / 2 if self.if_divide_out else both)
         else:
             out = self._without_states(self.in_proj(hidden_states).mT)
         return out if self.init_layer_scale is None else out * self.gamma
