@@ -62,6 +62,16 @@ FORMS: dict[str, tuple[str, int]] = {
 """,
         1,
     ),
+    "written where values say": (
+        """
+        last = torch.zeros(3, 3)
+        for i in x[-1].argmax(1):
+            h = self.step(h, last[i.item()])
+            last[i] = h[0] + last[:, i.item()] + 1
+        return h, last
+""",
+        1,
+    ),
     "last alone": (
         """
         x = self.a(x)

@@ -80,8 +80,8 @@ class Net(nn.Module):
         y = self.a(x)
         best = y.sum((0, 2)).argmax()
         kept = x.clone()
-        kept[:, best] = y[:, best]
-        kept[..., best % 4] = kept[0, best, 0]
+        kept[:, best] = y[:, best.item()]
+        kept[..., best % 4] = kept[0, best.item(), 0]
         return kept
 """
 
