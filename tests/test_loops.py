@@ -192,6 +192,23 @@ def exported(saved_net: SavedNet, body: str, folder: Path, **options: object) ->
     return module, api.export(checkpoint, folder, model=code, inputs=inputs, **options), code
 
 
+def test_turns_may_take_a_matrix_and_what_is_turned_of_it(
+    saved_net: SavedNet, tmp_path: Path
+) -> None:
+    """And parts of one, of which torch's `scan` says that they alias each other."""
+    body = """
+        rows, others = (self.a.weight * 2).chunk(2, 1)
+        for t in range(length):
+            h = torch.tanh(self.a.weight @ h.mT + x[:, t].mT).mT @ self.a.weight.mT
+            h = h + (x[:, t] @ rows.mT[:1].mT) @ others.mT[:1] + x[:, t] * x[0, 0]
+            ys.append(h)
+        return torch.stack(ys, dim=1)
+"""
+    _, bundle, code = exported(saved_net, body, tmp_path / "b")
+    report = api.verify(bundle.folder, model=code)
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_a_loop_has_as_many_turns_as_its_input_says(
     name: str, saved_net: SavedNet, tmp_path: Path

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.formats._scalars import of_higher_rank
 from fuseport.exporter.program import mutates, rebuilt
+from fuseport.exporter.program._layouts import any_layouts
 from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.provenance import within
 
@@ -77,9 +78,9 @@ class Lowering(ExportedProgram):
                 pass
         # Tracing the whole follows regions of the graph, and adds constants to a program.
         own = Rewriting(self, {**_VIEWS_OF_PRIMS, **self._own})
-        whole: ExportedProgram = rewritten(self, own).run_decompositions(others)
-        if any(node.target in self._own for node in whole.graph.nodes):  # of torch's own forms
-            whole = rewritten(whole, Rewriting(whole, self._own))
+        with any_layouts():
+            inside = {**others, **self._own}
+            whole: ExportedProgram = rewritten(self, own).run_decompositions(inside)
         return whole
 
 

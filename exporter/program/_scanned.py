@@ -2,13 +2,14 @@
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import SymInt, Tensor, fx
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program._left import Buffer, Last, Stacked, buffers, fixed, uses
@@ -368,12 +369,21 @@ class _Loop:
         name = next(each for each in names if not hasattr(self._module, each))
         self._module.add_submodule(name, fx.GraphModule(self._module, self._body))
         sizes = (self._sizes.node(symbol, self._turns.end) for symbol in self._sizes_given)
-        others = *self._shared, *sizes
+        others = *self._apart(slices), *sizes
         with self._module.graph.inserting_before(self._turns.end):
             body = self._module.graph.get_attr(name)
             call = self._module.graph.call_function(_SCAN, (body, firsts, slices, others))
         within(call, self._turns.nodes[0])
         return call
+
+    def _apart(self, slices: Sequence[fx.Node]) -> Iterator[fx.Node]:
+        """What is shared, as no views of each other or of what turns have a part of: torch's `scan`
+        refuses these."""
+        seen = {_viewed(node) for node in slices}
+        for node in self._shared:
+            of = _viewed(node)
+            yield self._outside(aten.clone.default, node, **_CONTIGUOUS) if of in seen else node
+            seen.add(of)
 
     def _all_of(self, use: Stacked, stacked: fx.Node) -> fx.Node:
         """What is stacked, behind what a first turn that is unlike the others made of it."""
@@ -408,6 +418,20 @@ _WITH_TENSOR = {
     aten.gt.Scalar: aten.gt.Tensor,
     aten.ge.Scalar: aten.ge.Tensor,
 }
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """The tensor that a node gives a view of; itself where it gives none."""
+    while node.target is operator.getitem or _is_view(node.target):
+        whole = node.args[0]
+        assert isinstance(whole, fx.Node)
+        node = whole
+    return node
+
+
+def _is_view(target: Any) -> bool:
+    returns = target._schema.returns if isinstance(target, OpOverload) else ()
+    return any(each.alias_info is not None for each in returns)
 
 
 def _is_real(node: fx.Node) -> bool:

@@ -30,6 +30,7 @@ from fuseport.exporter.program import (
 )
 from fuseport.exporter.program._arithmetic import fails
 from fuseport.exporter.program._carried import differentiable
+from fuseport.exporter.program._layouts import contiguous_carries, contiguous_matrices
 from fuseport.exporter.program._loops import lighten
 from fuseport.exporter.program.bounds import may_be_zero, of_inputs
 from fuseport.exporter.program.conditions import depends_on, dimensions
@@ -73,7 +74,7 @@ def capture_gradient(forward: Program) -> Program:
         raise ExportFailed(
             "there is no gradient program: no floating input, no trainable parameter"
         )
-    with failing_as("gradient"), _regions_named(forward), any_sizes():
+    with failing_as("gradient"), _regions_named(forward), any_sizes(), contiguous_carries():
         joint = _trace(forward, wanted, [spec.name for spec in cotangents])
         names = [spec.name for spec in forward.outputs] + [f"grad/{n}" for n in joint.connected]
         exported = _exported(forward, joint, specs, names)
@@ -119,7 +120,7 @@ class _Joint:
 
 
 def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -> _Joint:
-    exported = differentiable(forward.exported)
+    exported = contiguous_matrices(differentiable(forward.exported))
     names = _placeholder_names(forward, cotangents)
     nodes = list(exported.graph.nodes)
     fakes = {

@@ -29,6 +29,8 @@ def view_of(node: fx.Node) -> Any:
     view = name.removesuffix("_copy")
     if view == name or view not in _VIEWS or node.op != "call_function":
         return None
+    if node.target is aten.view_copy.default:  # of what may have been a copy, and is a view then
+        return aten.reshape.default
     return getattr(getattr(aten, view), overload)
 
 
