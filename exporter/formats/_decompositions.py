@@ -19,10 +19,8 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fuseport.exporter.formats._diagonals import DIAGONALS
-from fuseport.exporter.formats._distances import DISTANCES
-from fuseport.exporter.formats._exponentials import EXPONENTIALS
 from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
+from fuseport.exporter.formats._functions import FUNCTIONS
 from fuseport.exporter.formats._integers import OF_FEW_BITS
 from fuseport.exporter.formats._losses import of_loss
 from fuseport.exporter.formats._lowering import Table
@@ -32,10 +30,8 @@ from fuseport.exporter.formats._ranges import RANGES
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
 from fuseport.exporter.formats._repeats import BY_SIZES
 from fuseport.exporter.formats._resampling import ADAPTIVE, DIVIDED, RESAMPLING, even
-from fuseport.exporter.formats._running import RUNNING
 from fuseport.exporter.formats._scatter import ADDING
-from fuseport.exporter.formats._searching import SEARCHING
-from fuseport.exporter.formats._special import SPECIAL, sigmoid
+from fuseport.exporter.formats._special import sigmoid
 from fuseport.exporter.formats._sums import of_volume
 from fuseport.exporter.program.bounds import may_be_none
 from fuseport.exporter.program.portable import masked_select
@@ -468,8 +464,6 @@ def _strided_dweight(
 
 _OWN: Table = {
     **BY_SIZES,
-    **DIAGONALS,
-    **DISTANCES,
     **RANGES,
     **RANKS,
     **RESAMPLING,
@@ -492,9 +486,6 @@ _OWN: Table = {
     },
     aten.remainder.Scalar: _remainder,
     **ADDING,
-    **EXPONENTIALS,
     **OF_FEW_BITS,
-    **RUNNING,
-    **SEARCHING,
-    **SPECIAL,
+    **FUNCTIONS,
 }

@@ -31,7 +31,7 @@ from torch.onnx._internal.exporter import _constants
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.formats import Options
+from fuseport.exporter.formats import Options, _columns
 from fuseport.exporter.formats._axes import from_the_front
 from fuseport.exporter.formats._bfloat16 import in_float32
 from fuseport.exporter.formats._checks import refuse, refuse_values, returning_conditions
@@ -42,6 +42,7 @@ from fuseport.exporter.formats._lacking import lacking
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
 from fuseport.exporter.formats._promotion import promoted_by_known_values
 from fuseport.exporter.formats._quiet import quiet
+from fuseport.exporter.formats._singular import asserting_regular
 from fuseport.exporter.formats._splits import without_sequences
 from fuseport.exporter.formats._sums import one_axis_at_a_time
 from fuseport.exporter.program import Program, one_line, shape_env
@@ -140,7 +141,7 @@ def _translate(
     program: Program, opset: int, instead: Decompositions
 ) -> tuple[ir.Model, dict[str, str]]:
     """The model, and which of its values each node of the program's graph is, by name."""
-    exported, asserted = returning_conditions(in_parts(program.exported))
+    exported, asserted = returning_conditions(asserting_regular(in_parts(program.exported)))
     lowering = Lowering(exported, _table(exported, instead))
     sizes = unbound_sizes(shape_env(exported))
     known = promoted_by_known_values()
@@ -330,8 +331,8 @@ def _strip_metadata(model: ir.Model) -> None:
 
 def _attach_functions(model: ir.Model, opset: int) -> None:
     used = {(node.domain, node.op_type) for node in model.graph.all_nodes()}
-    for op in (op for op in OPS.values() if op.lowers):
-        lowering = op.lowering()
+    lowerings: Iterator[Any] = (op.lowering() for op in OPS.values() if op.lowers)
+    for lowering in (_columns, *lowerings):
         for function in lowering.functions(opset):
             if (function.domain, function.name) in used:
                 body = ir.serde.deserialize_function(function)

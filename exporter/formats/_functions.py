@@ -1,0 +1,22 @@
+"""All functions that ONNX has not, whatever a program is."""
+
+from fuseport.exporter.formats._diagonals import DIAGONALS
+from fuseport.exporter.formats._distances import DISTANCES
+from fuseport.exporter.formats._exponentials import EXPONENTIALS
+from fuseport.exporter.formats._factorisations import FACTORISATIONS
+from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.formats._running import RUNNING
+from fuseport.exporter.formats._searching import SEARCHING
+from fuseport.exporter.formats._special import SPECIAL
+
+__all__ = ["FUNCTIONS"]
+
+FUNCTIONS: Table = {
+    **DIAGONALS,
+    **DISTANCES,
+    **EXPONENTIALS,
+    **FACTORISATIONS,
+    **RUNNING,
+    **SEARCHING,
+    **SPECIAL,
+}
