@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
@@ -74,3 +75,25 @@ def test_outputs_and_gradients_are_those_of_float64(
         torch.testing.assert_close(out, y.detach().to(dtype), equal_nan=True, **near)
         found = sessions["gradient"].run({"x": x, "cotangent_output": cotangent})
         torch.testing.assert_close(found["grad/x"], dx.to(dtype), equal_nan=True, **near)
+
+
+def test_branches_and_turns_of_loops_have_the_same_forms(tmp_path: Path) -> None:
+    def turn(so_far: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = (so_far / 2 + x).cummax(-1)[0]
+        return found, torch.lgamma(found.abs() + 1) + torch.linalg.inv(found + 3 * torch.eye(3))
+
+    def function(x: Tensor) -> Tensor:
+        ys: Any = scan(turn, torch.eye(3), x)[1]
+        return torch.cond(
+            x.sum() > 0, lambda y: y.cummin(1)[0], lambda y: torch.matrix_exp(y / 9), (ys,)
+        )
+
+    generator = torch.Generator().manual_seed(8)
+    spec = TensorSpec("x", "float32", ("length", 3, 3))
+    example = torch.rand(4, 3, 3, generator=generator)
+    program = capture_forward(Called(function), {"x": example}, [spec])
+    session = session_of(program, tmp_path, "onnxruntime")
+    for length, sign in (4, 1), (7, -1), (1, 1):
+        x = sign * torch.rand(length, 3, 3, generator=generator)
+        found = session.run({"x": x})["output"]
+        torch.testing.assert_close(found, function(x), rtol=1e-4, atol=1e-4)

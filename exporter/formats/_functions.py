@@ -4,6 +4,7 @@ from fuseport.exporter.formats._diagonals import DIAGONALS
 from fuseport.exporter.formats._distances import DISTANCES
 from fuseport.exporter.formats._exponentials import EXPONENTIALS
 from fuseport.exporter.formats._factorisations import FACTORISATIONS
+from fuseport.exporter.formats._gammas import GAMMAS
 from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._running import RUNNING
 from fuseport.exporter.formats._searching import SEARCHING
@@ -16,6 +17,7 @@ FUNCTIONS: Table = {
     **DISTANCES,
     **EXPONENTIALS,
     **FACTORISATIONS,
+    **GAMMAS,
     **RUNNING,
     **SEARCHING,
     **SPECIAL,
