@@ -413,6 +413,8 @@ def test_models_are_exported_and_verified(code: str, inputs: Sequence[str], tmp_
     torch.save(scope["Net"]().state_dict(), tmp_path / "w.pth")
     model = f"{tmp_path}/net.py:Net"
     given: Any = {"model": model, "inputs": parse_inputs(inputs), "format": ["onnx", "torchscript"]}
+    if code is DETERMINANTS:
+        given["format"].append("exported_program")
     api.export(tmp_path / "w.pth", tmp_path / "b", **given)
     report = api.verify(tmp_path / "b", model=model)
     assert [row for row in report.results if row.verdict != "pass"] == []

@@ -30,21 +30,23 @@ _CONTIGUOUS: Any = {"memory_format": torch.contiguous_format}
 
 
 _DETERMINANTS = {
+    *(aten._linalg_det.default, aten._linalg_slogdet.default),
     *(aten.det.default, aten.linalg_det.default, aten.logdet.default),
     *(aten.slogdet.default, aten.linalg_slogdet.default),
 }
 
 
-def contiguous_matrices(exported: ExportedProgram) -> ExportedProgram:
-    """A program whose determinants are of contiguous matrices.
+def contiguous_matrices(exported: ExportedProgram, *, inside: bool = False) -> ExportedProgram:
+    """A program whose determinants are of contiguous matrices, or those `inside` its regions alone.
 
     Of such torch has them by the factors of what is turned, of others not; and it differentiates
-    either way alone, but a program's layouts are not always those of its trace, as inside a loop.
+    either way alone, but layouts are not always those of the trace: not where a `scan` is
+    differentiated, of which torch has the views as copies.
     """
-    if not any(True for _ in _determinants(exported.graph_module)):
+    if not any(True for _ in _determinants(exported.graph_module, inside)):
         return exported
     module = copy.deepcopy(exported.graph_module)
-    for part, node in [*_determinants(module)]:
+    for part, node in [*_determinants(module, inside)]:
         call = Sizes(part.graph, mode_of(module.graph)).call
         matrices = call(node, aten.clone.default, node.args[0], **_CONTIGUOUS)
         within(matrices, node)
@@ -53,10 +55,16 @@ def contiguous_matrices(exported: ExportedProgram) -> ExportedProgram:
     return rebuilt(exported, module.graph, exported.graph_signature.input_specs)
 
 
-def _determinants(module: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, fx.Node]]:
+def _determinants(module: fx.GraphModule, inside: bool) -> Iterator[tuple[fx.GraphModule, fx.Node]]:
     for part in module.modules():
-        if isinstance(part, fx.GraphModule):
-            yield from ((part, n) for n in part.graph.nodes if n.target in _DETERMINANTS)
+        if isinstance(part, fx.GraphModule) and not (inside and part is module):
+            for node in part.graph.nodes:
+                if node.target in _DETERMINANTS and not _is_laid_out(node.args[0]):
+                    yield part, node
+
+
+def _is_laid_out(node: fx.Node) -> bool:
+    return node.target is aten.clone.default and node.kwargs == _CONTIGUOUS
 
 
 @contextmanager

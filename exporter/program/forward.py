@@ -40,6 +40,7 @@ from fuseport.exporter.program._derivatives import merge_equal, taking
 from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program._jacobians import by_derivatives
 from fuseport.exporter.program._known import buffers_of, knowing
+from fuseport.exporter.program._layouts import contiguous_matrices
 from fuseport.exporter.program._logarithms import logarithms
 from fuseport.exporter.program._unbound import forget_beyond
 from fuseport.exporter.program.bounds import of_inputs
@@ -196,7 +197,7 @@ def _exported(
         detach_regions(exported.graph_module)
         with asked_once():
             exported = exported.run_decompositions({**DIFFERENTIABLE, **_replaced_operators()})
-    return rolled(exported)
+    return contiguous_matrices(rolled(exported), inside=True)
 
 
 def _replaced_operators() -> dict[Any, Callable[..., Any]]:
