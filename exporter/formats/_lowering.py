@@ -36,6 +36,8 @@ _VIEWS_OF_PRIMS = {
     for name in ("broadcast_in_dim", "collapse_view", "split_dim", "squeeze", "transpose")
 }
 """What torch's own forms of operators have in them, and it refuses to trace beside regions."""
+_SPLIT = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
+"""What becomes one operator in regions, where one turn after another takes parts: see `_splits`."""
 _LAYOUTS = {torch.ops.prims.copy_strided.default: lambda x, stride: x.clone()}
 """What they have in them of strides, of which ONNX knows nothing."""
 
@@ -78,8 +80,8 @@ class Lowering(ExportedProgram):
                 pass
         # Tracing the whole follows regions of the graph, and adds constants to a program.
         own = Rewriting(self, {**_VIEWS_OF_PRIMS, **self._own})
+        inside = {**others, **{op: form for op, form in self._own.items() if op not in _SPLIT}}
         with any_layouts():
-            inside = {**others, **self._own}
             whole: ExportedProgram = rewritten(self, own).run_decompositions(inside)
         return whole
 

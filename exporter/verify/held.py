@@ -127,8 +127,10 @@ class _Trials:
         self._programs = programs
         self._seed = planned[0].seed if planned else 0
         self._same: dict[tuple[tuple[str, int], ...], bool] = {}
-        parts = [sizes for case in planned for sizes in _parts(case.sizes, model.sizes)]
-        self.asked = list({tuple(sizes.items()): sizes for sizes in parts}.values())
+        parts = [(s, case.seed) for case in planned for s in _parts(case.sizes, model.sizes)]
+        # Inputs of a size are those that it is compared at, as far as there are such.
+        self._seeds = {_key(sizes): seed for sizes, seed in reversed(parts)}
+        self.asked = list({_key(sizes): sizes for sizes, _ in parts}.values())
 
     @cached_property
     def _by_autograd(self) -> bool:
@@ -172,12 +174,17 @@ class _Trials:
         return False
 
     def _hold(self, sizes: Mapping[str, int]) -> bool:
-        key = tuple(sorted(sizes.items()))
+        key = _key(sizes)
         if key not in self._same:
+            seed = self._seeds.get(key, self._seed)
             self._same[key] = _same(
-                self._model, self._programs, sizes, self._seed, by_autograd=self._by_autograd
+                self._model, self._programs, sizes, seed, by_autograd=self._by_autograd
             )
         return self._same[key]
+
+
+def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(sizes.items()))
 
 
 def _beside(usual: Mapping[str, int]) -> Iterator[tuple[str, int]]:
