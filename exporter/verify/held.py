@@ -3,6 +3,7 @@
 Most of what torch takes for granted of sizes is for the sake of a choice that makes no difference.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,11 +25,11 @@ from fuseport.exporter.program.conditions import (
     violated,
 )
 from fuseport.exporter.program.refusing import seen
-from fuseport.exporter.program.rounding import close, usual
+from fuseport.exporter.program.rounding import usual
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import plan
-from fuseport.exporter.verify.compare import judge
+from fuseport.exporter.verify.compare import Judgement, judge, share
 from fuseport.exporter.verify.plan import Case
 from fuseport.exporter.verify.sample import opened
 from fuseport.exporter.verify.truth import compute, session, stored_inputs
@@ -37,6 +38,7 @@ __all__ = ["planned"]
 
 _LIMITS = 4  # of one dimension that are tried
 _AFFORDABLE = 4096  # a size that models are tried at
+_FEW = 16.0  # bounds
 _NEAR = 16  # how far from the export's are sizes next to them
 
 
@@ -156,8 +158,6 @@ class _Trials:
         that it is not so at, either: what a model does to sizes that are no multiple of another may
         come to the same at 1.
         """
-        if not self._hold(sizes):
-            return False
         usual = self._model.sizes
         beside = [
             {**usual, name: size}
@@ -168,7 +168,9 @@ class _Trials:
         back = forget(self._programs[0], sizes)
         further = {n: size * 2 if size > usual[n] else size for n, size in sizes.items()}
         near = next((each for each in beside if self.admitted(each)), sizes)
-        if all(self._hold(each) for each in (further, near, *opened) if self.admitted(each)):
+        tried = (sizes, further, near, *opened)
+        # A program runs within bounds alone, and so where they are let go of.
+        if all(self._hold(each) for each in tried if each is sizes or self.admitted(each)):
             return True
         back()
         return False
@@ -211,8 +213,7 @@ def _same(
 ) -> bool:
     """Whether programs give what the model does, and so do their gradients, but for rounding.
 
-    What is further off than rounding is as a rule, and no further than it may be, has the bounds of
-    `verify`.
+    What is further off than rounding is as a rule has a few of the bounds of `verify`.
     """
     generator = torch.Generator().manual_seed(seed)
     inputs = {spec.name: example(spec, sizes, generator) for spec in model.inputs}
@@ -232,8 +233,7 @@ def _same(
     except Exception:  # the model, or an operator in a program, refuses these sizes
         return False
     known = {name: value for name, value in expected.items() if value is not None}
-    largest = max((float(t.double().abs().max()) for t in known.values() if t.numel()), default=0.0)
-    if not all(_alike(result, known, partial(close, largest=largest)) for result in results):
+    if not all(_alike(result, known, lambda *_: True) for result in results):
         return False
     if all(_alike(result, known, usual) for result in results):
         return True
@@ -283,7 +283,7 @@ def _judged(
     *,
     by_autograd: bool,
 ) -> bool:
-    """Whether programs are within the bounds of `verify`."""
+    """Whether programs are within a few of the bounds of `verify`, which looks twice."""
     case = Case("tried", sizes, "contiguous", seed)
     with TemporaryDirectory() as folder, ExitStack() as opening:
         (sample,) = compute(model, [case], Path(folder))
@@ -291,9 +291,16 @@ def _judged(
             return False
         exact = opening.enter_context(opened(sample))
         inputs, cotangents = stored_inputs(model, sample.file)
-        return all(
-            judge(name, value, exact(name), sample.expected[name]).verdict != "fail"
+        return not any(
+            _is_wrong(judge(name, value, exact(name), sample.expected[name]))
             for result in _results(programs, inputs, cotangents, by_autograd=by_autograd)
             for name, value in result.items()
             if name in sample.expected and name not in sample.unstable
         )
+
+
+def _is_wrong(found: Judgement) -> bool:
+    if found.verdict != "fail":
+        return False
+    errors = found.max_abs_error, found.bound, found.rms_error, found.rms_bound
+    return (share(*errors) or math.inf) > _FEW
