@@ -10,7 +10,7 @@ from torch import nn
 
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program._written import written
+from fuseport.exporter.program._written_by_values import written
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 

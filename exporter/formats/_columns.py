@@ -131,6 +131,16 @@ _BEGIN = """
             at = Unsqueeze(k, axis_0)
 """
 
+_FROM_ZEROS = (
+    _SIZES
+    + """
+    shape = Shape(a)
+    zeros = Expand(zero, shape)
+    found = Loop <
+        body = step (int64 k, bool going, x) => (goes_on, x_next) {"""
+    + _BEGIN
+)
+
 _ELIMINATED = (
     """eliminated (a) => (factors, pivots) {"""
     + _SIZES
@@ -182,7 +192,8 @@ _ELIMINATED = (
 """
 )
 
-_SWAPPED = """swapped (pivots, order) => (permutation) {
+_SWAPPED = (
+    """swapped (pivots, order) => (permutation) {
     first_axis = Constant <value_ints = [0]> ()
     first = Constant <value_int = 0> ()
     always = Equal(first, first)
@@ -193,10 +204,9 @@ _SWAPPED = """swapped (pivots, order) => (permutation) {
     shape = Concat <axis = 0> (batch, n)
     all = Expand(order, shape)
     permutation = Loop <
-        body = step (int64 k, bool going, p) => (goes_on, p_next) {
-            goes_on = Identity(going)
-            axis_0 = Constant <value_ints = [0]> ()
-            at = Unsqueeze(k, axis_0)
+        body = step (int64 k, bool going, p) => (goes_on, p_next) {"""
+    + _BEGIN
+    + """
             pivot = Gather <axis = 1> (pivots, at)
             p_pivot = GatherElements <axis = 1> (p, pivot)
             p_k = Gather <axis = 1> (p, at)
@@ -206,16 +216,11 @@ _SWAPPED = """swapped (pivots, order) => (permutation) {
             p_next = Where(is_k, p_pivot, swapped_once)
         }> (steps, always, all)
 """
+)
 
 _SUBSTITUTED = (
     """substituted (lower, a) => (found) {"""
-    + _SIZES
-    + """
-    shape = Shape(a)
-    zeros = Expand(zero, shape)
-    found = Loop <
-        body = step (int64 k, bool going, x) => (goes_on, x_next) {"""
-    + _BEGIN
+    + _FROM_ZEROS
     + """
             lower_k = Gather <axis = 1> (lower, at)
             diagonal_k = Gather <axis = 2> (lower_k, at)
@@ -231,13 +236,7 @@ _SUBSTITUTED = (
 
 _CHOLESKY = (
     """cholesky (a) => (found) {"""
-    + _SIZES
-    + """
-    shape = Shape(a)
-    zeros = Expand(zero, shape)
-    found = Loop <
-        body = step (int64 k, bool going, x) => (goes_on, x_next) {"""
-    + _BEGIN
+    + _FROM_ZEROS
     + """
             column_k = Gather <axis = 2> (a, at)
             row_k = Gather <axis = 1> (x, at)

@@ -90,8 +90,8 @@ def _lu_factor_ex(
     a: Tensor, *, pivot: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     lu, pivots = _eliminated(_matrices(a))
-    found = _as_given(pivots + 1, a, pivots.shape[1:])
-    return _as_given(lu, a), found.to(torch.int32), _info(_diagonal(lu) == 0, a)
+    factors, rows = _with_factors(a, lu, pivots)
+    return factors, rows, _info(_diagonal(lu) == 0, a)
 
 
 def _diagonal(x: Tensor) -> Tensor:
@@ -246,8 +246,8 @@ def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
 
 
 def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
-    one = _numbers(factor.shape[-1], factor)
-    one = (one[:, None] == one).to(factor.dtype).expand(factor.shape)
+    n = factor.shape[-1]
+    one = _as_given(_one(n, n, _matrices(factor)), factor)
     return _cholesky_solve(one, factor, upper)
 
 

@@ -210,28 +210,10 @@ def _bessel(x: Tensor, order: int, *, scaled: bool) -> Tensor:
     return (found * torch.sign(wide) if order else found).to(dtype)
 
 
-def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Of values that are equally often the smallest, and of its places the last."""
-    if x.dim() == 0:
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    ordered, order = torch.sort(x, dim=dim, stable=True)
-    size = x.shape[dim]
-    shape = [1] * x.dim()
-    shape[dim] = -1
-    place = torch.arange(size, device=x.device).reshape(shape).expand(x.shape)
-    before = ordered.index_select(dim, (torch.arange(size, device=x.device) - 1).clamp(min=0))
-    starts = torch.where((ordered != before) | (place == 0), place, 0)
-    often = place - starts.cummax(dim).values
-    last = often.argmax(dim, keepdim=True)
-    found: Any = (ordered.gather(dim, last), order.gather(dim, last))
-    return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
-
-
 GAMMAS: dict[Any, Callable[..., Any]] = {
     aten.digamma.default: _digamma,
     aten.i0.default: lambda x: _bessel(x, 0, scaled=False),
     aten.lgamma.default: _lgamma,
-    aten.mode.default: _mode,
     aten.mvlgamma.default: _mvlgamma,
     aten.polygamma.default: _polygamma,
     aten.special_i0e.default: lambda x: _bessel(x, 0, scaled=True),

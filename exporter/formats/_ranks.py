@@ -46,6 +46,23 @@ def _nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tens
     return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
 
 
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Of values that are equally often the smallest, and of its places the last."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    ordered, order = torch.sort(x, dim=dim, stable=True)
+    size = x.shape[dim]
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    place = torch.arange(size, device=x.device).reshape(shape).expand(x.shape)
+    before = ordered.index_select(dim, (torch.arange(size, device=x.device) - 1).clamp(min=0))
+    starts = torch.where((ordered != before) | (place == 0), place, 0)
+    often = place - starts.cummax(dim).values
+    last = often.argmax(dim, keepdim=True)
+    found: Any = (ordered.gather(dim, last), order.gather(dim, last))
+    return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+
+
 def _of_all(of_dim: Any, x: Tensor) -> Tensor:
     return of_dim(x.reshape(-1), 0)[0]  # type: ignore[no-any-return]
 
@@ -67,6 +84,7 @@ def _prod(x: Tensor, dims: Sequence[int] | None, *, output_dtype: Any = None) ->
 RANKS: Table = {
     aten.kthvalue.default: _kth,
     aten.median.dim: _median,
+    aten.mode.default: _mode,
     aten.median.default: lambda x: _of_all(_median, x),
     aten.nanmedian.dim: _nanmedian,
     aten.nanmedian.default: lambda x: _of_all(_nanmedian, x),

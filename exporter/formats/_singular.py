@@ -30,6 +30,7 @@ _RAISING = {
     aten.inverse.default: (aten.linalg_inv_ex.default, _REGULAR),
     aten.linalg_cholesky.default: (aten.linalg_cholesky_ex.default, _DEFINITE),
     aten.linalg_inv.default: (aten.linalg_inv_ex.default, _REGULAR),
+    aten.linalg_lu_factor.default: (aten.linalg_lu_factor_ex.default, _REGULAR),
     aten.linalg_solve.default: (aten.linalg_solve_ex.default, _REGULAR),
 }
 """Composites, each with the operator that says in its last result what failed."""
@@ -44,8 +45,7 @@ _ERRORS = "check_errors"
 _SOLVE = aten._linalg_solve_ex.default
 _DETERMINANTS = (aten._linalg_det.default, aten._linalg_slogdet.default)
 _CHECK = aten._linalg_check_errors.default
-_LU = aten.linalg_lu_factor.default
-_KNOWN = {_CHECK, _SOLVE, _LU, *_DETERMINANTS, *_RAISING, *_SAYING}
+_KNOWN = {_CHECK, _SOLVE, *_DETERMINANTS, *_RAISING, *_SAYING}
 
 
 def asserting_regular(exported: ExportedProgram) -> ExportedProgram:
@@ -87,20 +87,17 @@ class _Before:
                 args, kwargs = args[:1], {"upper": any(args[1:]) or kwargs.get("upper", False)}
             elif node.target is aten.linalg_cholesky.default:
                 kwargs = {"upper": kwargs.get("upper", False)}
-            result, info = self._results(self._call(target, *args, **kwargs))
+            *results, info = self._results(self._call(target, *args, **kwargs))
             self._assert(info, node.target, why)
-            node.replace_all_uses_with(result)
-            self._graph.erase_node(node)
+            if len(results) > 1:
+                self._replace(results)
+            else:
+                node.replace_all_uses_with(results[0])
+                self._graph.erase_node(node)
         elif node.target in _SAYING and node.kwargs.get(_ERRORS):
             kwargs = {name: given for name, given in node.kwargs.items() if name != _ERRORS}
             results = self._results(self._call(node.target, *node.args, **kwargs))
             self._assert(results[-1], node.target, _SAYING[node.target])
-            self._replace(results)
-        elif node.target is _LU:
-            *results, info = self._results(
-                self._call(aten.linalg_lu_factor_ex.default, *node.args, **node.kwargs)
-            )
-            self._assert(info, node.target, _REGULAR)
             self._replace(results)
         elif node.target is _CHECK:
             info, name = self._first(), node.args[1]

@@ -21,7 +21,7 @@ from fuseport.exporter.program._signals import istft
 from fuseport.exporter.program._transforms import TRANSFORMS
 from fuseport.exporter.program._triangles import TRIANGLES
 from fuseport.exporter.program._windows import WINDOWS
-from fuseport.exporter.program._written import written
+from fuseport.exporter.program._written_by_values import written
 from fuseport.exporter.program.listed import of_list
 
 __all__ = ["INSTEAD"]

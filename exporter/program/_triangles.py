@@ -1,6 +1,7 @@
 """Places of a triangle of a matrix, `torch.triu_indices(n, n, 1)`, where its size is no number."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from fuseport.exporter.program._parts import unlike_the_usual
 __all__ = ["TRIANGLES"]
 
 
-def _upper(
+def _places(
+    upper: bool,
     row: Any,
     col: Any,
     offset: Any = 0,
@@ -23,34 +25,19 @@ def _upper(
 ) -> Any:
     if not _is_symbolic(row, col, offset) or unlike_the_usual(others):
         return NotImplemented
-    if not _is_triangle(row, col, offset, offset):
-        places = _columns(col, device) - _rows(row, device) >= offset
+    cut = offset if upper else -offset
+    if not _is_triangle(row, col, offset, cut):
+        beyond = torch.arange(col, device=device) - torch.arange(row, device=device)[:, None]
+        places = beyond >= offset if upper else beyond <= offset
         return places.nonzero().mT.to(dtype)
-    side = torch.sym_max(row - offset, 0)
+    side = torch.sym_max(row - cut, 0)
     number = torch.arange(side * (side + 1) // 2, device=device)
+    if not upper:
+        at, place = _of_growing(number)
+        return torch.stack([at + cut, place]).to(dtype)
     # From behind rows grow by one.
     back, place = _of_growing(side * (side + 1) // 2 - 1 - number)
-    at = side - 1 - back
-    return torch.stack([at, side - 1 - place + offset]).to(dtype)
-
-
-def _lower(
-    row: Any,
-    col: Any,
-    offset: Any = 0,
-    *,
-    dtype: torch.dtype = torch.long,
-    device: Any = None,
-    **others: Any,
-) -> Any:
-    if not _is_symbolic(row, col, offset) or unlike_the_usual(others):
-        return NotImplemented
-    if not _is_triangle(row, col, offset, -offset):
-        places = _columns(col, device) - _rows(row, device) <= offset
-        return places.nonzero().mT.to(dtype)
-    side = torch.sym_max(row + offset, 0)
-    at, place = _of_growing(torch.arange(side * (side + 1) // 2, device=device))
-    return torch.stack([at - offset, place]).to(dtype)
+    return torch.stack([side - 1 - back, side - 1 - place + cut]).to(dtype)
 
 
 def _is_symbolic(*numbers: Any) -> bool:
@@ -64,14 +51,6 @@ def _is_triangle(row: Any, col: Any, offset: Any, cut: Any) -> bool:
     return known and statically_known_true(row == col)
 
 
-def _rows(row: Any, device: Any) -> Tensor:
-    return torch.arange(row, device=device)[:, None]
-
-
-def _columns(col: Any, device: Any) -> Tensor:
-    return torch.arange(col, device=device)
-
-
 def _of_growing(number: Tensor) -> tuple[Tensor, Tensor]:
     """The row and the place in it of such numbers, of rows of 1, 2, 3, … places."""
     row = ((8 * number + 1).double().sqrt() - 1).div(2).floor().long()
@@ -81,7 +60,7 @@ def _of_growing(number: Tensor) -> tuple[Tensor, Tensor]:
 
 
 TRIANGLES: Mapping[Any, Callable[..., Any]] = {
-    torch.triu_indices: _upper,
-    torch.tril_indices: _lower,
+    torch.triu_indices: partial(_places, True),
+    torch.tril_indices: partial(_places, False),
 }
 """What computes the same; NotImplemented where all sizes are numbers."""

@@ -128,7 +128,7 @@ class _Trials:
         self._model = model
         self._programs = programs
         self._seed = planned[0].seed if planned else 0
-        self._same: dict[tuple[tuple[str, int], ...], bool] = {}
+        self._held: dict[tuple[tuple[str, int], ...], bool] = {}
         parts = [(s, case.seed) for case in planned for s in _parts(case.sizes, model.sizes)]
         # Inputs of a size are those that it is compared at, as far as there are such.
         self._seeds = {_key(sizes): seed for sizes, seed in reversed(parts)}
@@ -139,11 +139,8 @@ class _Trials:
         """Whether gradients are autograd's of the forward program, as there is no other: torch 2.11
         has none of loops."""
         alone = [program.kind for program in self._programs] == ["forward"]
-        return (
-            alone
-            and self._model.differentiable
-            and _same(self._model, self._programs, self._model.sizes, self._seed, by_autograd=True)
-        )
+        known = alone and self._model.differentiable
+        return known and self._same(self._model.sizes, by_autograd=True)
 
     def admitted(self, sizes: Mapping[str, int]) -> bool:
         """Whether the programs hold there, as far as known."""
@@ -158,15 +155,15 @@ class _Trials:
         that it is not so at, either: what a model does to sizes that are no multiple of another may
         come to the same at 1.
         """
-        usual = self._model.sizes
+        exported = self._model.sizes
         beside = [
-            {**usual, name: size}
-            for name, size in _beside(usual)
-            if size != sizes[name] and not self.admitted({**usual, name: size})
+            {**exported, name: size}
+            for name, size in _beside(exported)
+            if size != sizes[name] and not self.admitted({**exported, name: size})
         ]
         opened = [each for each in self.asked if not self.admitted(each)]
         back = forget(self._programs[0], sizes)
-        further = {n: size * 2 if size > usual[n] else size for n, size in sizes.items()}
+        further = {n: size * 2 if size > exported[n] else size for n, size in sizes.items()}
         near = next((each for each in beside if self.admitted(each)), sizes)
         tried = (sizes, further, near, *opened)
         # A program runs within bounds alone, and so where they are let go of.
@@ -177,12 +174,71 @@ class _Trials:
 
     def _hold(self, sizes: Mapping[str, int]) -> bool:
         key = _key(sizes)
-        if key not in self._same:
-            seed = self._seeds.get(key, self._seed)
-            self._same[key] = _same(
-                self._model, self._programs, sizes, seed, by_autograd=self._by_autograd
+        if key not in self._held:
+            self._held[key] = self._same(sizes, by_autograd=self._by_autograd)
+        return self._held[key]
+
+    def _same(self, sizes: Mapping[str, int], *, by_autograd: bool) -> bool:
+        """Whether programs give what the model does, and so do their gradients, but for rounding.
+
+        What is further off than rounding is as a rule has a few of the bounds of `verify`.
+        """
+        model, seed = self._model, self._seeds.get(_key(sizes), self._seed)
+        generator = torch.Generator().manual_seed(seed)
+        inputs = {spec.name: example(spec, sizes, generator) for spec in model.inputs}
+        differentiated = by_autograd or any(p.kind == "gradient" for p in self._programs)
+        runs = session(model, model.module)
+        try:
+            with model.fused(), own_backward.inlined():
+                expected: Mapping[str, Tensor | None] = runs.run(inputs)
+                cotangents = {
+                    name: torch.randn(output.shape, generator=generator).to(output.dtype)
+                    for name, output in expected.items()
+                    if differentiated and output is not None and output.is_floating_point()
+                }
+                if differentiated:
+                    expected = runs.differentiate(inputs, cotangents)
+            results = self._results(inputs, cotangents, by_autograd=by_autograd)
+        except Exception:  # the model, or an operator in a program, refuses these sizes
+            return False
+        known = {name: value for name, value in expected.items() if value is not None}
+        if not all(_alike(result, known, lambda *_: True) for result in results):
+            return False
+        if all(_alike(result, known, usual) for result in results):
+            return True
+        return self._judged(Case("tried", sizes, "contiguous", seed), by_autograd=by_autograd)
+
+    def _results(
+        self, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor], *, by_autograd: bool
+    ) -> list[Mapping[str, Tensor | None]]:
+        """What each program gives."""
+        given = {**inputs, **{f"cotangent_{name}": t for name, t in cotangents.items()}}
+        results: list[Mapping[str, Tensor | None]] = []
+        for program in self._programs:
+            module = program.exported.module(check_guards=False)
+            outputs = partial(named_outputs, names=[spec.name for spec in program.outputs])
+            runs = ModuleSession(module, module.named_parameters(), outputs)
+            passed = {spec.name: given[spec.name] for spec in program.inputs}
+            if by_autograd:
+                results.append(runs.differentiate(passed, cotangents))
+            else:
+                results.append(runs.run(passed))
+        return results
+
+    def _judged(self, case: Case, *, by_autograd: bool) -> bool:
+        """Whether programs are within a few of the bounds of `verify`, which looks twice."""
+        with TemporaryDirectory() as folder, ExitStack() as opening:
+            (sample,) = compute(self._model, [case], Path(folder))
+            if sample.refused is not None:
+                return False
+            exact = opening.enter_context(opened(sample))
+            inputs, cotangents = stored_inputs(self._model, sample.file)
+            return not any(
+                _is_wrong(judge(name, value, exact(name), sample.expected[name]))
+                for result in self._results(inputs, cotangents, by_autograd=by_autograd)
+                for name, value in result.items()
+                if name in sample.expected and name not in sample.unstable
             )
-        return self._same[key]
 
 
 def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -203,43 +259,6 @@ def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[
         yield {**usual, name: size}
 
 
-def _same(
-    model: Model,
-    programs: Sequence[Program],
-    sizes: Mapping[str, int],
-    seed: int,
-    *,
-    by_autograd: bool,
-) -> bool:
-    """Whether programs give what the model does, and so do their gradients, but for rounding.
-
-    What is further off than rounding is as a rule has a few of the bounds of `verify`.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    inputs = {spec.name: example(spec, sizes, generator) for spec in model.inputs}
-    differentiated = by_autograd or any(program.kind == "gradient" for program in programs)
-    runs = session(model, model.module)
-    try:
-        with model.fused(), own_backward.inlined():
-            expected: Mapping[str, Tensor | None] = runs.run(inputs)
-            cotangents = {
-                name: torch.randn(output.shape, generator=generator).to(output.dtype)
-                for name, output in expected.items()
-                if differentiated and output is not None and output.is_floating_point()
-            }
-            if differentiated:
-                expected = runs.differentiate(inputs, cotangents)
-        results = _results(programs, inputs, cotangents, by_autograd=by_autograd)
-    except Exception:  # the model, or an operator in a program, refuses these sizes
-        return False
-    known = {name: value for name, value in expected.items() if value is not None}
-    if not all(_alike(result, known, lambda *_: True) for result in results):
-        return False
-    if all(_alike(result, known, usual) for result in results):
-        return True
-    return _judged(model, programs, sizes, seed, by_autograd=by_autograd)
-
-
 def _alike(
     result: Mapping[str, Tensor | None],
     known: Mapping[str, Tensor],
@@ -254,49 +273,6 @@ def _alike(
         alike(t, wanted[name]) if name in wanted else not t.count_nonzero()
         for name, t in found.items()
     )
-
-
-def _results(
-    programs: Sequence[Program],
-    inputs: Mapping[str, Tensor],
-    cotangents: Mapping[str, Tensor],
-    *,
-    by_autograd: bool,
-) -> list[Mapping[str, Tensor | None]]:
-    """What each program gives."""
-    given = {**inputs, **{f"cotangent_{name}": t for name, t in cotangents.items()}}
-    results: list[Mapping[str, Tensor | None]] = []
-    for program in programs:
-        module = program.exported.module(check_guards=False)
-        names = [spec.name for spec in program.outputs]
-        runs = ModuleSession(module, module.named_parameters(), partial(named_outputs, names=names))
-        passed = {spec.name: given[spec.name] for spec in program.inputs}
-        results.append(runs.differentiate(passed, cotangents) if by_autograd else runs.run(passed))
-    return results
-
-
-def _judged(
-    model: Model,
-    programs: Sequence[Program],
-    sizes: Mapping[str, int],
-    seed: int,
-    *,
-    by_autograd: bool,
-) -> bool:
-    """Whether programs are within a few of the bounds of `verify`, which looks twice."""
-    case = Case("tried", sizes, "contiguous", seed)
-    with TemporaryDirectory() as folder, ExitStack() as opening:
-        (sample,) = compute(model, [case], Path(folder))
-        if sample.refused is not None:
-            return False
-        exact = opening.enter_context(opened(sample))
-        inputs, cotangents = stored_inputs(model, sample.file)
-        return not any(
-            _is_wrong(judge(name, value, exact(name), sample.expected[name]))
-            for result in _results(programs, inputs, cotangents, by_autograd=by_autograd)
-            for name, value in result.items()
-            if name in sample.expected and name not in sample.unstable
-        )
 
 
 def _is_wrong(found: Judgement) -> bool:
