@@ -158,6 +158,15 @@ OTHERWISE = """
         y = self.up(x)
         return y if length % 4 == 0 else OTHER
 """
+# A mask is looked at of several steps alone, as by mixers of transformers.
+UNMASKED = (
+    NET.replace("forward(self, x)", "forward(self, x, mask)")
+    + """
+        y = self.up(x)
+        mask = mask[:, :, None] if length > 1 else None
+        return y if mask is None else y * mask
+"""
+)
 # A table of positions ends; and a long sequence takes another way.
 LIMITED = """
         assert length <= 512
@@ -322,6 +331,25 @@ def test_what_makes_a_difference_is_no_harmless_condition(
 ) -> None:
     bundle, _ = exported(OTHERWISE.replace("OTHER", other), tmp_path, programs)
     assert bundle.manifest["programs"]["forward"]["conditions"] == ["length is a multiple of 4"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mask_that_happens_to_hide_nothing_shows_no_harmless_condition(
+    seed: int, tmp_path: Path
+) -> None:
+    """Of a mask of one step, half of all draws do so."""
+    (tmp_path / "net.py").write_text(UNMASKED)
+    torch.save({"up.weight": torch.randn(8, 8), "up.bias": torch.randn(8)}, tmp_path / "w.pth")
+    bundle = api.export(
+        tmp_path / "w.pth",
+        tmp_path / "bundle",
+        model=f"{tmp_path / 'net.py'}:Net",
+        inputs=parse_inputs(["x:[batch,length,8]", "mask:int64[batch,length]<2"]),
+        programs=["forward"],
+        format=["exported_program"],
+        seed=seed,
+    )
+    assert bundle.manifest["programs"]["forward"]["conditions"] == ["length >= 2"]
 
 
 def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:

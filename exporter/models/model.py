@@ -109,7 +109,7 @@ def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generat
         sizes: of each dynamic dimension.
         generator: on the CPU; the same state gives the same bits.
     """
-    shape = [dim if isinstance(dim, int) else sizes[dim] for dim in spec.dims]
+    shape = spec.shape(sizes)
     if spec.floating:
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
     high = 2 if spec.dtype == "bool" else spec.high

@@ -92,6 +92,10 @@ class TensorSpec:
         """Whether it is of zeros and ones."""
         return self.dtype == "bool" or (self.low, self.high) == (0, 2)
 
+    def shape(self, sizes: Mapping[str, int]) -> list[int]:
+        """Its shape at sizes of the dynamic dimensions, by their names."""
+        return [dim if isinstance(dim, int) else sizes[dim] for dim in self.dims]
+
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype as torch's object."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,6 +41,8 @@ _LIMITS = 4  # of one dimension that are tried
 _AFFORDABLE = 4096  # a size that models are tried at
 _FEW = 16.0  # bounds
 _NEAR = 16  # how far from the export's are sizes next to them
+_SEVERAL = 16  # values of a mask, of which some are 0 as a rule
+_DRAWS = 4  # of fewer
 
 
 def planned(
@@ -181,9 +184,32 @@ class _Trials:
     def _same(self, sizes: Mapping[str, int], *, by_autograd: bool) -> bool:
         """Whether programs give what the model does, and so do their gradients, but for rounding.
 
-        What is further off than rounding is as a rule has a few of the bounds of `verify`.
+        Of few zeros and ones all may be ones by chance, which is as no mask at all: more are drawn.
         """
-        model, seed = self._model, self._seeds.get(_key(sizes), self._seed)
+        seed = self._seeds.get(_key(sizes), self._seed)
+        masks = [spec for spec in self._model.inputs if spec.mask]
+        few = any(math.prod(spec.shape(sizes)) < _SEVERAL for spec in masks)
+        drawn = (self._same_of(sizes, seed, by_autograd=by_autograd, refused=False),)
+        more = (
+            self._same_of(sizes, seed + other, by_autograd=by_autograd, refused=True)
+            for other in range(1, _DRAWS if few else 1)
+        )
+        return all(chain(drawn, more))
+
+    def _same_of(
+        self, sizes: Mapping[str, int], seed: int, *, by_autograd: bool, refused: bool
+    ) -> bool:
+        """The same, of one draw of inputs.
+
+        What is further off than rounding is as a rule has a few of the bounds of `verify`.
+
+        Args:
+            sizes: of the inputs.
+            seed: of the draw.
+            by_autograd: whether gradients are autograd's of the forward program.
+            refused: what is so where the model refuses the inputs.
+        """
+        model = self._model
         generator = torch.Generator().manual_seed(seed)
         inputs = {spec.name: example(spec, sizes, generator) for spec in model.inputs}
         differentiated = by_autograd or any(p.kind == "gradient" for p in self._programs)
@@ -198,8 +224,11 @@ class _Trials:
                 }
                 if differentiated:
                     expected = runs.differentiate(inputs, cotangents)
+        except Exception:  # the model's own, of these sizes or values
+            return refused
+        try:
             results = self._results(inputs, cotangents, by_autograd=by_autograd)
-        except Exception:  # the model, or an operator in a program, refuses these sizes
+        except Exception:  # an operator in a program refuses these sizes
             return False
         known = {name: value for name, value in expected.items() if value is not None}
         if not all(_alike(result, known, lambda *_: True) for result in results):
