@@ -393,17 +393,38 @@ class Net(nn.Module):
             p = p + torch.logdet((r @ r.mT + torch.eye(3)).mT)
         return p
 """
+# What a solver returns has one column after the other.
+SOLVED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    '''Turns that carry solutions of linear systems.'''
+
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x):
+        first = last = self.q.expand(x.shape[0], 3, 3)
+        for t in range(x.shape[1]):
+            p = x[:, t] @ x[:, t].mT + torch.eye(3)
+            first = torch.linalg.solve(p, first + x[:, t])
+            last = torch.cholesky_solve(last + x[:, t], torch.linalg.cholesky(p)).mT
+        return first, last
+"""
 
 
 @pytest.mark.parametrize(
     ("code", "inputs"),
     [
         (DETERMINANTS, ["x:[batch,length,3,3]"]),
+        (SOLVED, ["x:[batch,length,3,3]"]),
         (GLOW, ["x:[batch,4,h,w]"]),
         (PROCESS, ["x:[batch,n,3]", "y:[batch,n,1]", "at:[batch,m,3]"]),
         (KALMAN, ["seen:[batch,length,2]"]),
     ],
-    ids=["determinants", "Glow", "Gaussian process", "Kalman filter"],
+    ids=["determinants", "solved", "Glow", "Gaussian process", "Kalman filter"],
 )
 def test_models_are_exported_and_verified(code: str, inputs: Sequence[str], tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(code)
@@ -413,7 +434,7 @@ def test_models_are_exported_and_verified(code: str, inputs: Sequence[str], tmp_
     torch.save(scope["Net"]().state_dict(), tmp_path / "w.pth")
     model = f"{tmp_path}/net.py:Net"
     given: Any = {"model": model, "inputs": parse_inputs(inputs), "format": ["onnx", "torchscript"]}
-    if code is DETERMINANTS:
+    if code in (DETERMINANTS, SOLVED):
         given["format"].append("exported_program")
     api.export(tmp_path / "w.pth", tmp_path / "b", **given)
     report = api.verify(tmp_path / "b", model=model)
