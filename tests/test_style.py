@@ -9,6 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 500
+# Of torch 2.13's operators, by `torch._C._dispatch_get_all_op_names()`, what others have not.
+ABSENT = {
+    *("_foreach_clone", "_foreach_mm", "_upsample_lanczos2d_aa", "dim"),  # 2.11
+    *("get_device", "is_contiguous", "numel", "storage_offset"),  # 2.11
+    *("cholesky", "qr"),  # 2.14
+}
 
 
 def files() -> list[Path]:
@@ -64,3 +70,11 @@ def test_no_file_knows_the_machine_it_was_made_on() -> None:
     home = re.compile(rb"/(?:home|root|Users|work)/[\w.-]+")
     found = {relative(path): home.findall(path.read_bytes()) for path in files()}
     assert {name: places for name, places in found.items() if places} == {}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_no_operator_is_taken_for_granted_that_a_supported_torch_has_not(path: Path) -> None:
+    source = path.read_text()
+    named = re.findall(r"\baten\.(\w+)", source)
+    asked = re.findall(r'hasattr\(aten, "(\w+)"\)', source)
+    assert ABSENT & {*named} <= {*asked}

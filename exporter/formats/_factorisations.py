@@ -294,12 +294,13 @@ def _householder_product(a: Tensor, factors: Tensor) -> Tensor:
     return _as_given(_columns.reflected(vectors, weights, _one(n, a.shape[-1], matrices)), a)
 
 
+# Not in torch 2.14.
+_OLD: Table = {aten.cholesky.default: _cholesky} if hasattr(aten, "cholesky") else {}
 FACTORISATIONS: Table = {
     aten._linalg_check_errors.default: lambda *_, **__: None,
     aten._linalg_det.default: _det,
     aten._linalg_slogdet.default: _slogdet,
     aten._linalg_solve_ex.default: _solve_with_factors,
-    aten.cholesky.default: _cholesky,
     aten.cholesky_inverse.default: _cholesky_inverse,
     aten.cholesky_solve.default: _cholesky_solve,
     aten.det.default: lambda a: _det(a)[0],
@@ -317,4 +318,5 @@ FACTORISATIONS: Table = {
     aten.linalg_solve_triangular.default: _solve_triangular,
     aten.lu_unpack.default: _lu_unpack,
     aten.triangular_solve.default: _triangular_solve,
+    **_OLD,
 }

@@ -26,7 +26,6 @@ aten = torch.ops.aten
 _DEFINITE = "is not positive definite"
 _REGULAR = "is singular"
 _RAISING = {
-    aten.cholesky.default: (aten.linalg_cholesky_ex.default, _DEFINITE),
     aten.inverse.default: (aten.linalg_inv_ex.default, _REGULAR),
     aten.linalg_cholesky.default: (aten.linalg_cholesky_ex.default, _DEFINITE),
     aten.linalg_inv.default: (aten.linalg_inv_ex.default, _REGULAR),
@@ -34,6 +33,10 @@ _RAISING = {
     aten.linalg_solve.default: (aten.linalg_solve_ex.default, _REGULAR),
 }
 """Composites, each with the operator that says in its last result what failed."""
+
+_OLD_CHOLESKY = aten.cholesky.default if hasattr(aten, "cholesky") else None  # not in torch 2.14
+if _OLD_CHOLESKY is not None:
+    _RAISING[_OLD_CHOLESKY] = _RAISING[aten.linalg_cholesky.default]
 
 _SAYING = {
     aten.linalg_cholesky_ex.default: _DEFINITE,
@@ -83,7 +86,7 @@ class _Before:
         if node.target in _RAISING:
             target, why = _RAISING[node.target]
             args, kwargs = node.args, dict(node.kwargs)
-            if node.target is aten.cholesky.default:
+            if node.target is _OLD_CHOLESKY:
                 args, kwargs = args[:1], {"upper": any(args[1:]) or kwargs.get("upper", False)}
             elif node.target is aten.linalg_cholesky.default:
                 kwargs = {"upper": kwargs.get("upper", False)}
