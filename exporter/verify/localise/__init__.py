@@ -172,7 +172,7 @@ def _request(
         "sha256": bundle.sha256,
         "code": settings.code,
         "job": {**asdict(job), "artifact": str(job.artifact.resolve())},
-        "tensors": [row.tensor for row in failed],
+        "tensors": [*dict.fromkeys(row.tensor for row in failed)],  # each call has rows of its own
         "call": 1 if later is None else int(later[1]),
         "samples": str(index),
         "programs": subject.programs,
