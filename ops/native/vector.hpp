@@ -226,12 +226,17 @@ FUSEPORT_INLINE typename F::Vector logistic(typename F::Vector x) {
 template <class F>
 FUSEPORT_INLINE typename F::Vector sum_of_product(typename F::Vector x, typename F::Vector c,
                                                   typename F::Vector y) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  if constexpr (sizeof(typename F::Real) == 4)
-    return (typename F::Vector)_mm256_fmadd_ps((__m256)x, (__m256)c, (__m256)y);
-  return (typename F::Vector)_mm256_fmadd_pd((__m256d)x, (__m256d)c, (__m256d)y);
-#endif
+  using Vector = typename F::Vector;
+  constexpr bool SINGLE = sizeof(typename F::Real) == 4;
+#if defined(__AVX512F__)
+  if constexpr (SINGLE) return (Vector)_mm512_fmadd_ps((__m512)x, (__m512)c, (__m512)y);
+  return (Vector)_mm512_fmadd_pd((__m512d)x, (__m512d)c, (__m512d)y);
+#elif defined(__AVX2__)
+  if constexpr (SINGLE) return (Vector)_mm256_fmadd_ps((__m256)x, (__m256)c, (__m256)y);
+  return (Vector)_mm256_fmadd_pd((__m256d)x, (__m256d)c, (__m256d)y);
+#else
   return x * c + y;
+#endif
 }
 
 template <class F>

@@ -2,8 +2,10 @@
 //
 // exp(δ̂·A) = 2^(j·step·c) · exp(rest·A), where c = log2(e)·A, step is a power of two for which step·|c| is
 // at most 1/16, j = nearest(δ̂/step), and rest = δ̂ - j·step, without error. The first factor is a row of
-// one table, or the product of rows of two; for the second, |rest·A| ≤ ln(2)/32, of which Taylor's
-// polynomial of degree 3 is good to a tenth of an ulp.
+// one table, or the product of rows of two; for the second, |rest·A| ≤ ln(2)/32, of which a polynomial of
+// degree 3 is enough. Steps of about one length take one row time after time, and what it is off by would
+// add up in states that last: rows of the fine table have what their rounding left, too, and the
+// polynomial is not Taylor's, but has x^4/24 as well as one may between -m and m, (m²·x² - m⁴/8) / 24.
 #pragma once
 
 #include "selective_scan/tiles.hpp"
@@ -12,6 +14,8 @@ namespace fuseport::selective_scan::FUSEPORT_ISA {
 
 constexpr int STATES = 16;
 constexpr int FINE = 64, COARSE = 64;  // rows of the tables: of j % FINE, and of j / FINE
+constexpr int ROW = 2 * STATES;        // of the fine table: powers, and what is left of them
+constexpr int TABLES = FINE * ROW + COARSE * STATES;
 
 // Whether vectors of such reals are long enough, and floats.
 template <class F>
@@ -32,13 +36,13 @@ FUSEPORT_INLINE void with_source(Source source, const Work& work) {
 template <class F>
 struct DecayScratch {
   using Real = typename F::Real;
-  Real* tables;     // [channel][row][state], fine before coarse
+  Real* tables;     // [channel][row][state], fine before coarse; of fine rows also what rounding left
   uint32_t* known;  // of each channel, how many j are in the tables
   Real *exponent, *limit;  // [channel][state] and [channel]: see to_exponents
   Real* tile;
 
   void take(Scratch& s) {
-    s.take(BLOCK * (FINE + COARSE) * STATES, &tables);
+    s.take(BLOCK * TABLES, &tables);
     s.take(BLOCK, &known);
     s.take(BLOCK * STATES, &exponent, &tile);
     s.take(BLOCK, &limit);
@@ -73,11 +77,11 @@ class Tables {
   uint32_t* known;
   Real limit;
   Vector step, per;                                        // `per` is 1 / step
-  Vector first[VECTORS], second[VECTORS], third[VECTORS];  // Taylor's coefficients
+  Vector first[VECTORS], second[VECTORS], third[VECTORS];  // coefficients
 
  public:
   FUSEPORT_INLINED Tables(const DecayScratch<F>& s, const Problem& p, const Unit& unit, int channel)
-      : fine(s.tables + channel * (FINE + COARSE) * STATES), coarse(fine + FINE * STATES),
+      : fine(s.tables + channel * TABLES), coarse(fine + FINE * ROW),
         exponent(s.exponent + channel * STATES), known(s.known + channel), limit(s.limit[channel]) {
     // FAR / limit is the largest |c|, or 1; without the mantissa, a power of two.
     const Bits mantissa = ~Bits{} >> (32 - F::MANTISSA);
@@ -86,8 +90,9 @@ class Tables {
     const Real* A = (const Real*)p.A + (unit.channel + channel) * STATES;
     for (int v = 0; v < VECTORS; ++v) {
       first[v] = load<F>(A + v * LANES);
-      second[v] = first[v] * first[v] * (Real)0.5;
-      third[v] = first[v] * second[v] * (Real)(1.0 / 3);
+      const Vector square = first[v] * first[v];
+      second[v] = square * ((Real)0.5 + square * (step * step) * (Real)(1.0 / 96));  // m = step·A/2
+      third[v] = first[v] * square * (Real)(1.0 / 6);
     }
   }
 
@@ -112,9 +117,10 @@ class Tables {
   FUSEPORT_INLINED Vector decay(Vector rest, uint32_t j, int v) const {
     const int at = v * LANES;
     if constexpr (SOURCE == Source::EACH) return exp2_of_product<F>(rest, load<F>(exponent + at));
-    Vector a = load<F>(fine + j % FINE * STATES + at);
+    const Real* row = fine + j % FINE * ROW + at;
+    Vector a = load<F>(row);
     if constexpr (SOURCE == Source::BOTH) a *= load<F>(coarse + j / FINE * STATES + at);
-    return a + a * (((third[v] * rest + second[v]) * rest + first[v]) * rest);
+    return a + a * (((third[v] * rest + second[v]) * rest + first[v]) * rest + load<F>(row + STATES));
   }
 
  private:
@@ -128,19 +134,49 @@ class Tables {
       store<F>(rest, bounded<F>(delta, splat<F>(tables.limit)));
       return Source::EACH;
     }
-    const auto build = [&](Real* table, uint32_t from, uint32_t to, Real size) {
-      for (uint32_t row = from; row < to; ++row)
-        for (int at = 0; at < STATES; at += LANES)
-          store<F>(table + row * STATES + at,
-                   exp2_of_product<F>(splat<F>(size * (Real)(int)row),
-                                      load<F>(tables.exponent + at)));
-    };
     const uint32_t known = *tables.known, rows = last / FINE + 1;
-    const Real step = tables.step[0];
-    build(tables.fine, known < FINE ? known : FINE, last < FINE ? last + 1 : FINE, step);
-    if (rows > 1) build(tables.coarse, known > FINE ? known / FINE : 0, rows, step * FINE);
+    tables.refine(known < FINE ? known : FINE, last < FINE ? last + 1 : FINE);
+    const Vector size = tables.step * (Real)FINE;
+    for (uint32_t row = rows == 1 ? 1 : known > FINE ? known / FINE : 0; row < rows; ++row)
+      for (int at = 0; at < STATES; at += LANES)
+        store<F>(tables.coarse + row * STATES + at,
+                 exp2_of_product<F>(size * (Real)(int)row, load<F>(tables.exponent + at)));
     *tables.known = rows > 1 ? rows * FINE : last + 1;
     return rows > 1 ? Source::BOTH : Source::FINE;
+  }
+
+  // Rows of the fine table from one on up to another: each is the one before times the second.
+  void refine(uint32_t from, uint32_t to) const {
+    if (from >= to) return;
+    for (int v = 0; v < VECTORS; ++v) {
+      double c[LANES], exact[LANES];
+      Real rounded[LANES], rest[LANES];
+      for (int i = 0; i < LANES; ++i) c[i] = F64::LOG2E * (double)step[i] * (double)first[v][i];
+      for (int i = 0; i < LANES; i += F64::LANES)
+        store<F64>(exact + i, exp2_of_product<F64>(splat<F64>(1), load<F64>(c + i)));
+      for (int i = 0; i < LANES; ++i) {
+        rounded[i] = (Real)exact[i];
+        rest[i] = (Real)(exact[i] - (double)rounded[i]);
+      }
+      const Vector factor = load<F>(rounded), inverse = (Real)1 / factor;
+      const Vector left_of_factor = load<F>(rest) * inverse;
+      Real* row = fine + from * ROW + v * LANES;
+      Vector power = splat<F>(1), square = first[v] * step * first[v] * step;
+      Vector left = square * square * (Real)(-1.0 / 3072);  // -m⁴/8 / 24
+      if (from > 0) power = load<F>(row - ROW), left = load<F>(row - ROW + STATES);
+      Vector per_power = (Real)1 / power;
+      for (uint32_t j = from; j < to; ++j, row += ROW) {
+        if (j > 0) {
+          const Vector product = power * factor;
+          const Vector lost = sum_of_product<F>(power, factor, -product);
+          per_power *= inverse;
+          left += left_of_factor + lost * per_power;
+          power = product;
+        }
+        store<F>(row, power);
+        store<F>(row + STATES, left);
+      }
+    }
   }
 };
 
