@@ -16,6 +16,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
+from torch import fx
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -36,6 +37,8 @@ __all__ = [
     "summarised",
     "violated",
 ]
+
+_SCAN = torch.ops.higher_order.scan
 
 
 def admits(program: Program, sizes: Mapping[str, int]) -> bool:
@@ -353,7 +356,7 @@ def in_words(condition: sympy.Basic) -> str:
 def _wrong(
     program: Program, named: Mapping[sympy.Symbol, str], sizes: Mapping[str, int]
 ) -> Iterator[sympy.Basic]:
-    """The bounds and the guards that do not hold."""
+    """The bounds and the guards that do not hold, and that loops have turns."""
     values = {symbol: sizes[name] for symbol, name in named.items()}
     ranges = program.exported.range_constraints
     bounds = (
@@ -363,7 +366,18 @@ def _wrong(
         for bound in (symbol >= ranges[symbol].lower, symbol <= ranges[symbol].upper)
     )
     guards = (guard.expr for guard in shape_env(program.exported).guards)
-    return (condition for condition in chain(bounds, guards) if fails(condition, values))
+    found = chain(bounds, guards, _turning(program))
+    return (condition for condition in found if fails(condition, values))
+
+
+def _turning(program: Program) -> Iterator[sympy.Basic]:
+    """That each loop has a turn: torch has loops of none from 2.14 on, artifacts have not."""
+    for part in program.exported.graph_module.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.find_nodes(op="call_function", target=_SCAN):
+                slices: Any = node.args[2]
+                if slices and isinstance(turns := slices[0].meta["val"].shape[0], torch.SymInt):
+                    yield turns.node.expr >= 1
 
 
 def _named(program: Program, sizes: Container[int | str]) -> dict[sympy.Symbol, str]:
