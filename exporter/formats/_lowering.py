@@ -24,6 +24,7 @@ from fuseport.exporter.program import mutates, rebuilt
 from fuseport.exporter.program._layouts import any_layouts
 from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.provenance import within
+from fuseport.exporter.program.tracing import resized_to_one
 
 __all__ = ["VALUE_OF", "Lowering", "Rewriting", "Table", "rewritten"]
 
@@ -69,7 +70,8 @@ class Lowering(ExportedProgram):
         self, decomp_table: Table | None = None, decompose_custom_triton_ops: bool = False
     ) -> ExportedProgram:
         """The program in terms of other operators, in one pass over its graph."""
-        self.lowered = self._decomposed(dict(decomp_table or {}))
+        with resized_to_one():
+            self.lowered = self._decomposed(dict(decomp_table or {}))
         return self.lowered
 
     def _decomposed(self, others: dict[Any, Callable[..., Any]]) -> ExportedProgram:

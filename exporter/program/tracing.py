@@ -19,7 +19,7 @@ from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program.quotients import whole_quotients
 from fuseport.exporter.program.symbolic import orders_of_products
 
-__all__ = ["any_sizes", "known_constants"]
+__all__ = ["any_sizes", "known_constants", "resized_to_one"]
 
 _KNOWN = 1024  # elements of a tensor whose values are known in a trace
 
@@ -54,7 +54,7 @@ def any_sizes() -> Iterator[None]:
         # `float(length > 7)` is decided as `int` of it is; torch has none.
         number = mock.patch.object(torch.SymBool, "__float__", _as_float, create=True)
         patched.enter_context(number)
-        for each in (layer, norm, products, quotients, *sizes):
+        for each in (layer, norm, resized_to_one(), products, quotients, *sizes):
             patched.enter_context(each)
         yield
 
@@ -73,6 +73,23 @@ def _normalised(x: Tensor, norm: Any, signal_numel: Any, forward: bool) -> Tenso
         return scaled
     dtype = x.dtype.to_real()
     return x / torch.sqrt(torch.scalar_tensor(signal_numel, dtype=dtype, device=x.device))
+
+
+_compute_scale: Any = decompositions._compute_scale
+
+
+@contextmanager
+def resized_to_one() -> Iterator[None]:
+    """Resize from corner to corner to any size, also to one place: torch divides by what it has
+    beside the first."""
+    with mock.patch.object(decompositions, "_compute_scale", _scale):
+        yield
+
+
+def _scale(in_size: Any, out_size: Any, align_corners: bool, scale: float | None = None) -> Any:
+    if not align_corners or isinstance(out_size, int):
+        return _compute_scale(in_size, out_size, align_corners, scale)
+    return (in_size - 1.0) / torch.sym_max(out_size - 1, 1)
 
 
 @contextmanager
