@@ -47,6 +47,7 @@ FORMULAS = {
     "rows.sum().mean((0,), dtype=torch.float64).float(), x[:, 1:].sum().mean(-1)",
     "convolutions": "self.pointwise(self.depthwise(self.conv("
     "self.inner(x[mask[:, 0] > 0]).transpose(1, 2)))).sum(0), every",
+    "layers of sequences": "self.inner(x[mask[:, 0] > 0].mT.cumsum(-1).mT), every",
     "repeats": "k.repeat_interleave(2, 0), k.repeat_interleave(3, -1), rows.repeat_interleave(2), "
     "x[:, 1:].repeat_interleave(2, 0)",
     "repeats by values": "rows.repeat_interleave((rows[:, 0] > 0).long() + 1, 0), every",
@@ -69,6 +70,10 @@ FORMULAS = {
     "F.bilinear(rows, rows, self.inner.weight.expand(2, 8, 8))",
     "losses": "F.cross_entropy(rows, (rows > 0).sum(1).clamp(max=7)), "
     "F.nll_loss(rows, (rows > 0).sum(1).clamp(max=7), reduction='sum')",
+    "a loss of a rest": "F.cross_entropy(x[:, :-1].reshape(-1, 8), mask[:, 1:].reshape(-1)), every",
+    "losses of rests": "F.cross_entropy(x[:, 1:].flatten(0, 1), mask[:, 1:].flatten(), "
+    "label_smoothing=0.1), F.cross_entropy(x[:, 1:].mT, mask[:, 1:], ignore_index=0), "
+    "F.nll_loss(self.inner(x)[:, 1:].mT, mask[:, 1:], reduction='none')",
     "halves": "F.avg_pool1d(x[:, x.shape[1] // 2 :].mT, 2, ceil_mode=True), "
     "x[:, (x.shape[1] - 1) // 2 :] @ self.inner(x[:, x.shape[1] // 2 :]).mT",
     "a rest": "x[:, 1:].transpose(1, 2) @ self.inner(x[:, :-1]), rows.sum(0)",

@@ -22,11 +22,11 @@ SPECS = (
 resized = partial(F.interpolate, align_corners=True)
 
 RESIZED = {
-    "bilinear": lambda x, k, l: resized(x, (k, l), mode="bilinear"),
-    "bicubic": lambda x, k, l: resized(x, (k, l), mode="bicubic"),
-    "linear": lambda x, k, l: resized(x.flatten(2), l, mode="linear"),
-    "trilinear": lambda x, k, l: resized(x[:, :, None], (k, k, l), mode="trilinear"),
-    "of a mean": lambda x, k, l: resized(F.adaptive_avg_pool2d(x, 1), (k, l), mode="bilinear"),
+    "bilinear": lambda x, k, m: resized(x, (k, m), mode="bilinear"),
+    "bicubic": lambda x, k, m: resized(x, (k, m), mode="bicubic"),
+    "linear": lambda x, k, m: resized(x.flatten(2), m, mode="linear"),
+    "trilinear": lambda x, k, m: resized(x[:, :, None], (k, k, m), mode="trilinear"),
+    "of a mean": lambda x, k, m: resized(F.adaptive_avg_pool2d(x, 1), (k, m), mode="bilinear"),
 }
 
 
@@ -50,8 +50,8 @@ def test_resizing_from_corner_to_corner_may_leave_one_place(name: str, tmp_path:
         assert admits(program, {"batch": 1, "h": 1, "w": 3, "k": 1, "l": 1})
         file = tmp_path / f"{program.kind}.onnx"
         formats.get("onnx").write(program, file, formats.Options(tmp_path / "w"))
-    for h, w, k, l in ((6, 8, 1, 5), (4, 3, 1, 1), (1, 5, 7, 1), (3, 7, 12, 4)):
-        x, like = torch.randn(2, 3, h, w, requires_grad=True), torch.zeros(2, k, l)
+    for h, w, k, m in ((6, 8, 1, 5), (4, 3, 1, 1), (1, 5, 7, 1), (3, 7, 12, 4)):
+        x, like = torch.randn(2, 3, h, w, requires_grad=True), torch.zeros(2, k, m)
         y = module(x, like)
         dy = torch.randn_like(y)
         (dx,) = torch.autograd.grad(y, x, dy)

@@ -74,7 +74,16 @@ def _matmul(left: Tensor, right: Tensor) -> Any:
     return aten.matmul.default.decompose(left, right)
 
 
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    # Of rows alone, too.
+    if x.dim() < 3 or not any(map(may_be_none, x.shape)):
+        return NotImplemented
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return aten.linear.default(rows, weight, bias).reshape(*x.shape[:-1], weight.shape[0])
+
+
 OF_NONE: Table = {
+    aten.linear.default: _linear,
     aten.bmm.default: _bmm,
     aten.baddbmm.default: _baddbmm,
     aten.matmul.default: _matmul,
