@@ -379,7 +379,15 @@ def _of_reals(x: Tensor, dims: Sequence[int], normalization: int, onesided: bool
     # takes half of the frequencies for all of them where it has to find out.
     found = aten._fft_r2c.default(x.double(), dims[-1:], normalization, onesided)
     z = Complex(*(part.to(x.dtype) for part in _parts(found)))
-    return _transform(z, dims[:-1], normalization, True) if len(dims) > 1 else z
+    z = _transform(z, dims[:-1], normalization, True) if len(dims) > 1 else z
+    # A frequency that is its own opposite, 0 or half of all, has no imaginary part, as torch's: an
+    # angle there is π, and -π by what rounding leaves.
+    own = torch.ones((), dtype=torch.bool, device=x.device)
+    for dim in dims:
+        count = x.shape[dim] // 2 + 1 if onesided and dim == dims[-1] else x.shape[dim]
+        twice = 2 * torch.arange(count, device=x.device) % x.shape[dim]
+        own = own & twice.eq(0).reshape([-1 if i == dim else 1 for i in range(x.dim())])
+    return Complex(z.re, z.im.masked_fill(own, 0.0))
 
 
 def _transform(x: Any, dims: Sequence[int], normalization: int, forward: bool) -> Complex:

@@ -1,5 +1,6 @@
 """All functions that ONNX has not, whatever a program is."""
 
+from fuseport.exporter.formats._counts import COUNTS
 from fuseport.exporter.formats._diagonals import DIAGONALS
 from fuseport.exporter.formats._distances import DISTANCES
 from fuseport.exporter.formats._exponentials import EXPONENTIALS
@@ -13,6 +14,7 @@ from fuseport.exporter.formats._special import SPECIAL
 __all__ = ["FUNCTIONS"]
 
 FUNCTIONS: Table = {
+    **COUNTS,
     **DIAGONALS,
     **DISTANCES,
     **EXPONENTIALS,
