@@ -1,5 +1,6 @@
 """All functions that ONNX has not, whatever a program is."""
 
+from fuseport.exporter.formats._angles import ANGLES
 from fuseport.exporter.formats._counts import COUNTS
 from fuseport.exporter.formats._diagonals import DIAGONALS
 from fuseport.exporter.formats._distances import DISTANCES
@@ -14,6 +15,7 @@ from fuseport.exporter.formats._special import SPECIAL
 __all__ = ["FUNCTIONS"]
 
 FUNCTIONS: Table = {
+    **ANGLES,
     **COUNTS,
     **DIAGONALS,
     **DISTANCES,

@@ -121,6 +121,35 @@ def _of_as_many(operator: Any) -> Callable[..., Any]:
     return form
 
 
+_reduced = _of_as_many(aten.scatter_reduce.two)
+_added = _of_as_many(aten.scatter_add.default)
+
+
+def scatter_reduce(
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    values: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    """`aten.scatter_reduce`, of whose means torch.onnx writes the last values."""
+    if reduce != "mean":
+        return _reduced(x, dim, index, values, reduce, include_self=include_self)
+
+    def add(start: Tensor, source: Tensor) -> Tensor:
+        found = _added(start, dim, index, source)
+        added: Tensor = start.scatter_add(dim, index, source) if found is NotImplemented else found
+        return added
+
+    starts = (x, torch.ones_like(x)) if include_self else (torch.zeros_like(x),) * 2
+    sums, counts = add(starts[0], values), add(starts[1], torch.ones_like(values))
+    rounded = None if x.is_floating_point() else "floor"
+    means = torch.div(sums, counts.clamp(min=1), rounding_mode=rounded)
+    return torch.where(counts == 0, x, means)
+
+
 def _product(sizes: Any) -> Any:
     found: Any = 1
     for size in sizes:
@@ -132,9 +161,9 @@ ADDING: dict[Any, Callable[..., Any]] = {
     aten.index_add.default: index_add,
     aten.put.default: put,
     **{
-        operator: _of_as_many(operator)
-        for operator in (aten.scatter.src, aten.scatter_add.default, aten.scatter_reduce.two)
+        operator: _of_as_many(operator) for operator in (aten.scatter.src, aten.scatter_add.default)
     },
+    aten.scatter_reduce.two: scatter_reduce,
     aten.embedding_dense_backward.default: embedding_dense_backward,
     aten.unfold_backward.default: unfold_backward,
     **BAGS,  # of which torch.onnx makes loops that ONNX Runtime, 1.31 at least, does not survive
