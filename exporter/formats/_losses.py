@@ -21,7 +21,8 @@ def of_loss(node: torch.fx.Node) -> Callable[..., Any] | None:
     if node.target is aten.nll_loss_forward.default:
         # Of a mean it has 1 for the sum of the weights, which the gradient divides by.
         return decomposition_table[node.target]
-    if node.target in _OF_NONE and is_none_ever(node.args[0]):
+    x: Any = node.args[0] if node.target in _OF_NONE else None
+    if isinstance(x, torch.fx.Node) and is_none_ever(x):
         return _OF_NONE[node.target]
     if node.target is aten.cross_entropy_loss.default and _more_than_classes(node):
         return aten.cross_entropy_loss.default.decompose
