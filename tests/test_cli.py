@@ -129,6 +129,13 @@ def test_bad_options(option: str, value: str, word: str, tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+def test_verify_says_whence_it_knows_stand_ins() -> None:
+    done = CliRunner().invoke(main, ["verify", "bundle", "--shim", "auto"])
+    assert done.exit_code == 2
+    assert "--shim is of export: a bundle says which stand-ins its model wants" in done.output
+    assert "--shim" not in CliRunner().invoke(main, ["verify", "--help"]).output
+
+
 def test_an_output_that_is_no_bundle_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     checkpoint = FIXTURES / "lightning" / "mamba-kjv.ckpt"

@@ -167,6 +167,13 @@ UNMASKED = (
         return y if mask is None else y * mask
 """
 )
+# The program divides by zero at one step.
+DIVIDING = """
+        y = self.up(x)
+        if length > 1:
+            y = F.pad(y, (0, 0, 0, length // (length - 1)))
+        return y[:, :length]
+"""
 # A table of positions ends; and a long sequence takes another way.
 LIMITED = """
         assert length <= 512
@@ -350,6 +357,14 @@ def test_a_mask_that_happens_to_hide_nothing_shows_no_harmless_condition(
         seed=seed,
     )
     assert bundle.manifest["programs"]["forward"]["conditions"] == ["length >= 2"]
+
+
+def test_torch_prints_nothing_of_a_size_that_is_tried(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bundle, _ = exported(DIVIDING, tmp_path)
+    assert bundle.manifest["programs"]["forward"]["conditions"] == ["length >= 2"]
+    assert "ZeroDivisionError" not in capfd.readouterr().err
 
 
 def test_what_a_program_does_not_hold_for_is_said(tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ Exit codes: 0 pass, 1 mismatch, 2 usage, 3 refused as unsafe, 4 unreadable or co
 """
 
 
+def _no_shim(_: click.Context, __: click.Parameter, given: str | None) -> None:
+    if given is not None:
+        raise UsageError("--shim is of export: a bundle says which stand-ins its model wants")
+
+
 @click.command(epilog=_VERIFY)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @names_option("--runtime", what="Default: all that are installed.")
@@ -119,6 +124,7 @@ Exit codes: 0 pass, 1 mismatch, 2 usage, 3 refused as unsafe, 4 unreadable or co
     help="Verify the verification: plant bugs in copies of the files and in ops, one at a time.",
 )
 @click.option("--strict", is_flag=True, help="Count what is unsupported as a mismatch.")
+@click.option("--shim", hidden=True, expose_value=False, callback=_no_shim)
 def verify(
     bundle: Path,
     runtime: tuple[str, ...],

@@ -11,9 +11,11 @@ from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.fx import graph_module
 
 from fuseport.exporter.models.model import Model, at, example
 from fuseport.exporter.program import Program, entry_of, named_outputs
@@ -227,7 +229,8 @@ class _Trials:
         except Exception:  # the model's own, of these sizes or values
             return refused
         try:
-            results = self._results(inputs, cotangents, by_autograd=by_autograd)
+            with mock.patch.object(graph_module, "print", _silent, create=True):
+                results = self._results(inputs, cotangents, by_autograd=by_autograd)
         except Exception:  # an operator in a program refuses these sizes
             return False
         known = {name: value for name, value in expected.items() if value is not None}
@@ -268,6 +271,10 @@ class _Trials:
                 for name, value in result.items()
                 if name in sample.expected and name not in sample.unstable
             )
+
+
+def _silent(*_: object, **__: object) -> None:
+    """In the place of `print`, by which torch says where a program fails, as it may here."""
 
 
 def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
