@@ -170,7 +170,11 @@ def assert_near(found: Tensor, expected: Tensor, near: float) -> None:
         (lambda x: linalg.inv_ex(x, check_errors=True)[0], "inv_ex: a matrix is singular"),
         (lambda x: linalg.lu_factor(x)[0], "linalg.lu_factor: a matrix is singular"),
         (lambda x: linalg.cholesky(x + x.mT), "linalg.cholesky: a matrix is not positive definite"),
-        *([(lambda x: torch.cholesky(x + x.mT), "cholesky: a matrix is not")] if OLD else []),
+        *(
+            [(lambda x: torch.cholesky(x + x.mT), "cholesky: a matrix is not positive definite")]
+            if OLD
+            else []
+        ),
     ],
 )
 def test_what_torch_raises_of_is_refused(
