@@ -13,6 +13,7 @@ from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program._carried import differentiable
+from fuseport.exporter.program.conditions import admits, forget, violated
 from fuseport.exporter.program.forward import capture_forward
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
@@ -113,6 +114,25 @@ def test_integers_keep_their_values(dtype: torch.dtype, values: list[int]) -> No
         assert {last.dtype, all_of_them.dtype} == {dtype}
         assert torch.equal(last, first.flip(0) if length % 2 else first)
         assert torch.equal(all_of_them[0], first)
+
+
+def test_a_loop_of_no_turn_is_not_admitted() -> None:
+    """Whatever is let go of: torch has such loops from 2.14 on, and no artifact has."""
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            def step(h: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+                return h * row, row.clone()
+
+            return scan(step, x[0].clone(), x[1:])[0]
+
+    spec = TensorSpec("x", "float32", ("length", 2))
+    program = capture_forward(Net(), {"x": torch.rand(5, 2)}, [spec])
+    back = forget(program, {"length": 1})
+    assert not admits(program, {"length": 1})
+    assert [str(each) for each in violated(program, {"length": 1})] == ["length - 1 >= 1"]
+    assert admits(program, {"length": 2})
+    back()
 
 
 def test_a_program_without_such_integers_stays_as_it_is() -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter import formats
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
-from fuseport.exporter.runtimes import get
+from fuseport.tests.as_files import session_of
 
 AXES = [*(0.0, 1.0, 3e-20, 2e20, math.inf), *(-0.0, -1.0, -3e-20, -2e20, -math.inf), math.nan]
 
@@ -25,10 +24,8 @@ def test_angles_are_torchs(tmp_path: Path) -> None:
     torch.manual_seed(0)
     spec = TensorSpec("x", "float32", ("points", 2))
     program = capture_forward(Angles(), {"x": torch.randn(5, 2)}, [spec])
-    file = tmp_path / "forward.onnx"
-    formats.get("onnx").write(program, file, formats.Options(tmp_path / "w"))
     points = torch.tensor([*itertools.product(AXES, AXES)])
     points = torch.cat([points, torch.randn(50, 2)])
-    found = get("onnxruntime").load(file, {}).run({"x": points})
+    found = session_of(program, tmp_path, "onnxruntime").run({"x": points})
     for result, wanted in zip(found.values(), Angles()(points), strict=True):
         torch.testing.assert_close(result, wanted, equal_nan=True)

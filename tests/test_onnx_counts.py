@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter import formats
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
-from fuseport.exporter.runtimes import get
+from fuseport.tests.as_files import session_of
 
 SPECS = (
     TensorSpec("x", "float32", ("nodes", 4)),
@@ -44,9 +43,7 @@ def test_counts_are_torchs(name: str, tmp_path: Path) -> None:
         return {"x": torch.randn(nodes, 4), "ends": ends, "weights": torch.randn(edges)}
 
     program = capture_forward(module, given(5, 8), SPECS)
-    file = tmp_path / "forward.onnx"
-    formats.get("onnx").write(program, file, formats.Options(tmp_path / "w"))
-    session = get("onnxruntime").load(file, {})
+    session = session_of(program, tmp_path, "onnxruntime")
     for nodes, edges in ((5, 8), (2, 9), (7, 1), (3, 30)):
         inputs = given(nodes, edges)
         found = session.run({spec.name: inputs[spec.name] for spec in program.inputs})

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseport.exporter import formats
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
-from fuseport.exporter.runtimes import get
+from fuseport.tests.as_files import session_of
 
 SPECS = (TensorSpec("x", "float32", ("nodes", 4)), TensorSpec("graphs", "int64", ("nodes",)))
 REDUCTIONS = ("mean", "amax", "amin", "sum", "prod")
@@ -50,10 +49,8 @@ def test_what_is_scattered_is_reduced_as_by_torch(
     (dx,) = torch.autograd.grad(y, x, dy)
     given = {"x": x.detach(), "graphs": graphs, "cotangent_output": dy}
     for program in programs:
-        file = tmp_path / f"{program.kind}.onnx"
-        formats.get("onnx").write(program, file, formats.Options(tmp_path / "w"))
         inputs = {spec.name: given[spec.name] for spec in program.inputs}
-        found = get("onnxruntime").load(file, {}).run(inputs)
+        found = session_of(program, tmp_path, "onnxruntime").run(inputs)
         torch.testing.assert_close(found["output"], y.detach())
         if "grad/x" in found:
             torch.testing.assert_close(found["grad/x"], dx)
@@ -68,8 +65,6 @@ def test_means_of_whole_numbers_are_rounded_down(tmp_path: Path) -> None:
     torch.manual_seed(0)
     examples = {"x": torch.randn(7, 4), "graphs": torch.randint(4, (7,))}
     program = capture_forward(Rounded(), examples, SPECS)
-    file = tmp_path / "forward.onnx"
-    formats.get("onnx").write(program, file, formats.Options(tmp_path / "w"))
     given = {"x": torch.randn(30, 4), "graphs": torch.randint(4, (30,))}
-    found = get("onnxruntime").load(file, {}).run(given)
+    found = session_of(program, tmp_path, "onnxruntime").run(given)
     torch.testing.assert_close(found["output"], Rounded()(**given))

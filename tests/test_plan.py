@@ -159,14 +159,11 @@ OTHERWISE = """
         return y if length % 4 == 0 else OTHER
 """
 # A mask is looked at of several steps alone, as by mixers of transformers.
-UNMASKED = (
-    NET.replace("forward(self, x)", "forward(self, x, mask)")
-    + """
+UNMASKED = """
         y = self.up(x)
         mask = mask[:, :, None] if length > 1 else None
         return y if mask is None else y * mask
 """
-)
 # The program divides by zero at one step.
 DIVIDING = """
         y = self.up(x)
@@ -291,20 +288,26 @@ def test_conditions_that_nobody_reads_are_counted() -> None:
 
 
 def exported(
-    forward: str, folder: Path, programs: Sequence[Kind] = api.PROGRAMS
+    forward: str,
+    folder: Path,
+    programs: Sequence[Kind] = api.PROGRAMS,
+    *,
+    mask: bool = False,
+    seed: int = 0,
 ) -> tuple[Bundle, str]:
     """A bundle of a net with one layer, and what --model would be."""
     file = folder / "net.py"
-    file.write_text(NET + forward)
+    file.write_text((NET.replace("(self, x)", "(self, x, mask)") if mask else NET) + forward)
     state = {"up.weight": torch.randn(8, 8), "up.bias": torch.randn(8)}
     torch.save(state, folder / "w.pth")
     bundle = api.export(
         folder / "w.pth",
         folder / "bundle",
         model=f"{file}:Net",
-        inputs=parse_inputs(["x:[batch,length,8]"]),
+        inputs=parse_inputs(["x:[batch,length,8]", *["mask:int64[batch,length]<2"] * mask]),
         programs=programs,
         format=["onnx", "exported_program"],
+        seed=seed,
     )
     return bundle, f"{file}:Net"
 
@@ -345,17 +348,7 @@ def test_a_mask_that_happens_to_hide_nothing_shows_no_harmless_condition(
     seed: int, tmp_path: Path
 ) -> None:
     """Of a mask of one step, half of all draws do so."""
-    (tmp_path / "net.py").write_text(UNMASKED)
-    torch.save({"up.weight": torch.randn(8, 8), "up.bias": torch.randn(8)}, tmp_path / "w.pth")
-    bundle = api.export(
-        tmp_path / "w.pth",
-        tmp_path / "bundle",
-        model=f"{tmp_path / 'net.py'}:Net",
-        inputs=parse_inputs(["x:[batch,length,8]", "mask:int64[batch,length]<2"]),
-        programs=["forward"],
-        format=["exported_program"],
-        seed=seed,
-    )
+    bundle, _ = exported(UNMASKED, tmp_path, ["forward"], mask=True, seed=seed)
     assert bundle.manifest["programs"]["forward"]["conditions"] == ["length >= 2"]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.formats._special import signbit
 
 __all__ = ["ANGLES"]
 
@@ -23,13 +24,8 @@ def _atan2(y: Tensor, x: Tensor) -> Tensor:
     endless = torch.isinf(x) & torch.isinf(y)
     ratio = y / torch.where((x == 0) & (y == 0), torch.ones_like(x), x)
     angle = torch.atan(torch.where(endless, torch.sign(x) * torch.sign(y), ratio))
-    around = torch.where(_below(y), -math.pi, math.pi).to(kind)
-    return torch.where(_below(x), angle + around, angle)
-
-
-def _below(x: Tensor) -> Tensor:
-    """Whether it is negative, or -0."""
-    return (x < 0) | ((x == 0) & (1 / x < 0))
+    around = torch.where(signbit(y), -math.pi, math.pi).to(kind)
+    return torch.where(signbit(x), angle + around, angle)
 
 
 ANGLES: Table = {aten.atan2.default: _atan2}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["SPECIAL", "log1p", "sigmoid"]
+__all__ = ["SPECIAL", "log1p", "sigmoid", "signbit"]
 
 aten = torch.ops.aten
 
@@ -89,7 +89,7 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.isinf(large), large, large * torch.sqrt(1 + ratio * ratio))
 
 
-def _signbit(x: Tensor) -> Any:
+def signbit(x: Tensor) -> Any:
     """Whether a number is negative, or the negative zero."""
     return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
 
@@ -108,5 +108,5 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.log_sigmoid.default: lambda x: _log_sigmoid_forward(x)[0],
     aten.log_sigmoid_forward.default: _log_sigmoid_forward,
     aten.logaddexp.default: _logaddexp,
-    torch.ops.prims.signbit.default: _signbit,
+    torch.ops.prims.signbit.default: signbit,
 }

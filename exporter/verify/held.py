@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
@@ -191,12 +190,10 @@ class _Trials:
         seed = self._seeds.get(_key(sizes), self._seed)
         masks = [spec for spec in self._model.inputs if spec.mask]
         few = any(math.prod(spec.shape(sizes)) < _SEVERAL for spec in masks)
-        drawn = (self._same_of(sizes, seed, by_autograd=by_autograd, refused=False),)
-        more = (
-            self._same_of(sizes, seed + other, by_autograd=by_autograd, refused=True)
-            for other in range(1, _DRAWS if few else 1)
+        return all(
+            self._same_of(sizes, seed + draw, by_autograd=by_autograd, refused=draw > 0)
+            for draw in range(_DRAWS if few else 1)
         )
-        return all(chain(drawn, more))
 
     def _same_of(
         self, sizes: Mapping[str, int], seed: int, *, by_autograd: bool, refused: bool

@@ -136,13 +136,14 @@ class Tables {
     }
     const uint32_t known = *tables.known, rows = last / FINE + 1;
     tables.refine(known < FINE ? known : FINE, last < FINE ? last + 1 : FINE);
+    *tables.known = rows > 1 ? rows * FINE : last + 1;
+    if (rows == 1) return Source::FINE;
     const Vector size = tables.step * (Real)FINE;
-    for (uint32_t row = rows == 1 ? 1 : known > FINE ? known / FINE : 0; row < rows; ++row)
+    for (uint32_t row = known > FINE ? known / FINE : 0; row < rows; ++row)
       for (int at = 0; at < STATES; at += LANES)
         store<F>(tables.coarse + row * STATES + at,
                  exp2_of_product<F>(size * (Real)(int)row, load<F>(tables.exponent + at)));
-    *tables.known = rows > 1 ? rows * FINE : last + 1;
-    return rows > 1 ? Source::BOTH : Source::FINE;
+    return Source::BOTH;
   }
 
   // Rows of the fine table from one on up to another: each is the one before times the second.
