@@ -72,6 +72,15 @@ FORMS: dict[str, tuple[str, int]] = {
 """,
         1,
     ),
+    "with constants of its own": (
+        """
+        for t in range(length):
+            h = self.step(h[:, [2, 0, 1]] * torch.tensor([1.0, -2.0, 0.5]), x[:, t])
+            ys.append(h * torch.tensor([1.0, -2.0, 0.5]) + torch.tensor(3.0))
+        return torch.stack(ys, 1)
+""",
+        1,
+    ),
     "last alone": (
         """
         x = self.a(x)
@@ -227,7 +236,10 @@ def test_a_loop_has_as_many_turns_as_its_input_says(
             torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("name", ["states, stacked", "last alone", "written", "gone over"])
+GRADIENTS = ["states, stacked", "last alone", "written", "gone over", "with constants of its own"]
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_are_those_of_the_loop(name: str, saved_net: SavedNet, tmp_path: Path) -> None:
     _, bundle, code = exported(saved_net, FORMS[name][0], tmp_path / "b")
     for program in bundle.manifest["programs"].values():

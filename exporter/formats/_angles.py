@@ -9,8 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._special import signbit
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["ANGLES"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["COUNTS"]
 

@@ -23,7 +23,6 @@ from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._functions import FUNCTIONS
 from fuseport.exporter.formats._integers import OF_FEW_BITS
 from fuseport.exporter.formats._losses import of_loss
-from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._none import is_none_ever, of_none
 from fuseport.exporter.formats._products import WITH_VECTOR, einsum
 from fuseport.exporter.formats._ranges import RANGES
@@ -35,6 +34,7 @@ from fuseport.exporter.formats._special import sigmoid
 from fuseport.exporter.formats._sums import of_volume
 from fuseport.exporter.program.bounds import may_be_none
 from fuseport.exporter.program.portable import masked_select
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["decompositions"]
 

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["DISTANCES"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseport.exporter.formats import _columns
-from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.program.bounds import may_be_none
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["FACTORISATIONS"]
 

@@ -12,8 +12,8 @@ from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._special import log1p
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["IN_FLOAT32", "in_full", "of_float64"]
 

@@ -7,10 +7,10 @@ from fuseport.exporter.formats._distances import DISTANCES
 from fuseport.exporter.formats._exponentials import EXPONENTIALS
 from fuseport.exporter.formats._factorisations import FACTORISATIONS
 from fuseport.exporter.formats._gammas import GAMMAS
-from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.formats._running import RUNNING
 from fuseport.exporter.formats._searching import SEARCHING
 from fuseport.exporter.formats._special import SPECIAL
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["FUNCTIONS"]
 

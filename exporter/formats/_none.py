@@ -15,8 +15,8 @@ from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
 
 from fuseport.exporter.formats import _products
-from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.program.bounds import may_be_none
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["is_none_ever", "of_none"]
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import decompose
 
-from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.program.bounds import may_be_none
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["OF_NONE", "WITH_VECTOR", "einsum"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.program import _by_values
 from fuseport.exporter.program.bounds import may_be_none
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["BY_SIZES"]
 

@@ -13,8 +13,8 @@ from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
-from fuseport.exporter.formats._lowering import Table
 from fuseport.exporter.program._antialiased import antialiased
+from fuseport.exporter.program.rewriting import Table
 from fuseport.exporter.program.volumes import grid_sampler_3d
 
 __all__ = ["ADAPTIVE", "DIVIDED", "RESAMPLING", "even"]

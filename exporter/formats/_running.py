@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["RUNNING"]
 

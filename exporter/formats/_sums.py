@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, fx
 
-from fuseport.exporter.formats._lowering import Table
+from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["of_volume", "one_axis_at_a_time"]
 

@@ -11,7 +11,7 @@ from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
-from fuseport.exporter.program._carried import differentiable
+from fuseport.exporter.program.real_regions import differentiable
 from fuseport.exporter.program.refusing import checked
 
 __all__ = ["DEFAULT", "SUFFIX", "write"]

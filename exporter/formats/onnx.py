@@ -39,7 +39,7 @@ from fuseport.exporter.formats._complex import in_parts
 from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lacking import lacking
-from fuseport.exporter.formats._lowering import VALUE_OF, Lowering, Table
+from fuseport.exporter.formats._lowering import VALUE_OF, Lowering
 from fuseport.exporter.formats._promotion import promoted_by_known_values
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._singular import asserting_regular
@@ -51,6 +51,7 @@ from fuseport.exporter.program._branches import alike_merged
 from fuseport.exporter.program._unbound import unbound_sizes
 from fuseport.exporter.program.forward import dynamic_sizes, is_dynamic
 from fuseport.exporter.program.regions import refuse_writers
+from fuseport.exporter.program.rewriting import Table
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
 from fuseport.ops.spec import OpSpec
@@ -261,13 +262,21 @@ def _part_outputs(model: ir.Model, program: Program) -> None:
         for i, value in enumerate(tuple(values)):
             node = value.producer()
             # One that comes from outside a graph, or goes straight through, needs a node there.
-            if value in values[:i] or node is None or node.graph is not graph:
+            outside = node is None or node.graph is not graph
+            if value in values[:i] or outside or (graph is not model.graph and _is_turned(value)):
                 copy = ir.node("Identity", [value])
                 copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
                 graph.append(copy)
                 values[i] = copy.outputs[0]
     for value, spec in zip(model.graph.outputs, program.outputs, strict=True):
         value.name = spec.name
+
+
+def _is_turned(value: ir.Value) -> bool:
+    """Whether it is turned, and used beside: ONNX Runtime, 1.31 at least, has a Gemm that uses it
+    take what is not turned, and leaves the other out though the turn of a Scan returns it."""
+    node = value.producer()
+    return node is not None and node.op_type == "Transpose" and any(value.uses())
 
 
 def _name_apart(model: ir.Model) -> None:

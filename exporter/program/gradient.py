@@ -29,7 +29,6 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program._arithmetic import fails
-from fuseport.exporter.program._carried import differentiable
 from fuseport.exporter.program._layouts import contiguous_carries, contiguous_matrices
 from fuseport.exporter.program._loops import lighten
 from fuseport.exporter.program.bounds import may_be_zero, of_inputs
@@ -37,6 +36,7 @@ from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import failing_as, output_specs
 from fuseport.exporter.program.portable import PORTABLE
 from fuseport.exporter.program.provenance import Provenance
+from fuseport.exporter.program.real_regions import differentiable
 from fuseport.exporter.program.regions import refuse_writers, regions, view_of
 from fuseport.exporter.program.tracing import any_sizes
 

@@ -21,6 +21,7 @@ __all__ = [
     "Inseparable",
     "Matched",
     "Pair",
+    "constants_once",
     "evaluate",
     "marked",
     "marker",
@@ -152,6 +153,22 @@ def with_constants(one: ExportedProgram, other: ExportedProgram) -> ExportedProg
         )
         place += 1
     return rebuilt(one, graph, specs, constants=constants)
+
+
+def constants_once(exported: ExportedProgram) -> ExportedProgram:
+    """A program that takes equal constants as one, in place: code that runs again makes them anew."""
+    stands, first = _inputs(exported), dict[Hashable, fx.Node]()
+    kept: list[InputSpec] = []
+    graph = exported.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, exported.graph_signature.input_specs, strict=True):
+        same = first.setdefault(stands[spec.arg.name], node)
+        if same is node or spec.kind is not InputKind.CONSTANT_TENSOR:
+            kept.append(spec)
+            continue
+        node.replace_all_uses_with(same)
+        graph.erase_node(node)
+    return rebuilt(exported, graph, kept) if len(kept) < len(placeholders) else exported
 
 
 def mode_of(graph: fx.Graph) -> Any:

@@ -36,7 +36,8 @@ def view_of(node: fx.Node) -> Any:
 
 _VIEWS = {
     "alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes",
-    "squeeze", "t", "transpose", "unbind", "unsqueeze", "view",
+    "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "_conj", "_neg_view",
+    "view_as_complex", "view_as_real",
 }  # fmt: skip
 
 

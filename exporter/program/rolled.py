@@ -20,7 +20,7 @@ from fuseport.exporter.program._needed import needed
 from fuseport.exporter.program._scanned import scanned
 from fuseport.exporter.program._sizes import Sizes, Unlike, expr_of
 from fuseport.exporter.program._turns import STACK, TURNS, Turns, next_turn, stack_turns
-from fuseport.exporter.program.matching import ASSERT, mode_of
+from fuseport.exporter.program.matching import ASSERT, constants_once, mode_of
 
 __all__ = ["END", "TURNS", "Unrolled", "next_turn", "rolled", "stack_turns", "turn_marker"]
 
@@ -48,9 +48,11 @@ def rolled(exported: ExportedProgram) -> ExportedProgram:
     Raises:
         ExportFailed: the turns of one are not alike.
     """
-    graph = exported.graph
-    if not (marks := _marks(graph)):
+    if not _marks(exported.graph):
         return exported
+    exported = constants_once(exported)
+    graph = exported.graph
+    marks = _marks(graph)
     for mark in marks:
         mark.let_go()
     for node in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
