@@ -156,7 +156,7 @@ def with_constants(one: ExportedProgram, other: ExportedProgram) -> ExportedProg
 
 
 def constants_once(exported: ExportedProgram) -> ExportedProgram:
-    """A program that takes equal constants as one, in place: code that runs again makes them anew."""
+    """A program that takes equal constants as one, in place: code makes them anew in each turn."""
     stands, first = _inputs(exported), dict[Hashable, fx.Node]()
     kept: list[InputSpec] = []
     graph = exported.graph
