@@ -10,7 +10,10 @@ __all__ = ["about", "others", "roomy"]
 
 _TRIED = 5  # inputs of larger sizes, and as many of the smallest
 _SMALL = 8  # a size that may be larger
-_OTHERS = (lambda n: 2 * n, lambda n: n + 1, lambda n: 1, lambda n: 2, lambda n: 3)  # than one
+_OTHERS = (  # than one
+    *(lambda n: 2 * n, lambda n: n + 1, lambda n: 1, lambda n: 2, lambda n: 3),
+    lambda n: n - 1 if n > 2 else n,
+)
 
 
 def others(model: Model) -> Iterator[dict[str, torch.Tensor]]:

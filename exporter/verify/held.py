@@ -78,7 +78,7 @@ def planned(
             grows=grows,
         )
         of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
-        _relieve(entry, of_entry, wanted)
+        larger = _relieve(entry, of_entry, wanted)
         kept, dropped = plan.admitted(wanted, partial(admits, program))
         cases += kept
         notes += dropped
@@ -91,16 +91,22 @@ def planned(
             conditions[program.kind] = {name: words for name, words in found.items() if words}
             where = dict.fromkeys(place for sizes in asked for place in places(program, sizes))
             notes.append(plan.conditional(program.kind, conditions[program.kind], tuple(where)))
+            notes += plan.larger(program.kind, larger)
     return list(programs.values()), cases, conditions, notes
 
 
-def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> None:
+def _relieve(
+    model: Model, programs: Sequence[Program], planned: Sequence[Case]
+) -> dict[str, int]:
     """Let go of what torch took for granted, where runs show that the programs hold without.
 
     Args:
         model: the entry that the programs are of.
         programs: the forward program, or that of a step, and the gradient program of the first.
         planned: what is to be compared.
+
+    Returns:
+        Sizes of dimensions that are larger than the programs hold for, where the model does run.
     """
     trials = _Trials(model, programs, planned)
     for sizes in trials.asked:
@@ -112,13 +118,17 @@ def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case])
             first = next((sizes for sizes in below if not trials.admitted(sizes)), None)
             if first is None or not trials.relieve(first):
                 break
+    larger: dict[str, int] = {}
     for far in plan.far(model.sizes):
         for _ in range(_LIMITS):
             first = beyond(programs[0], model.sizes, far)
             if first is None or max(first.values()) > _AFFORDABLE:
                 break
             if not trials.relieve(first):
+                if trials.ran(first):
+                    larger |= {n: size for n, size in first.items() if size > model.sizes[n]}
                 break
+    return larger
 
 
 class _Trials:
@@ -133,6 +143,7 @@ class _Trials:
         self._programs = programs
         self._seed = planned[0].seed if planned else 0
         self._held: dict[tuple[tuple[str, int], ...], bool] = {}
+        self._ran: set[tuple[tuple[str, int], ...]] = set()
         parts = [(s, case.seed) for case in planned for s in _parts(case.sizes, model.sizes)]
         # Inputs of a size are those that it is compared at, as far as there are such.
         self._seeds = {_key(sizes): seed for sizes, seed in reversed(parts)}
@@ -175,6 +186,10 @@ class _Trials:
             return True
         back()
         return False
+
+    def ran(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the model was seen to run there."""
+        return _key(sizes) in self._ran
 
     def _hold(self, sizes: Mapping[str, int]) -> bool:
         key = _key(sizes)
@@ -225,6 +240,7 @@ class _Trials:
                     expected = runs.differentiate(inputs, cotangents)
         except Exception:  # the model's own, of these sizes or values
             return refused
+        self._ran.add(_key(sizes))
         try:
             with mock.patch.object(graph_module, "print", _silent, create=True):
                 results = self._results(inputs, cotangents, by_autograd=by_autograd)

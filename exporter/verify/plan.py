@@ -19,6 +19,7 @@ __all__ = [
     "conditional",
     "far",
     "jobs",
+    "larger",
     "seeded",
     "ungraded",
 ]
@@ -265,6 +266,19 @@ def conditional(program: str, facts: Mapping[str, Any], places: Sequence[str] = 
         f"{program}: compared only where {_readable(facts['conditions'])}, which torch took for "
         f"granted{at}; {otherwise}"
     )
+
+
+def larger(program: str, sizes: Mapping[str, int]) -> list[str]:
+    """A note on sizes at which the model does run, and a program does not hold; none without any.
+
+    Args:
+        program: its name.
+        sizes: of dimensions, by name.
+    """
+    if not sizes:
+        return []
+    said = " ".join(f"--size {name}={size}" for name, size in sizes.items())
+    return [f"{program}: the model runs at larger sizes, too: export with {said} for those"]
 
 
 def _readable(conditions: Sequence[str]) -> str:
