@@ -58,7 +58,9 @@ def notes_of(saved_net: SavedNet, body: str, folder: Path, **sizes: int) -> list
     _, checkpoint, code = saved_net(NET + body)
     inputs = parse_inputs(["x:[batch,length,3]"])
     options = {"programs": "forward", "format": "torchscript", "sizes": sizes}
-    return api.export(checkpoint, folder / "b", model=code, inputs=inputs, **options).manifest["notes"]
+    return api.export(checkpoint, folder / "b", model=code, inputs=inputs, **options).manifest[
+        "notes"
+    ]
 
 
 def test_a_note_says_how_to_have_more(saved_net: SavedNet, tmp_path: Path) -> None:

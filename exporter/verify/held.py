@@ -95,9 +95,7 @@ def planned(
     return list(programs.values()), cases, conditions, notes
 
 
-def _relieve(
-    model: Model, programs: Sequence[Program], planned: Sequence[Case]
-) -> dict[str, int]:
+def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> dict[str, int]:
     """Let go of what torch took for granted, where runs show that the programs hold without.
 
     Args:

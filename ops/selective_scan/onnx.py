@@ -203,9 +203,8 @@ def _forward_text(gated: bool) -> str:
         + (_GATE if gated else "result = Identity(ungated)")
         + """
         out = CastLike(result, u)
-        batch_first = Constant <value_ints = [0]> ()
-        last_shape = Concat <axis = 0> (batch_first, channels, states)
-        last_state = Reshape(last, last_shape)
+        last_shape = Concat <axis = 0> (batch, channels, states)
+        last_state = Reshape <allowzero = 1> (last, last_shape)
         }"""
     )
 
@@ -240,10 +239,11 @@ def _backward_text(gated: bool) -> str:
 _PREPARE = (
     """
         unit = Constant <value_ints = [1]> ()
-        keep_2 = Constant <value_ints = [0, 0]> ()
         column = Constant <value_ints = [-1, 1]> ()
         axis_3 = Constant <value_ints = [3]> ()
+        batch = Shape <start = 0, end = 1> (u)
         channels = Shape <start = 1, end = 2> (u)
+        length = Shape <start = 2, end = 3> (u)
         groups = Shape <start = 1, end = 2> (B)
         group_size = Div(channels, groups)
         states = Shape <start = 1, end = 2> (A)
@@ -256,12 +256,12 @@ _PREPARE = (
 """
     + softplus("delta_softplus", "step_wide")
     + """
-        time_split = Concat <axis = 0> (keep_2, groups, group_size, unit)
+        time_split = Concat <axis = 0> (length, batch, groups, group_size, unit)
         u_wide = CastLike(u, A)
         u_time = Transpose <perm = [2, 0, 1]> (u_wide)
-        u_s = Reshape(u_time, time_split)
+        u_s = Reshape <allowzero = 1> (u_time, time_split)
         step_time = Transpose <perm = [2, 0, 1]> (step_wide)
-        step_s = Reshape(step_time, time_split)
+        step_s = Reshape <allowzero = 1> (step_time, time_split)
         B_wide = CastLike(B, A)
         B_time = Transpose <perm = [3, 0, 1, 2]> (B_wide)
         B_s = Unsqueeze(B_time, axis_3)
@@ -271,7 +271,6 @@ _PREPARE = (
 
         A_split = Concat <axis = 0> (groups, group_size, states)
         A_groups = Reshape(A, A_split)
-        batch = Shape <start = 0, end = 1> (u)
         A_shape = Shape(A_groups)
         state_shape = Concat <axis = 0> (batch, A_shape)
         zero_float = Constant <value_float = 0.0> ()
@@ -292,8 +291,8 @@ _STEP = """
 """One step of the recurrence, from the state before it, `h`, (b, G, c, N)."""
 
 _OUTPUT = """
-        flat = Concat <axis = 0> (keep_2, channels)
-        y_time = Reshape(y_s, flat)
+        u_shape = Shape(u_time)
+        y_time = Reshape <allowzero = 1> (y_s, u_shape)
         y = Transpose <perm = [1, 2, 0]> (y_time)
         D_column = Reshape(D, column)
         skip = Mul(D_column, u_wide)
@@ -317,7 +316,7 @@ _GATE_BACKWARD = f"""
 _SCAN_BACKWARD = (
     """
         dy_time = Transpose <perm = [2, 0, 1]> (dy)
-        dy_s = Reshape(dy_time, time_split)
+        dy_s = Reshape <allowzero = 1> (dy_time, time_split)
         first = Constant <value_ints = [-1]> ()
         past = Constant <value_ints = [-9223372036854775807]> ()
         axis_0 = Constant <value_ints = [0]> ()
@@ -328,9 +327,7 @@ _SCAN_BACKWARD = (
         C_r = Slice(C_s, first, past, axis_0, back)
         dy_r = Slice(dy_s, first, past, axis_0, back)
         h_r = Slice(h_s, first, past, axis_0, back)
-        batch_first = Constant <value_ints = [0]> ()
-        dlast_split = Concat <axis = 0> (batch_first, groups, group_size, states)
-        dlast = Reshape(dlast_state, dlast_split)
+        dlast = Reshape <allowzero = 1> (dlast_state, state_shape)
         dfirst, dA_sum, du_r, dstep_r, dB_r, dC_r = Scan <
             num_scan_inputs = 6,
             body = step_back (dh_later, dA_later, u_t, step_t, B_t, C_t, dy_t, h)
@@ -359,7 +356,7 @@ _SCAN_BACKWARD = (
         }> (dlast, no_state, u_r, step_r, B_r, C_r, dy_r, h_r)
 
         du_s = Slice(du_r, first, past, axis_0, back)
-        du_time = Reshape(du_s, flat)
+        du_time = Reshape <allowzero = 1> (du_s, u_shape)
         du_scan = Transpose <perm = [1, 2, 0]> (du_time)
         du_skip = Mul(D_column, dy)
         du_wide = Add(du_scan, du_skip)
@@ -383,7 +380,7 @@ _SCAN_BACKWARD = (
         dC = CastLike(dC_wide, C)
 
         dstep_s = Slice(dstep_r, first, past, axis_0, back)
-        dstep_time = Reshape(dstep_s, flat)
+        dstep_time = Reshape <allowzero = 1> (dstep_s, u_shape)
         dstep = Transpose <perm = [1, 2, 0]> (dstep_time)
 """
     + softplus_backward("dstep")

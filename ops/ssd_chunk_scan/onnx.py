@@ -166,8 +166,8 @@ def _prepare(kind: str) -> str:
 
 _SIZES = """
         unit = Constant <value_ints = [1]> ()
-        keep_1 = Constant <value_ints = [0]> ()
-        keep_2 = Constant <value_ints = [0, 0]> ()
+        batch = Shape <start = 0, end = 1> (x)
+        length = Shape <start = 1, end = 2> (x)
         units_2 = Constant <value_ints = [1, 1]> ()
         axis_0 = Constant <value_ints = [0]> ()
         one_end = Constant <value_ints = [1]> ()
@@ -199,22 +199,22 @@ _STEPS = (
 )
 
 _SEQUENCES = """
-        x_split = Concat <axis = 0> (keep_2, groups, group_size, width, unit)
-        step_split = Concat <axis = 0> (keep_2, groups, group_size, units_2)
-        coefficient_split = Concat <axis = 0> (keep_2, groups, units_2, states)
-        state_split = Concat <axis = 0> (keep_1, groups, group_size, width, states)
+        x_split = Concat <axis = 0> (length, batch, groups, group_size, width, unit)
+        step_split = Concat <axis = 0> (length, batch, groups, group_size, units_2)
+        coefficient_split = Concat <axis = 0> (length, batch, groups, units_2, states)
+        state_split = Concat <axis = 0> (batch, groups, group_size, width, states)
         x_wide = CastLike(x, D)
         x_time = Transpose <perm = [1, 0, 2, 3]> (x_wide)
-        x_s = Reshape(x_time, x_split)
+        x_s = Reshape <allowzero = 1> (x_time, x_split)
         step_time = Transpose <perm = [1, 0, 2]> (step_wide)
-        step_s = Reshape(step_time, step_split)
+        step_s = Reshape <allowzero = 1> (step_time, step_split)
         B_wide = CastLike(B, D)
         B_time = Transpose <perm = [1, 0, 2, 3]> (B_wide)
-        B_s = Reshape(B_time, coefficient_split)
+        B_s = Reshape <allowzero = 1> (B_time, coefficient_split)
         C_wide = CastLike(C, D)
         C_time = Transpose <perm = [1, 0, 2, 3]> (C_wide)
-        C_s = Reshape(C_time, coefficient_split)
-        initial = Reshape(initial_states, state_split)
+        C_s = Reshape <allowzero = 1> (C_time, coefficient_split)
+        initial = Reshape <allowzero = 1> (initial_states, state_split)
 
         axis_1 = Constant <value_ints = [1]> ()
         but_last = Constant <value_ints = [-1]> ()
@@ -223,8 +223,8 @@ _SEQUENCES = """
         seq_before = Concat <axis = 1> (seq_first, seq_earlier)
         same = Equal(seq_idx, seq_before)
         same_time = Transpose <perm = [1, 0]> (same)
-        same_split = Concat <axis = 0> (keep_2, units_2, units_2)
-        same_s = Reshape(same_time, same_split)
+        same_split = Concat <axis = 0> (length, batch, units_2, units_2)
+        same_s = Reshape <allowzero = 1> (same_time, same_split)
 """
 
 
@@ -250,8 +250,8 @@ _STEP = """
 """
 
 _OUTPUT = """
-        flat = Concat <axis = 0> (keep_2, heads, width)
-        y_time = Reshape(y_s, flat)
+        x_shape = Shape(x_time)
+        y_time = Reshape <allowzero = 1> (y_s, x_shape)
         y = Transpose <perm = [1, 0, 2, 3]> (y_time)
         skip = Mul(D, x_wide)
         ungated = Add(y, skip)
@@ -277,7 +277,7 @@ def _scan_backward(kind: str) -> str:
     results, each = ("", "") if discrete else ("dA_r, ", "dA_t, ")
     return f"""
         dy_time = Transpose <perm = [1, 0, 2, 3]> (dy)
-        dy_s = Reshape(dy_time, x_split)
+        dy_s = Reshape <allowzero = 1> (dy_time, x_split)
         first = Constant <value_ints = [-1]> ()
         past = Constant <value_ints = [-9223372036854775807]> ()
         back = Constant <value_ints = [-1]> ()
@@ -287,7 +287,7 @@ def _scan_backward(kind: str) -> str:
         C_r = Slice(C_s, first, past, axis_0, back)
         dy_r = Slice(dy_s, first, past, axis_0, back)
         h_r = Slice(h_s, first, past, axis_0, back)
-        dlast = Reshape(dfinal_states, state_split)
+        dlast = Reshape <allowzero = 1> (dfinal_states, state_split)
         same_r = Slice(same_s, first, past, axis_0, back)
         dfirst, dx_r, dstep_r, {results}dB_r, dC_r = Scan <
             num_scan_inputs = 7,
@@ -313,7 +313,7 @@ def _scan_backward(kind: str) -> str:
         }}> (dlast, x_r, step_r, B_r, C_r, same_r, dy_r, h_r)
 
         dx_s = Slice(dx_r, first, past, axis_0, back)
-        dx_time = Reshape(dx_s, flat)
+        dx_time = Reshape <allowzero = 1> (dx_s, x_shape)
         dx_scan = Transpose <perm = [1, 0, 2, 3]> (dx_time)
         dx_skip = Mul(D, dy)
         dx_wide = Add(dx_scan, dx_skip)
@@ -323,19 +323,19 @@ def _scan_backward(kind: str) -> str:
         dD_all = Mul(dy, x_wide)
         dD = ReduceSum <keepdims = 0> (dD_all, sum_axes)
 
-        coefficient_flat = Concat <axis = 0> (keep_2, groups, states)
+        coefficient_shape = Shape(B_time)
         dB_s = Slice(dB_r, first, past, axis_0, back)
-        dB_time = Reshape(dB_s, coefficient_flat)
+        dB_time = Reshape <allowzero = 1> (dB_s, coefficient_shape)
         dB_wide = Transpose <perm = [1, 0, 2, 3]> (dB_time)
         dB = CastLike(dB_wide, B)
         dC_s = Slice(dC_r, first, past, axis_0, back)
-        dC_time = Reshape(dC_s, coefficient_flat)
+        dC_time = Reshape <allowzero = 1> (dC_s, coefficient_shape)
         dC_wide = Transpose <perm = [1, 0, 2, 3]> (dC_time)
         dC = CastLike(dC_wide, C)
 
-        step_flat = Concat <axis = 0> (keep_2, heads)
+        step_shape = Shape(step_time)
         dstep_s = Slice(dstep_r, first, past, axis_0, back)
-        dstep_time = Reshape(dstep_s, step_flat)
+        dstep_time = Reshape <allowzero = 1> (dstep_s, step_shape)
         dstep = Transpose <perm = [1, 0, 2]> (dstep_time)
 """
 

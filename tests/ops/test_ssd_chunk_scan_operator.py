@@ -277,11 +277,13 @@ def compare(got: Any, expected: tuple[Tensor, ...], dtype: torch.dtype) -> None:
     for value, wanted in zip(got, expected, strict=True):
         assert value.dtype == wanted.dtype
         assert value.shape == wanted.shape
+        if not wanted.numel():
+            continue
         error = (value.double() - wanted.double()).abs().max()
         assert error <= tolerance * wanted.double().abs().max().clamp(min=1)
 
 
-BODIES = [case for case in SPEC.cases if not case.name.endswith(("no_steps", "empty_batch"))]
+BODIES = [case for case in SPEC.cases if not case.name.endswith("no_steps")]
 ONNX_OWN = (
     *("plain", "gated", "limited", "length_1", "groups", "packed"),
     *("discrete", "discrete_one_of_everything", "discrete_groups", "discrete_cut_off"),
