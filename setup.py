@@ -24,7 +24,7 @@ setup(
     packages=[f"{NAME}.{root}" for root in ROOTS]
     + [f"{NAME}.{root}.{package}" for root in ROOTS for package in find_packages(root)],
     # `fuseport` itself is not listed as a package: that would put setup.py into the wheel.
-    py_modules=[f"{NAME}.__init__", f"{NAME}.cli"],
+    py_modules=[f"{NAME}.{module}" for module in ("__init__", "__main__", "cli")],
     package_dir={NAME: ".", **{f"{NAME}.{root}": root for root in ROOTS}},
     # `native`, `host`, `page` and `_toolkit` are no packages, since there is no Python in them.
     package_data={

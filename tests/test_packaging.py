@@ -45,7 +45,8 @@ def test_the_wheel_has_the_package_whole_and_nothing_else(wheel: zipfile.ZipFile
     ]
     info = f"fuseport-{fuseport.__version__}.dist-info/"
     packed = {name for name in wheel.namelist() if not name.startswith(info)}
-    assert packed == {f"fuseport/{n}" for n in [*sources, "__init__.py", "cli.py", "py.typed"]}
+    root = ["__init__.py", "__main__.py", "cli.py", "py.typed"]
+    assert packed == {f"fuseport/{name}" for name in [*sources, *root]}
     assert f"{info}licenses/LICENSE" in wheel.namelist()
 
 
@@ -93,6 +94,12 @@ def test_the_known_good_versions_are_within_what_the_package_allows() -> None:
         [pin] = pins[canonicalize_name(requirement.name)]
         assert pin.operator == "=="
         assert pin.version in requirement.specifier, f"{requirement.name} {pin}"
+
+
+def test_the_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "fuseport", "--version"]
+    said = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert said.stdout.split()[-1] == fuseport.__version__
 
 
 def test_importing_fuseport_imports_nothing_heavy() -> None:

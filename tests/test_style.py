@@ -30,7 +30,7 @@ def relative(path: Path) -> str:
 
 
 SOURCES = [path for path in files() if path.suffix in (".py", ".cpp", ".hpp", ".cu", ".cuh", ".h")]
-PACKAGE = ("__init__.py", "cli.py", "exporter", "ops")
+PACKAGE = ("__init__.py", "__main__.py", "cli.py", "exporter", "ops")
 MODULES = [p for p in SOURCES if p.suffix == ".py" and relative(p).split("/")[0] in PACKAGE]
 
 
