@@ -146,7 +146,7 @@ def _translate(
     lowering = Lowering(exported, _table(exported, instead))
     sizes = unbound_sizes(shape_env(exported))
     known = promoted_by_known_values()
-    quietly, merged = quiet("torch.onnx", "onnxscript"), alike_merged()
+    quietly, merged = quiet("torch.onnx", "onnxscript", "onnx_ir"), alike_merged()
     with quietly, _forms_read_once(), asked_once(), sizes, known, merged:
         try:
             onnx_program = torch.onnx.export(
