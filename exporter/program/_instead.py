@@ -18,6 +18,7 @@ from fuseport.exporter.program._losses import LOSSES
 from fuseport.exporter.program._parts import PARTS, named, unlike_the_usual
 from fuseport.exporter.program._recurrent import LAYERS
 from fuseport.exporter.program._signals import istft
+from fuseport.exporter.program._single import part
 from fuseport.exporter.program._transforms import TRANSFORMS
 from fuseport.exporter.program._triangles import TRIANGLES
 from fuseport.exporter.program._windows import WINDOWS
@@ -254,6 +255,7 @@ INSTEAD: Mapping[Any, _Form] = {
     **{func: functools.partial(_tensor, func) for func in (torch.tensor, torch.as_tensor)},
     **{func: functools.partial(_like, func) for func in (Tensor.new, Tensor.new_tensor)},
     **_both("squeeze", _squeeze),
+    Tensor.__getitem__: part,
     Tensor.__setitem__: written,
     **PARTS,
     **WINDOWS,

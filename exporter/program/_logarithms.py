@@ -16,6 +16,7 @@ import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import SymInt
 from torch._subclasses import fake_impls
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv, Max, PowByNatural
 
 from fuseport.exporter.program.bounds import may_be_none, not_negative
@@ -116,7 +117,11 @@ def beginnings_of_powers() -> Iterator[None]:
         known = isinstance(size, SymInt) and isinstance(index, SymInt) and not_negative(index)
         if known and _is_at_most(index, size, size.node.expr):
             return index
-        return computed(size, index)
+        found = computed(size, index)
+        if found is None and not any(map(free_unbacked_symbols, (size, index))):
+            # From the end, or not: as in the example, and only there. Torch leaves it to values.
+            found = torch.sym_max(index + size, 0) if index < 0 else torch.sym_min(index, size)
+        return found
 
     with mock.patch.object(fake_impls, "_compute_slice_index", index_of):
         yield

@@ -42,6 +42,7 @@ from fuseport.exporter.program._jacobians import by_derivatives
 from fuseport.exporter.program._known import buffers_of, knowing
 from fuseport.exporter.program._layouts import contiguous_matrices
 from fuseport.exporter.program._logarithms import logarithms
+from fuseport.exporter.program._single import single
 from fuseport.exporter.program._unbound import forget_beyond
 from fuseport.exporter.program.bounds import of_inputs
 from fuseport.exporter.program.listed import listing
@@ -73,6 +74,7 @@ def capture_forward(
     kind: Entry = "forward",
     within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     one_by_one: bool = True,
+    singled: bool = False,
 ) -> Program:
     """Capture `module.forward`, with the dynamic dimensions that `specs` name.
 
@@ -87,6 +89,7 @@ def capture_forward(
         kind: of program: what the module is of a model.
         within: makes what the module is called in.
         one_by_one: whether its code may go over the numbers of vectors; see `listing`.
+        singled: whether parts of one step are there, whatever the sizes; see `single`.
 
     Raises:
         ExportFailed: torch cannot capture the module, a dimension named dynamic is in truth fixed,
@@ -95,6 +98,7 @@ def capture_forward(
     names: list[str] = []
     beside: list[str] = []
     gone_over: list[Tensor] = []
+    perhaps_none: list[Any] = []
     buffers = buffers_of(module)
     differentiated = False
 
@@ -103,7 +107,8 @@ def capture_forward(
             for x in tensors:
                 x.requires_grad_(x.is_floating_point())
         known, numbers = knowing(module, buffers), listing(one_by_one, gone_over)
-        with known, logarithms(), Symbolic(), numbers, packing(), within():
+        ones = single(singled, perhaps_none)
+        with known, logarithms(), Symbolic(), numbers, packing(), ones, within():
             result = module.forward(*tensors)
             found = named_outputs(result, output_names, list(inputs))
             outputs = with_values(found)
@@ -123,7 +128,11 @@ def capture_forward(
                 exported = _exported(entry(module, specs, call), inputs, specs, kind)
                 merge_equal(exported.graph)
         _check_dynamic(kind, exported, specs)
-    except ExportFailed:
+    except ExportFailed as error:
+        if perhaps_none and not isinstance(error.__cause__, GuardOnDataDependentSymNode):
+            return capture_forward(
+                module, inputs, specs, output_names, kind, within, one_by_one, singled=True
+            )
         if not gone_over:
             raise
         # What hangs on a number of a vector: without, torch says what that fixes.
