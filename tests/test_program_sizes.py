@@ -36,6 +36,28 @@ def test_a_program_knows_the_sizes_it_holds_for() -> None:
     assert admitted == [2, 4, 6, 8]
 
 
+class UpToTen(nn.Module):
+    """Scores of up to ten steps, as decoders of texts have them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = x.new_zeros(x.shape[0], 10, 8)
+        whole[:, : x.shape[1]] = x
+        return whole[:, : x.shape[1]].softmax(1) @ x.mT
+
+
+def test_a_gradient_holds_up_to_a_bound_that_its_equations_have() -> None:
+    module = UpToTen()
+    specs, sizes = SEQUENCE, {"batch": 2, "length": 6}
+    gradient = capture_gradient(capture_forward(module, inputs_of(specs, sizes), specs))
+    for length in 1, 9:
+        assert not violated(gradient, {"batch": 2, "length": length})
+        inputs = inputs_of(SEQUENCE, {"batch": 2, "length": length})
+        cotangents = cotangents_of(module, inputs)
+        expected = eager(module, inputs, cotangents)
+        assert_same(gradient.exported.module()(*inputs.values(), *cotangents.values()), expected)
+    assert violated(gradient, {"batch": 2, "length": 11})
+
+
 class Tokens(nn.Module):
     """As U-Mamba's and SegMamba's layers: what lies behind the channels are so many tokens."""
 

@@ -28,7 +28,7 @@ from fuseport.exporter.program import (
     rebuilt,
     shape_env,
 )
-from fuseport.exporter.program._arithmetic import fails
+from fuseport.exporter.program._arithmetic import fails, holds
 from fuseport.exporter.program._layouts import contiguous_carries, contiguous_matrices
 from fuseport.exporter.program._loops import lighten
 from fuseport.exporter.program.bounds import may_be_zero, of_inputs
@@ -321,12 +321,25 @@ def _guarded(forward: Program) -> Iterator[None]:
     found = [guard for guard in env.guards[known:] if fails(guard.expr, large)]
     for guard in found:
         if isinstance(guard.expr, sympy.Eq):
+            if _is_a_bound(guard.expr, forward):
+                continue
             about = ", ".join(depends_on(guard.expr, named))
             raise ExportFailed(
                 f"a derivative in the gradient program holds for few sizes of {about}: give the "
                 "number instead of a name for it, or export outputs alone: --program forward"
             )
         env.guards.remove(guard)
+
+
+def _is_a_bound(equation: sympy.Eq, forward: Program) -> bool:
+    """Whether it holds at sizes beside those of the example, as `min(64, length) == length`."""
+    inputs = (node.meta["val"] for node in forward.exported.graph.find_nodes(op="placeholder"))
+    sizes: list[Any] = [size for x in inputs if isinstance(x, Tensor) for size in x.shape]
+    here = {s.node.expr: int(s.node.hint) for s in sizes if isinstance(s, torch.SymInt)}
+    if not equation.free_symbols <= {*here}:
+        return False
+    beside = ({**here, size: here[size] + by} for size in equation.free_symbols for by in (-1, 1))
+    return all(holds(equation, each) for each in beside)
 
 
 class _Differentiable(fx.Interpreter):
