@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.program import Program, _of_sizes, one_line, rebuilt
+from fuseport.exporter.program import Program, _of_sizes, _tables, one_line, rebuilt
 from fuseport.exporter.program.joining import alike, joined
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker
 from fuseport.exporter.program.numbers import as_number
@@ -437,7 +437,8 @@ class _Asked(TorchFunctionMode):
         if (size := _of_sizes.read(func, args)) is not None:
             return size
         if func in _NUMBERS and _is_single(args[0]):
-            return as_number(args[0])
+            size = _tables.read(func, args)
+            return as_number(args[0]) if size is None else size
         condition = _CONDITIONS[func](*args, **kwargs) if func in _CONDITIONS else None
         if condition is None:
             result = func(*args, **kwargs)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fuseport.exporter.program import _known, _of_sizes, _ranges_of_numbers
+from fuseport.exporter.program import _known, _of_sizes, _ranges_of_numbers, _tables
 from fuseport.exporter.program._instead import INSTEAD
 from fuseport.exporter.program.packed import Packing, Unmade, with_values
 
@@ -40,16 +40,22 @@ class Symbolic(TorchFunctionMode):
             return size
         args, kwargs = _of_sizes.taken(func, args, kwargs)
         _of_sizes.forget(func, args, kwargs)
+        if (read := _tables.read(func, args)) is not None:
+            return read
+        args, kwargs = _tables.taken(func, args, kwargs)
+        _tables.forget(func, args, kwargs)
         if any(issubclass(kind, Unmade) for kind in types):
             args, kwargs = with_values((tuple(args), kwargs))
         if (number := _known.number(func, args)) is not None:
             return number
         form = INSTEAD.get(func)
         if form is not None and (made := form(*args, **kwargs)) is not NotImplemented:
+            _tables.note(func, args, kwargs, made)
             return made
         result = func(*args, **kwargs)
         _ranges_of_numbers.note(func, args, kwargs, result)
         _of_sizes.note(func, args, kwargs, result)
+        _tables.note(func, args, kwargs, result)
         if isinstance(result, torch.Size) and any(
             isinstance(size, torch.SymInt) for size in result
         ):
