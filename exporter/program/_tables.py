@@ -6,6 +6,7 @@ until something is written to it, or to a view of it, which its version tells.
 """
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program._parts import named
+from fuseport.exporter.program.listed import Listed
 
 __all__ = ["forget", "note", "read", "taken"]
 
@@ -27,6 +29,7 @@ _Form = Callable[..., Any]
 
 _KEPT = "_fuseport_table"
 _MOST = 64  # of what is in one
+_signature = functools.cache(inspect.signature)
 _PURE = "aten", "prims", "fuseport"  # whose operators write to nothing that their version hides
 
 
@@ -71,7 +74,11 @@ def note(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -
     form = _MADE.get(func)
     if form is None or torch.compiler.is_dynamo_compiling() or "out" in kwargs:
         return
-    tables = form(*args, **kwargs)
+    try:
+        given = _signature(form).bind(*args, **kwargs)
+    except TypeError:  # it is called in a way that has no form here, `torch.cat(…, axis=1)`
+        return
+    tables = form(*given.args, **given.kwargs)
     if isinstance(made, Tensor):
         _keep(made, tables)
     elif tables is not None:
@@ -108,7 +115,11 @@ def _of_list(value: Any) -> Table | None:
         return _known(value)
     if type(value) in (int, SymInt):
         return _array(value)
-    if not isinstance(value, list | tuple) or not 0 < len(value) <= _MOST:
+    if (
+        isinstance(value, Listed)
+        or not isinstance(value, list | tuple)
+        or not 0 < len(value) <= _MOST
+    ):
         return None
     return _stacked([_of_list(each) for each in value])
 
