@@ -175,6 +175,14 @@ def test_names_are_given_with_commas_or_several_times(lightning_bundle: Path) ->
     assert "a name is empty" in done.stderr
 
 
+def test_sizes_may_be_given_several_times(tmp_path: Path) -> None:
+    checkpoint = FIXTURES / "lightning" / "mamba-kjv.ckpt"
+    words = ["export", str(checkpoint), "-o", str(tmp_path / "b")]
+    result = CliRunner().invoke(main, [*words, "--size", "length=none", "--size", "batch=3"])
+    assert result.exit_code == 2
+    assert "--size length=none,batch=3: write DIM=N" in result.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_nothing_behind(
     number: signal.Signals, code: int, tmp_path: Path

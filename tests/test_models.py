@@ -102,14 +102,17 @@ def test_inputs_are_parsed() -> None:
 
 def test_integers_are_drawn_between_their_bounds() -> None:
     specs = user.parse_inputs(
-        ["a:[n,length],b:int64[n]>=1<=length,c:int64[n]<length,d:int64[n]>=2<4"]
+        [
+            "a:[n,length],b:int64[n]>=1<=length,c:int64[n]<length,d:int64[n]>=2<4,e:int64[n]>=-1<length"
+        ]
     )
     for length in (1, 2, 5):
         sizes, generator = {"n": 400, "length": length}, torch.Generator().manual_seed(0)
-        _, b, c, d = (example(spec, sizes, generator) for spec in specs)
+        _, b, c, d, e = (example(spec, sizes, generator) for spec in specs)
         assert set(b.tolist()) == set(range(1, length + 1))
         assert set(c.tolist()) == set(range(length))
         assert set(d.tolist()) == {2, 3}
+        assert set(e.tolist()) == set(range(-1, length))
 
 
 def test_inputs_may_be_in_one_text() -> None:

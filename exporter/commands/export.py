@@ -77,6 +77,7 @@ Examples:
 )
 @click.option(
     "--size",
+    multiple=True,
     metavar="DIM=N,…",
     help="Of dynamic dimensions in the export's example; by default they are small.",
 )
@@ -112,7 +113,7 @@ def export(
     input_shapes: tuple[str, ...],
     samples: Path | None,
     dynamic: tuple[str, ...],
-    size: str | None,
+    size: tuple[str, ...],
     format_: tuple[str, ...],
     program: tuple[str, ...],
     lowering: str,
@@ -149,7 +150,7 @@ def export(
             inputs=parse_inputs(input_shapes) or None,
             given=None if samples is None else read_given(samples),
             dynamic=parse_dynamic(dynamic) if dynamic else None,
-            sizes=None if size is None else parse_sizes(size),
+            sizes=parse_sizes(",".join(size)) if size else None,
             format=wanted,
             programs=[one_of(name, KINDS, "program") for name in program] or api.PROGRAMS,
             opset=formats.DEFAULT_OPSET if opset is None else opset,

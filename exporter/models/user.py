@@ -39,7 +39,7 @@ NAME = "user"
 
 _INPUT = re.compile(
     r"(?P<name>[A-Za-z_]\w*(?:\.\w+)*):(?P<dtype>[a-z]+\d*)?\[(?P<dims>[\w, ]*)\]"
-    r"(?:>=(?P<low>\d+))?(?:<(?P<equal>=?)(?P<high>\w+))?"
+    r"(?:>=(?P<low>-?\d+))?(?:<(?P<equal>=?)(?P<high>\w+))?"
 )
 _VOLUME = re.compile(r"\d+(x\d+)+")
 _NEXT = re.compile(r",(?=[A-Za-z_][\w.]*:)")  # no dimension has a colon
