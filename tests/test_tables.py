@@ -160,7 +160,7 @@ class Net(torch.nn.Module):
         for t in range(x.shape[1]):
             h = torch.tanh(self.linear(h) + x[:, t])
             turns = turns + 1
-        return h * turns[0]
+        return h * turns[0].item()
 """
 
 
