@@ -64,3 +64,24 @@ def test_choices_between_numbers_stay_what_they_are() -> None:
     program = capture_forward(module, {"x": torch.randn(4, 5)}, [spec])
     targets = [node.target for node in program.exported.graph.nodes]
     assert torch.ops.aten.where.ScalarSelf in targets or torch.ops.aten.where.Scalar in targets
+
+
+class Asking(nn.Module):
+    """Asks one or the other of a number that values say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = (x[:, 0] > 0).sum().item()
+        torch._check((count == 0) | (count < x.shape[0]))
+        return x * count
+
+
+def test_one_of_two_conditions_on_a_number_is_in_every_format(tmp_path: Path) -> None:
+    x = torch.tensor([[1.0, -1.0], [-2.0, 3.0], [4.0, 5.0]])
+    program = capture_forward(Asking(), {"x": x}, [TensorSpec("x", "float32", ("batch", 2))])
+    names = {"outputs": [{"name": "output"}]}
+    for kind, runtime in ("torchscript", "torchscript"), ("onnx", "onnxruntime"):
+        file = tmp_path / f"program.{kind}"
+        formats.get(kind).write(program, file, formats.Options(tmp_path / "w"))
+        session = get(runtime).load(file, names)
+        for each in x, -x, -x.abs():
+            torch.testing.assert_close(session.run({"x": each})["output"], Asking()(each))

@@ -47,6 +47,7 @@ _SIZE_OPERATORS: dict[Any, str] = {
     operator.gt: "({0} > {1})",
     operator.ge: "({0} >= {1})",
     operator.and_: "({0} & {1})",
+    operator.or_: "({0} | {1})",
     operator.getitem: "{0}[{1}]",
     torch.sym_max: "max({0}, {1})",
     torch.sym_min: "min({0}, {1})",
