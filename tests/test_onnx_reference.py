@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fuseport.exporter import api, runtimes
 
+SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
+
 KINDS = {
     torch.float32: TensorProto.FLOAT,
     torch.float16: TensorProto.FLOAT16,
@@ -132,13 +134,33 @@ class Net(nn.Module):
         return self.a(x)[rows], x.repeat_interleave(counts, 0)
 """
 
+SUMMED_IN_LOGARITHMS = """
+import torch
+from torch import nn
 
-def test_takes_what_is_repeated_as_often_as_values_say(
-    saved_net: Callable[[str], tuple[nn.Module, Path, str]], tmp_path: Path
-) -> None:
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.a(x).logcumsumexp(1)
+"""
+
+
+def test_takes_what_is_repeated_as_often_as_values_say(saved_net: SavedNet, tmp_path: Path) -> None:
     """onnxscript's form of it sums along a vector of one axis, which onnx refuses."""
     _, checkpoint, code = saved_net(REPEATED)
     inputs = ["x:[rows,4]", "counts:int64[rows]<5"]
+    bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="onnx")
+    report = api.verify(bundle.folder, model=code, runtime=["onnxruntime", "onnx_reference"])
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
+def test_sums_exponentials_so_far(saved_net: SavedNet, tmp_path: Path) -> None:
+    """onnxscript's form of it, too, sums along a vector of one axis, made otherwise."""
+    _, checkpoint, code = saved_net(SUMMED_IN_LOGARITHMS)
+    inputs = ["x:[batch,length,4]"]
     bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="onnx")
     report = api.verify(bundle.folder, model=code, runtime=["onnxruntime", "onnx_reference"])
     assert report.exit_code(strict=True) == 0, report.failures()

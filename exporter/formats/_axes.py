@@ -2,7 +2,8 @@
 
 Where there is nothing to reduce and an axis is counted from the back, ONNX Runtime, 1.31 at least,
 gives the shape of what it was given: of (2, 0, 8), reduced over the axis -1, that and not (2, 0).
-ONNX's reference refuses CumSum along a vector of one axis, as onnxscript's `repeat_interleave` has.
+ONNX's reference refuses CumSum along a vector of one axis, as onnxscript's `repeat_interleave` and
+`logcumsumexp` have.
 """
 
 import onnx_ir as ir
@@ -40,7 +41,7 @@ def _count(node: ir.Node) -> None:
 
 
 def _make_number(node: ir.Node) -> None:
-    if (axes := _axes(node)) and _rank(node.inputs[1]) == 1:
+    if (axes := _axes(node)) and _rank(node.inputs[1]) != 0:
         _set_axes(node, axes[0])
 
 
@@ -56,7 +57,7 @@ def _axes(node: ir.Node) -> list[int]:
     """As they are given; none where they are not known, or all are reduced."""
     given = node.inputs[1] if len(node.inputs) > 1 else None
     maker = None if given is None else given.producer()
-    if maker is not None and maker.op_type == "Reshape":  # as torch.onnx gives a single one
+    if maker is not None and maker.op_type in ("Reshape", "Unsqueeze"):  # of a single one
         given = maker.inputs[0]
     known = None if given is None else ir.convenience.get_const_tensor(given)
     return [] if known is None else [int(axis) for axis in known.numpy().reshape(-1)]
