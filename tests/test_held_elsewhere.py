@@ -136,3 +136,47 @@ def test_a_copy_has_views_of_its_own_parameters() -> None:
     assert inspect.signature(copied.forward) == inspect.signature(scope["Net"]().forward)
     now = module.part.held, module.flat, module.some
     assert all(after is before for after, before in zip(now, kept, strict=True))
+
+
+PACKED = """
+import torch
+
+class Packed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.randn(4))
+        self.whole = torch.randint(-8, 8, (4, 3), dtype=torch.int8)
+
+    def state_dict(self, *args, destination, prefix, keep_vars):
+        super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        destination[f"{prefix}weight.whole"] = self.whole
+        destination[f"{prefix}rows"] = torch.tensor(len(self.whole))
+
+    def _load_from_state_dict(self, state, prefix, *others):
+        self.whole = state.pop(f"{prefix}weight.whole").view(state.pop(f"{prefix}rows").item(), -1)
+        super()._load_from_state_dict(state, prefix, *others)
+
+    def forward(self, x):
+        return x @ self.whole.to(x.dtype).T + self.bias
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.packed = torch.nn.Linear(3, 3), Packed()
+
+    def forward(self, x):
+        return self.packed(self.first(x).tanh())
+"""
+
+
+def test_what_a_layer_saves_by_code_of_its_own_it_loads(
+    saved_net: Callable[[str], tuple[nn.Module, Path, str]], tmp_path: Path
+) -> None:
+    """As HQQ's and quanto's layers have the parts of a quantized weight."""
+    module, checkpoint, code = saved_net(PACKED)
+    bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs="x:[n,3]")
+    x = torch.randn(5, 3)
+    found = torch.jit.load(bundle.folder / "forward.pt")(x)
+    torch.testing.assert_close(found, module(x))
+    report = api.verify(bundle.folder, model=code)
+    assert report.exit_code() == 0, report.failures()

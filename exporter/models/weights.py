@@ -12,7 +12,7 @@ import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -162,7 +162,8 @@ def fit(
             f"{show(source)}: {show(error)}; give a checkpoint of this architecture"
         ) from error
     for group in groups:
-        _keep(module, group, own[group[0]])
+        if places := _places(module, group):
+            _keep(places, own[group[0]])
     restored = tuple(name for group in groups for name in group if name not in given)
     dtypes = Counter(_dtype(state[group[0]]) for group in groups)
     return FitReport(prefix, restored, tuple(left_out), dict(dtypes.most_common()), added)
@@ -254,14 +255,25 @@ def _tied_groups(own: Mapping[str, Tensor]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _keep(module: nn.Module, group: list[str], tensor: Tensor) -> None:
-    """Give all names of a group one tensor again, with the new values: assigning gave each its own.
+def _places(module: nn.Module, group: Iterable[str]) -> list[tuple[nn.Module, str]]:
+    """The modules that have the parameter or buffer of these names. None has what a module's own
+    code makes for its state dict, as the parts of a quantized weight, and loads by itself."""
+    owners = dict(module.named_modules(remove_duplicate=False))
+    found = ((owners.get(owner), leaf) for owner, leaf in map(_parted, group))
+    return [
+        (owner, leaf)
+        for owner, leaf in found
+        if owner is not None and leaf in {*owner._parameters, *owner._buffers}
+    ]
+
+
+def _keep(places: Sequence[tuple[nn.Module, str]], tensor: Tensor) -> None:
+    """Give all places of a group one tensor again, with new values: assigning gave each its own.
 
     It is the module's, which its code may have in a list, too, or a view of; or the new one, in a
     module that was on the meta device. What is not contiguous, as an expanded buffer, or changes
     its dtype gets the new one's memory.
     """
-    places = [(module.get_submodule(owner), leaf) for owner, leaf in map(_parted, group)]
     new = getattr(*places[0])
     if tensor.device == new.device:
         if tensor.dtype == new.dtype and tensor.is_contiguous():
