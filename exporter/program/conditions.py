@@ -30,6 +30,7 @@ __all__ = [
     "dimensions",
     "excluded",
     "forget",
+    "hold_at",
     "in_words",
     "nearly_fixed",
     "needed",
@@ -147,12 +148,16 @@ def beyond(
         return {name: min(size + part, far[name]) for name, size in usual.items()}
 
     def hold(part: int) -> bool:
-        sizes = between(part)
-        return all(holds(c, {s: sizes[str(s)] for s in c.free_symbols}) for c in wrong)
+        return hold_at(wrong, between(part))
 
     last = _last(hold, 0, max(far[name] - size for name, size in usual.items()))
     after = (between(last + more) for more in range(1, _NEAR + 1))
     return next((sizes for sizes in after if set(violated(program, sizes)) <= set(wrong)), None)
+
+
+def hold_at(conditions: Iterable[sympy.Basic], sizes: Mapping[str, int]) -> bool:
+    """Whether conditions in terms of the dimensions hold at these sizes of them."""
+    return all(holds(c, {s: sizes[str(s)] for s in c.free_symbols}) for c in conditions)
 
 
 def needed(conditions: Iterable[sympy.Basic]) -> tuple[sympy.Basic, ...]:

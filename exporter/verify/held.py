@@ -4,6 +4,7 @@ Most of what torch takes for granted of sizes is for the sake of a choice that m
 """
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,35 +13,43 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
+import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import graph_module
 
+from fuseport.exporter.models.fresh import fresh
 from fuseport.exporter.models.model import Model, at, example
 from fuseport.exporter.program import Program, entry_of, named_outputs
 from fuseport.exporter.program.conditions import (
     admits,
     beyond,
     forget,
+    hold_at,
     places,
     summarised,
     violated,
 )
+from fuseport.exporter.program.float64 import widened
 from fuseport.exporter.program.refusing import seen
-from fuseport.exporter.program.rounding import usual
+from fuseport.exporter.program.rounding import close, usual
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.user_code import own_backward
 from fuseport.exporter.verify import plan
 from fuseport.exporter.verify.compare import Judgement, judge, share
+from fuseport.exporter.verify.localise.reference import interpreted
+from fuseport.exporter.verify.measure import Norms, errors
 from fuseport.exporter.verify.plan import Case
 from fuseport.exporter.verify.sample import opened
-from fuseport.exporter.verify.truth import compute, session, stored_inputs
+from fuseport.exporter.verify.truth import compute, in_float64, session, stored_inputs
 
 __all__ = ["planned"]
 
 _LIMITS = 4  # of one dimension that are tried
 _AFFORDABLE = 4096  # a size that models are tried at
 _FEW = 16.0  # bounds
+_OTHERS = 16  # sizes at which something else is tried that is so at all that are compared
+_WIDE = 128  # how far from the export's sizes that is looked for
 _NEAR = 16  # how far from the export's are sizes next to them
 _SEVERAL = 16  # values of a mask, of which some are 0 as a rule
 _DRAWS = 4  # of fewer
@@ -78,11 +87,13 @@ def planned(
             grows=grows,
         )
         of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
-        larger = _relieve(entry, of_entry, wanted)
+        trials = _Trials(entry, of_entry, wanted)
+        larger = _relieve(trials, entry)
+        others = _elsewhere(trials, entry, wanted)
         kept, dropped = plan.admitted(wanted, partial(admits, program))
         cases += kept
         notes += dropped
-        asked = [*(case.sizes for case in wanted), *plan.far(entry.sizes)]
+        asked = [*(case.sizes for case in wanted), *plan.far(entry.sizes), *others]
         wrong = [condition for sizes in asked for condition in violated(program, sizes)]
         if wrong:
             checked, unchecked = seen(wrong)
@@ -95,18 +106,16 @@ def planned(
     return list(programs.values()), cases, conditions, notes
 
 
-def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> dict[str, int]:
+def _relieve(trials: "_Trials", model: Model) -> dict[str, int]:
     """Let go of what torch took for granted, where runs show that the programs hold without.
 
     Args:
-        model: the entry that the programs are of.
-        programs: the forward program, or that of a step, and the gradient program of the first.
-        planned: what is to be compared.
+        trials: of the programs.
+        model: the entry that these are of.
 
     Returns:
         Sizes of dimensions that are larger than the programs hold for, where the model does run.
     """
-    trials = _Trials(model, programs, planned)
     for sizes in trials.asked:
         if not trials.admitted(sizes):
             trials.relieve(sizes)
@@ -119,7 +128,7 @@ def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case])
     larger: dict[str, int] = {}
     for far in plan.far(model.sizes):
         for _ in range(_LIMITS):
-            first = beyond(programs[0], model.sizes, far)
+            first = trials.beyond(far)
             if first is None or max(first.values()) > _AFFORDABLE:
                 break
             if not trials.relieve(first):
@@ -127,6 +136,23 @@ def _relieve(model: Model, programs: Sequence[Program], planned: Sequence[Case])
                     larger |= {n: size for n, size in first.items() if size > model.sizes[n]}
                 break
     return larger
+
+
+def _elsewhere(trials: "_Trials", model: Model, planned: Sequence[Case]) -> list[dict[str, int]]:
+    """Sizes at which something is not so that is so at all those of the cases, as that a number of
+    blocks is even, and the programs do not hold."""
+    compared = (*(case.sizes for case in planned), *plan.far(model.sizes))
+    known = {condition for sizes in compared for condition in trials.violated(sizes)}
+    found: list[dict[str, int]] = []
+    tried = 0
+    for sizes in _scattered(model.sizes):
+        if not hold_at(known, sizes) or not (wrong := trials.violated(sizes)):
+            continue
+        tried += 1
+        if tried > _OTHERS or not trials.relieve(sizes):
+            known.update(wrong)
+            found.append(sizes)
+    return found
 
 
 class _Trials:
@@ -139,6 +165,7 @@ class _Trials:
     def __init__(self, model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> None:
         self._model = model
         self._programs = programs
+        self._planned = planned
         self._seed = planned[0].seed if planned else 0
         self._held: dict[tuple[tuple[str, int], ...], bool] = {}
         self._ran: set[tuple[tuple[str, int], ...]] = set()
@@ -166,7 +193,8 @@ class _Trials:
         they hold further beyond the export's sizes, too: right behind a window's end the model may
         do something else that can hardly be seen. And they hold at the sizes next to the export's
         that it is not so at, either: what a model does to sizes that are no multiple of another may
-        come to the same at 1.
+        come to the same at 1. Nor is it let go of where they do not hold at sizes that cases are
+        moved to then.
         """
         exported = self._model.sizes
         beside = [
@@ -175,19 +203,37 @@ class _Trials:
             if size != sizes[name] and not self.admitted({**exported, name: size})
         ]
         opened = [each for each in self.asked if not self.admitted(each)]
+        gone = self.violated(sizes)
         back = forget(self._programs[0], sizes)
         further = {n: size * 2 if size > exported[n] else size for n, size in sizes.items()}
         near = next((each for each in beside if self.admitted(each)), sizes)
         tried = (sizes, further, near, *opened)
         # A program runs within bounds alone, and so where they are let go of.
-        if all(self._hold(each) for each in tried if each is sizes or self.admitted(each)):
+        if all(self._hold(each) for each in tried if each is sizes or self.admitted(each)) and all(
+            map(self._hold, self._moved(gone))
+        ):
             return True
         back()
         return False
 
+    def violated(self, sizes: Mapping[str, int]) -> tuple[sympy.Basic, ...]:
+        """What the programs take for granted, and is not so there."""
+        return violated(self._programs[0], sizes)
+
+    def beyond(self, far: Mapping[str, int]) -> dict[str, int] | None:
+        """The smallest sizes from the export's to others where the programs do not hold."""
+        return beyond(self._programs[0], self._model.sizes, far)
+
     def ran(self, sizes: Mapping[str, int]) -> bool:
         """Whether the model was seen to run there."""
         return _key(sizes) in self._ran
+
+    def _moved(self, gone: Sequence[sympy.Basic]) -> Iterator[Mapping[str, int]]:
+        """The sizes that are to be compared now that some conditions are let go of."""
+        for case in plan.admitted(self._planned, self.admitted)[0]:
+            if not hold_at(gone, case.sizes):
+                self._seeds.setdefault(_key(case.sizes), case.seed)
+                yield case.sizes
 
     def _hold(self, sizes: Mapping[str, int]) -> bool:
         key = _key(sizes)
@@ -213,7 +259,8 @@ class _Trials:
     ) -> bool:
         """The same, of one draw of inputs.
 
-        What is further off than rounding is as a rule has a few of the bounds of `verify`.
+        What is further off than rounding is as a rule, or not the same in float64, has a few of the
+        bounds of `verify`.
 
         Args:
             sizes: of the inputs.
@@ -247,7 +294,9 @@ class _Trials:
         known = {name: value for name, value in expected.items() if value is not None}
         if not all(_alike(result, known, lambda *_: True) for result in results):
             return False
-        if all(_alike(result, known, usual) for result in results):
+        if all(_alike(result, known, usual) for result in results) and self._same_in_float64(
+            inputs, cotangents
+        ):
             return True
         return self._judged(Case("tried", sizes, "contiguous", seed), by_autograd=by_autograd)
 
@@ -255,33 +304,86 @@ class _Trials:
         self, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor], *, by_autograd: bool
     ) -> list[Mapping[str, Tensor | None]]:
         """What each program gives."""
-        given = {**inputs, **{f"cotangent_{name}": t for name, t in cotangents.items()}}
         results: list[Mapping[str, Tensor | None]] = []
         for program in self._programs:
             module = program.exported.module(check_guards=False)
             outputs = partial(named_outputs, names=[spec.name for spec in program.outputs])
             runs = ModuleSession(module, module.named_parameters(), outputs)
-            passed = {spec.name: given[spec.name] for spec in program.inputs}
+            passed = _given(program, inputs, cotangents)
             if by_autograd:
                 results.append(runs.differentiate(passed, cotangents))
             else:
                 results.append(runs.run(passed))
         return results
 
+    def _same_in_float64(
+        self, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]
+    ) -> bool:
+        """Whether programs give the same as the model there; rounding hides what is as small."""
+        try:
+            with own_backward.inlined():
+                known, _ = in_float64(self._model, self._wide, inputs, cotangents)
+            for program in self._programs:
+                names = [spec.name for spec in program.outputs]
+                found = interpreted(program, _given(program, inputs, cotangents), names)
+                if not all(_agrees(value, known.get(name)) for name, value in found.items()):
+                    return False
+        except Exception:  # an operator's, or the model's own: that takes no float64
+            return False
+        return True
+
+    @cached_property
+    def _wide(self) -> nn.Module:
+        return widened(fresh(self._model.module))
+
     def _judged(self, case: Case, *, by_autograd: bool) -> bool:
-        """Whether programs are within a few of the bounds of `verify`, which looks twice."""
+        """Whether programs are within a few of the bounds of `verify`, which looks twice.
+
+        Where they are not within one, that has to be rounding: in float64 they are within it.
+        """
         with TemporaryDirectory() as folder, ExitStack() as opening:
             (sample,) = compute(self._model, [case], Path(folder))
             if sample.refused is not None:
                 return False
             exact = opening.enter_context(opened(sample))
             inputs, cotangents = stored_inputs(self._model, sample.file)
-            return not any(
-                _is_wrong(judge(name, value, exact(name), sample.expected[name]))
-                for result in self._results(inputs, cotangents, by_autograd=by_autograd)
-                for name, value in result.items()
-                if name in sample.expected and name not in sample.unstable
-            )
+            results = self._results(inputs, cotangents, by_autograd=by_autograd)
+            for program, result in zip(self._programs, results, strict=True):
+                found = {
+                    name: judge(name, value, exact(name), sample.expected[name])
+                    for name, value in result.items()
+                    if name in sample.expected and name not in sample.unstable
+                }
+                if any(map(_is_wrong, found.values())):
+                    return False
+                doubtful = {n: f for n, f in found.items() if f.verdict == "fail"}
+                if not doubtful:
+                    continue
+                try:
+                    wide = interpreted(program, _given(program, inputs, cotangents), list(doubtful))
+                except Exception:  # an operator's, which takes no float64
+                    return False
+                if not all(_is_within(errors(t, exact(n)), doubtful[n]) for n, t in wide.items()):
+                    return False
+        return True
+
+
+def _given(
+    program: Program, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """What a program takes."""
+    known = {**inputs, **{f"cotangent_{name}": t for name, t in cotangents.items()}}
+    return {spec.name: known[spec.name] for spec in program.inputs}
+
+
+def _agrees(found: Tensor, known: Tensor | None) -> bool:
+    """Zeros are no gradient, too."""
+    return not found.count_nonzero() if known is None else close(found, known, 0.0)
+
+
+def _is_within(found: Norms, known: Judgement) -> bool:
+    bounds = known.bound, known.rms_bound
+    return None not in bounds and (share(found.max_abs, bounds[0], found.rms, bounds[1]) or 0) <= 1
 
 
 def _silent(*_: object, **__: object) -> None:
@@ -292,11 +394,21 @@ def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(sizes.items()))
 
 
-def _beside(usual: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+def _beside(usual: Mapping[str, int], reach: int = _NEAR) -> Iterator[tuple[str, int]]:
     """Other sizes of each dimension, by its name, the nearest first."""
-    for distance in range(1, _NEAR + 1):
+    for distance in range(1, reach + 1):
         for name, size in usual.items():
             yield from ((name, other) for other in (size + distance, size - distance) if other > 0)
+
+
+def _scattered(usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes of one dimension, the nearest first, then of all of them together."""
+    for name, other in _beside(usual, _WIDE):
+        yield {**usual, name: other}
+    if len(usual) > 1:
+        draw = random.Random(0)
+        for _ in range(_WIDE):
+            yield {name: draw.randint(1, 2 * size) for name, size in usual.items()}
 
 
 def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -325,5 +437,5 @@ def _alike(
 def _is_wrong(found: Judgement) -> bool:
     if found.verdict != "fail":
         return False
-    errors = found.max_abs_error, found.bound, found.rms_error, found.rms_bound
-    return (share(*errors) or math.inf) > _FEW
+    given = found.max_abs_error, found.bound, found.rms_error, found.rms_bound
+    return (share(*given) or math.inf) > _FEW

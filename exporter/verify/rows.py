@@ -153,7 +153,11 @@ def _of_call(
                 yield name, _UNSTABLE
             elif known is None and name not in sample.none:
                 yield show(name), Judgement("fail", "the model has nothing of this name")
-            elif known is None and "both_ways" in program and not tensor.count_nonzero():
+            elif (
+                known is None
+                and not tensor.count_nonzero()
+                and ("both_ways" in program or name in sample.absent)
+            ):
                 yield name, Judgement("pass")  # of a parameter that is not on the model's way
             else:
                 value = None if known is None else exact(name)

@@ -15,7 +15,7 @@ from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms
 from fuseport.exporter.verify.plan import Case
 
-__all__ = ["INDEX", "Sample", "Truth", "opened", "read_all", "unstable_alike", "write_index"]
+__all__ = ["INDEX", "Sample", "Truth", "opened", "read_all", "together", "write_index"]
 
 INDEX = "samples.json"
 
@@ -38,6 +38,8 @@ class Sample:
         chooses: whether the model makes integers of numbers.
         undecided: functions that make others of them in most computations of the baseline than in
             the truth.
+        absent: of `none`, gradients that there are at another case, as of what a model leaves out
+            where a size is 1; programs have zeros of these.
         refused: why the model cannot run this case; nothing else is there then.
     """
 
@@ -49,6 +51,7 @@ class Sample:
     unstable: tuple[str, ...] = ()
     chooses: bool = False
     undecided: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     refused: str | None = None
 
     @property
@@ -58,13 +61,21 @@ class Sample:
         return f"the model itself refuses {at or 'it'}: {self.refused}"
 
 
-def unstable_alike(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples, with what is unstable in one of them unstable in all of its entry point."""
-    found: dict[str, set[str]] = {}
+def together(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The samples, with what is known of one of them by others of its entry point: what is unstable
+    in one is so in all."""
+    unstable: dict[str, set[str]] = {}
+    there: dict[str, set[str]] = {}
     for sample in samples:
-        found.setdefault(sample.case.entry, set()).update(sample.unstable)
+        unstable.setdefault(sample.case.entry, set()).update(sample.unstable)
+        there.setdefault(sample.case.entry, set()).update(sample.expected)
     return tuple(
-        replace(sample, unstable=tuple(sorted(found[sample.case.entry]))) for sample in samples
+        replace(
+            sample,
+            unstable=tuple(sorted(unstable[sample.case.entry])),
+            absent=tuple(n for n in sample.none if n in there[sample.case.entry]),
+        )
+        for sample in samples
     )
 
 
@@ -95,6 +106,7 @@ def read_all(folder: Path) -> tuple[Sample, ...]:
                 unstable=tuple(entry["unstable"]),
                 chooses=entry.get("chooses", False),  # not in bundles of before
                 undecided=tuple(entry.get("undecided", ())),
+                absent=tuple(entry.get("absent", ())),
                 refused=entry["refused"],
             )
             for entry in entries

@@ -34,9 +34,9 @@ from fuseport.exporter.verify.doubts import of_use
 from fuseport.exporter.verify.measure import errors
 from fuseport.exporter.verify.modes import References
 from fuseport.exporter.verify.plan import GIVEN, Case
-from fuseport.exporter.verify.sample import Sample, Truth, opened, unstable_alike, write_index
+from fuseport.exporter.verify.sample import Sample, Truth, opened, together, write_index
 
-__all__ = ["Jumps", "compute", "further", "jumps", "session", "stored_inputs"]
+__all__ = ["Jumps", "compute", "further", "in_float64", "jumps", "session", "stored_inputs"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -87,7 +87,7 @@ def compute(
             file.unlink(missing_ok=True)
         else:
             samples += (sample,)
-    samples = unstable_alike(samples)
+    samples = together(samples)
     write_index(folder, samples)
     return samples
 
@@ -110,7 +110,7 @@ def _sample(
             return Sample(case, file, {}, refused=str(refusal))
         passed = {f"input/{name}": t for name, t in inputs.items()}
         passed |= {f"cotangent/{name}": t for name, t in cotangents.items()}
-        exact, choices = _exact(model, wide, inputs, cotangents)
+        exact, choices = in_float64(model, wide, inputs, cotangents)
         none = tuple(name for name, tensor in exact.items() if tensor is None)
         kept = {f"truth/{n}": t.contiguous() for n, t in exact.items() if t is not None}
         # From here on the truth is read from disk, so that memory has it once, then not at all.
@@ -218,10 +218,20 @@ def _results(
     return dict(runs.run(inputs))
 
 
-def _exact(
+def in_float64(
     model: Model, wide: nn.Module, inputs: Tensors, cotangents: Tensors
 ) -> tuple[dict[str, Tensor | None], Choices]:
-    """The truth, and what the model chose in it."""
+    """The truth of some inputs, and what the model chose in it.
+
+    Args:
+        model: as for `compute`.
+        wide: its module, `widened`.
+        inputs: in the working dtype.
+        cotangents: by output.
+
+    Raises:
+        ExportFailed: the model does not run in float64.
+    """
 
     def widened(tensors: Tensors) -> dict[str, Tensor]:
         return {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}

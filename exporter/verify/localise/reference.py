@@ -14,7 +14,7 @@ from fuseport.exporter.verify.compare import Expected
 from fuseport.exporter.verify.measure import Norms, errors, is_zero, norms
 from fuseport.exporter.verify.modes import References
 
-__all__ = ["Measured", "measured"]
+__all__ = ["Measured", "interpreted", "measured"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -40,12 +40,8 @@ def measured(
             is left out.
         cotangents: by output; None to run the program only.
     """
-    state = {n: _plain(t) for n, t in program.state(requires_grad=False).items()}
-    module = module_tree({n: nn.Parameter(t) if _floats(t) else t for n, t in state.items()})
-    with References(), Float64():
-        wide = {name: t.double() if _floats(t) else t for name, t in inputs.items()}
-        seeds = {name: t.double() for name, t in (cotangents or {}).items()}
-        exact = _results(program, module, wide, None if cotangents is None else seeds, wanted)
+    module = _module(program)
+    exact = interpreted(program, inputs, wanted, cotangents)
     found: Measured = {}
     for number, way in enumerate(baseline.ways(module, inputs)):
         if number not in _WAYS:
@@ -69,6 +65,25 @@ def measured(
     return found
 
 
+def interpreted(
+    program: Program,
+    inputs: Tensors,
+    wanted: Sequence[str],
+    cotangents: Tensors | None = None,
+) -> dict[str, Tensor]:
+    """The truth alone, in float64; see `measured`."""
+    with References(), Float64():
+        wide = {name: t.double() if _floats(t) else t for name, t in inputs.items()}
+        seeds = {name: t.double() for name, t in (cotangents or {}).items()}
+        given = None if cotangents is None else seeds
+        return _results(program, _module(program), wide, given, wanted)
+
+
+def _module(program: Program) -> nn.Module:
+    state = {n: _plain(t) for n, t in program.state(requires_grad=False).items()}
+    return module_tree({n: nn.Parameter(t) if _floats(t) else t for n, t in state.items()})
+
+
 def _results(
     program: Program,
     module: nn.Module,
@@ -77,7 +92,7 @@ def _results(
     wanted: Sequence[str],
 ) -> dict[str, Tensor]:
     session = ModuleSession(
-        lambda *tensors: _interpreted(program, module, tensors),
+        lambda *tensors: _run(program, module, tensors),
         (),
         lambda result: dict(zip((s.name for s in program.outputs), result, strict=True)),
     )
@@ -88,7 +103,7 @@ def _results(
     return {name: t for name in wanted if (t := results.get(name)) is not None}
 
 
-def _interpreted(program: Program, module: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def _run(program: Program, module: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """The graph of a program, node by node; values are let go after their last use."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
