@@ -246,6 +246,8 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
     assert summarised([sympy.Eq(Mod(height, 4), 1), sympy.Ne(height, 4), height > 0]) == [
         "Mod(height, 4) == 1"
     ]
+    chunks = sympy.Eq(4 * batch * width, 32 * batch * FloorDiv(width, 8))
+    assert summarised([width > 7, chunks]) == ["width is a multiple of 8"]
     tokens = height * width // 4
     even = [sympy.Eq(Mod(height, 8), 0), sympy.Eq(Mod(width, 8), 0)]
     said = ["height is a multiple of 8", "width is a multiple of 8"]
@@ -269,7 +271,10 @@ def test_conditions_of_one_dimension_are_its_sizes() -> None:
     ]
     assert summarised([of_eight, width < 5000]) == ["width is a multiple of 8", "width <= 4999"]
     assert summarised([of_eight, width < 5000, width * height <= 4992 * height])[2:] == []
-    assert summarised([of_eight, width < 5000, width * height < 4992 * height])[2:]
+    assert summarised([of_eight, width < 5000, width * height < 4992 * height]) == [
+        "width is a multiple of 8",
+        "width <= 4991",
+    ]
     odd = sympy.Eq(Mod(height, 2), 1)
     assert summarised([odd]) == [in_words(odd)]
     assert summarised([]) == []

@@ -161,8 +161,8 @@ def hold_at(conditions: Iterable[sympy.Basic], sizes: Mapping[str, int]) -> bool
 
 
 def needed(conditions: Iterable[sympy.Basic]) -> tuple[sympy.Basic, ...]:
-    """Those of which the others follow, at the sizes that are tried."""
-    distinct = list(dict.fromkeys(conditions))
+    """Those of which the others follow, at the sizes that are tried, without common factors."""
+    distinct = [c for c in dict.fromkeys(map(_reduced, conditions)) if c != sympy.true]
     alone = _alone(distinct)
     limits = {dim: _limit(found) for dim, found in alone.items()}
     admitted = {dim: _admitted(found) for dim, found in alone.items()}
@@ -312,7 +312,6 @@ def _follows(
 
     Those are the smallest and the largest, and some drawn among many, or all of few.
     """
-    condition = _reduced(condition)
     dims = list(condition.free_symbols)
     sizes_of = [admitted.get(dim) or range(1, _TRIED + 1) for dim in dims]
     ends = product(*map(_ends, sizes_of, map(limits.get, dims)))
