@@ -69,8 +69,6 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_gradients_go_past_integers(name: str, saved_net: SavedNet, tmp_path: Path) -> None:
-    if name == "that say which part" and torch.__version__ < (2, 12):
-        pytest.skip("torch 2.11 takes the state of its scan of such gradients for an alias")
     _, checkpoint, code = saved_net(HEAD + FORMS[name])
     inputs = parse_inputs(["x:[batch,length,3]"])
     bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs)

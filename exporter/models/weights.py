@@ -263,7 +263,7 @@ def _places(module: nn.Module, group: Iterable[str]) -> list[tuple[nn.Module, st
     return [
         (owner, leaf)
         for owner, leaf in found
-        if owner is not None and leaf in {*owner._parameters, *owner._buffers}
+        if owner is not None and (leaf in owner._parameters or leaf in owner._buffers)
     ]
 
 

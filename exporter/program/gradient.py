@@ -212,14 +212,15 @@ def _graphs(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
 
 
 def _return_apart(graph: fx.Graph) -> None:
-    """Have a region return nothing twice, and no part of something that it takes apart."""
+    """Have a region return nothing twice, nothing that it is given, and no part of something that
+    it takes apart."""
     output = graph.output_node()
     results: dict[fx.Node, fx.Node] = {}
 
     def alone(node: fx.Node) -> fx.Node:
         of = node.args[0] if node.target is operator.getitem else None
         part = isinstance(of, fx.Node) and view_of(of) is not None
-        if part or node in results:
+        if part or node in results or node.op == "placeholder":
             with graph.inserting_before(output):
                 copy = graph.call_function(aten.clone.default, (node,))
             copy.meta = dict(node.meta)

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from fuseport.exporter.program import rebuilt
+from fuseport.exporter.program._first_states import with_gradients
 from fuseport.exporter.program._sizes import Sizes
 from fuseport.exporter.program.complex_forms import FORMS, as_it_is
 from fuseport.exporter.program.in_parts import has_complex, inside_in_parts
@@ -45,7 +46,7 @@ def differentiable(exported: ExportedProgram) -> ExportedProgram:
         ExportFailed: there is no form of an operator of complex numbers.
     """
     forms = {**FORMS, **{op: as_it_is(op) for op in _TRANSFORMS}}
-    return _changed(exported, lambda x: not x.is_floating_point(), forms)
+    return with_gradients(_changed(exported, lambda x: not x.is_floating_point(), forms))
 
 
 def real_regions(exported: ExportedProgram, forms: Table) -> ExportedProgram:
