@@ -19,11 +19,12 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseport.exporter.formats._attention import attention
 from fuseport.exporter.formats._float64 import IN_FLOAT32, of_float64
 from fuseport.exporter.formats._functions import FUNCTIONS
 from fuseport.exporter.formats._integers import OF_FEW_BITS
 from fuseport.exporter.formats._losses import of_loss
-from fuseport.exporter.formats._none import is_none_ever, of_none
+from fuseport.exporter.formats._none import of_none
 from fuseport.exporter.formats._products import WITH_VECTOR, einsum
 from fuseport.exporter.formats._ranges import RANGES
 from fuseport.exporter.formats._ranks import OF_INTEGERS, RANKS
@@ -43,7 +44,6 @@ aten = torch.ops.aten
 
 def decompositions(exported: ExportedProgram) -> Table:
     """For the operators in a program that ONNX cannot take as they are, what to take instead."""
-    attention = aten.scaled_dot_product_attention.default
     table: dict[Any, Callable[..., Any]] = {}
     for node in exported.graph.nodes:
         target = node.target
@@ -54,15 +54,6 @@ def decompositions(exported: ExportedProgram) -> Table:
                 table[target] = decomposition_table[target]
             elif target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
                 table[target] = target.decompose
-        elif target is attention and (
-            node.args[0].meta["val"].dim() != 4
-            or _masked(node)
-            or any(map(is_none_ever, node.args[:2]))
-        ):
-            # torch.onnx knows it of rank 4 only, and by products of sizes that are not 0; and where
-            # a mask leaves nothing of a row it takes the mean of all, as torch does for a mask of
-            # numbers: of booleans it gives zeros.
-            table[target] = _attention
         elif (inside := of_loss(node)) is not None:
             table[target] = inside
         elif target is aten.sigmoid.default and node.args[0].meta["val"].dtype == torch.float32:
@@ -85,34 +76,13 @@ def decompositions(exported: ExportedProgram) -> Table:
             table[target] = norm
         elif target in (aten.squeeze.dim, aten.squeeze.dims):
             table[target] = _squeeze
-    return {**of_none(exported), **table, **_OWN}
+    return {**of_none(exported), **attention(exported), **table, **_OWN}
 
 
 def _of_integers(node: torch.fx.Node, target: OpOverload) -> bool:
     """Whether it is of such integers as ONNX does not take: of all for `relu`, booleans else."""
     dtype = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
     return dtype == torch.bool or (target is aten.relu.default and not dtype.is_floating_point)
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    *more: Any,
-    **by: Any,
-) -> Any:
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        allowed = attn_mask
-        attn_mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~allowed, -math.inf)
-    attention = aten._scaled_dot_product_attention_math.default
-    return attention(query, key, value, attn_mask, *more, **by)[0]
-
-
-def _masked(attention: torch.fx.Node) -> bool:
-    """Whether a mask of booleans is given."""
-    given = (*attention.args[3:4], attention.kwargs.get("attn_mask"))
-    return any(isinstance(m, torch.fx.Node) and m.meta["val"].dtype == torch.bool for m in given)
 
 
 def _by_number(of_tensors: OpOverload, x: Tensor, number: Any, *more: Any) -> Any:

@@ -28,6 +28,7 @@ __all__ = [
     "remember",
     "repeatable",
     "undoing",
+    "without_fast_path",
 ]
 
 
@@ -143,12 +144,13 @@ def repeatable(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any
     Model code may keep what it computes of its parameters, for a next call or to be looked at. That
     is taken away after each call: by its graph one can go back once, and without autograd it has
     none. Tables of no parameter stay. What it writes to its parameters and buffers is undone; see
-    `undoing`.
+    `undoing`. Without autograd it goes the way of which gradients are; see `without_fast_path`.
     """
     call = undoing(module, call)
 
     def again(*inputs: Any) -> Any:
-        with _calls if _computes.get(module) else nullcontext():  # of several threads
+        # Of several threads.
+        with _calls if _computes.get(module) else nullcontext(), without_fast_path():
             result = call(*inputs)
             if module not in _computes:
                 _computes[module] = _learned(module, lambda: call(*inputs))
@@ -156,6 +158,25 @@ def repeatable(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any
         return result
 
     return again
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Attention by torch's layers as they are trained.
+
+    Without autograd, in eval mode, `nn.TransformerEncoder` and `nn.MultiheadAttention` go another
+    way, by nested tensors: what is padded comes out as zeros, of which gradients are not, NaN where
+    all is hidden, and an error where all of a batch is.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    if not before:
+        yield
+        return
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def forget(module: nn.Module) -> None:

@@ -1,0 +1,71 @@
+"""Attention under masks, as torch has it: what is hidden from all it may look at, gives zeros.
+
+torch.onnx's form gives the mean of all where the mask is of booleans, and NaN where it is of
+numbers, -∞, which `nn.MultiheadAttention` makes of one of booleans.
+"""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from fuseport.exporter.formats._none import is_none_ever
+from fuseport.exporter.program.rewriting import Table
+
+__all__ = ["attention"]
+
+aten = torch.ops.aten
+
+_ATTENTION = aten.scaled_dot_product_attention.default
+
+
+def attention(exported: ExportedProgram) -> Table:
+    """What computes the same as the attentions of a program do.
+
+    Those of rank 4 without a mask, and none of whose products is of sizes that may be 0, are left:
+    torch.onnx knows them.
+    """
+    nodes = exported.graph.find_nodes(op="call_function", target=_ATTENTION)
+    if not nodes:
+        return {}
+    none = any(is_none_ever(x) for node in nodes for x in node.args[:2])
+    return {_ATTENTION: functools.partial(_attention, none)}
+
+
+def _attention(
+    none: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    of_numbers = attn_mask is not None and attn_mask.dtype != torch.bool
+    if query.dim() == 4 and not none:
+        if attn_mask is None:
+            return NotImplemented
+        if of_numbers and not enable_gqa:
+            return _under_numbers(query, key, value, attn_mask, scale)
+    if attn_mask is not None and not of_numbers:
+        allowed = attn_mask
+        attn_mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~allowed, -math.inf)
+    attend = aten._scaled_dot_product_attention_math.default
+    by = {"scale": scale, "enable_gqa": enable_gqa}
+    return attend(query, key, value, attn_mask, dropout_p, is_causal, **by)[0]
+
+
+def _under_numbers(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, scale: float | None
+) -> Tensor:
+    # What is hidden is seen in the mask, which is smaller than what it is added to.
+    factor = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = (query * factor) @ (key * factor).transpose(-2, -1) + attn_mask
+    hidden = attn_mask.amax(-1, keepdim=True) == -math.inf
+    return (scores.softmax(-1) @ value).masked_fill(hidden, 0.0)
