@@ -35,13 +35,13 @@ def test_truth_is_computed_once_for_all_runtimes(
     state_spaces_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[object] = []
-    exact = truth._exact
+    exact = truth.in_float64
 
     def counted(*args: object) -> object:
         computed.append(args)
         return exact(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(truth, "_exact", counted)
+    monkeypatch.setattr(truth, "in_float64", counted)
     runtimes = ["onnxruntime", "torchscript"]
     report = api.verify(state_spaces_bundle, runtime=runtimes)
     cases = {row.case for row in report.results if row.runtime in runtimes}

@@ -156,8 +156,9 @@ def beyond(
 
 
 def hold_at(conditions: Iterable[sympy.Basic], sizes: Mapping[str, int]) -> bool:
-    """Whether conditions in terms of the dimensions hold at these sizes of them."""
-    return all(holds(c, {s: sizes[str(s)] for s in c.free_symbols}) for c in conditions)
+    """Whether conditions in terms of the dimensions hold at these sizes, as far as is known."""
+    values = {sympy.Symbol(n, integer=True, positive=True): size for n, size in sizes.items()}
+    return not any(fails(condition, values) for condition in conditions)
 
 
 def needed(conditions: Iterable[sympy.Basic]) -> tuple[sympy.Basic, ...]:
