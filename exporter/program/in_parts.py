@@ -36,14 +36,6 @@ def inside_in_parts(part: fx.GraphModule, mode: Any, forms: Table) -> None:
     parts = InParts(mode, forms)
     parts.run(part.graph)
     part.graph = parts.graph
-    output = part.graph.output_node()
-    for node in dict.fromkeys(output.all_input_nodes):
-        if getattr(node.target, "is_view", False) or node.target is aten.reshape.default:
-            # A part of what is given is a view of it, which a region may not leave.
-            with part.graph.inserting_before(output):
-                copy = part.graph.call_function(aten.clone.default, (node,))
-            copy.meta = dict(node.meta)
-            output.replace_input_with(node, copy)
 
 
 def composites(graph: fx.Graph, forms: Table) -> Table:
