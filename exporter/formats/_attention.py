@@ -41,24 +41,20 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    *more: Any,
+    **by: Any,
 ) -> Any:
     of_numbers = attn_mask is not None and attn_mask.dtype != torch.bool
     if query.dim() == 4 and not none:
         if attn_mask is None:
             return NotImplemented
-        if of_numbers and not enable_gqa:
-            return _under_numbers(query, key, value, attn_mask, scale)
+        if of_numbers and not by.get("enable_gqa"):
+            return _under_numbers(query, key, value, attn_mask, by.get("scale"))
     if attn_mask is not None and not of_numbers:
         allowed = attn_mask
         attn_mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~allowed, -math.inf)
     attend = aten._scaled_dot_product_attention_math.default
-    by = {"scale": scale, "enable_gqa": enable_gqa}
-    return attend(query, key, value, attn_mask, dropout_p, is_causal, **by)[0]
+    return attend(query, key, value, attn_mask, *more, **by)[0]
 
 
 def _under_numbers(

@@ -149,8 +149,8 @@ def repeatable(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any
     call = undoing(module, call)
 
     def again(*inputs: Any) -> Any:
-        # Of several threads.
-        with _calls if _computes.get(module) else nullcontext(), without_fast_path():
+        one_at_a_time = _calls if _computes.get(module) else nullcontext()  # of several threads
+        with one_at_a_time, without_fast_path():
             result = call(*inputs)
             if module not in _computes:
                 _computes[module] = _learned(module, lambda: call(*inputs))
@@ -168,15 +168,14 @@ def without_fast_path() -> Iterator[None]:
     way, by nested tensors: what is padded comes out as zeros, of which gradients are not, NaN where
     all is hidden, and an error where all of a batch is.
     """
-    before = torch.backends.mha.get_fastpath_enabled()
-    if not before:
+    if not torch.backends.mha.get_fastpath_enabled():
         yield
         return
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(True)
 
 
 def forget(module: nn.Module) -> None:

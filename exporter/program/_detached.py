@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from fuseport.exporter.program.regions import graphs
+
 __all__ = ["detach_regions"]
 
 aten = torch.ops.aten
@@ -11,9 +13,7 @@ aten = torch.ops.aten
 
 def detach_regions(module: torch.fx.GraphModule) -> None:
     """Detach what regions without gradients return: decomposing keeps their operators only."""
-    for part in module.modules():
-        if not isinstance(part, torch.fx.GraphModule):
-            continue
+    for part in graphs(module):
         for node in list(part.graph.nodes):
             if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
                 continue

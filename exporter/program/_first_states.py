@@ -6,7 +6,6 @@ the turns leave of it has none either: gradients of all turns but the last are l
 
 import copy
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,33 +17,26 @@ from fuseport.exporter.program import rebuilt
 from fuseport.exporter.program._sizes import Sizes
 from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.provenance import within
+from fuseport.exporter.program.regions import scans
 
 __all__ = ["with_gradients"]
 
 aten = torch.ops.aten
 
-_SCAN = torch.ops.higher_order.scan
 _KNOWN = Version("2.13")
 
 
 def with_gradients(exported: ExportedProgram) -> ExportedProgram:
     """A program whose first states have gradients where something else of a `scan` has: the one
     given, where torch needs none."""
-    if Version(torch.__version__) >= _KNOWN or not any(_scans(exported.graph_module)):
+    if Version(torch.__version__) >= _KNOWN or not any(scans(exported.graph_module)):
         return exported
     module = copy.deepcopy(exported.graph_module)
     mode = mode_of(module.graph)
-    for part, scan in [*_scans(module)]:
+    for part, scan in [*scans(module)]:
         _anchor(Sizes(part.graph, mode), scan)
         part.recompile()
     return rebuilt(exported, module.graph, exported.graph_signature.input_specs)
-
-
-def _scans(module: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, fx.Node]]:
-    for part in module.modules():
-        if isinstance(part, fx.GraphModule):
-            for node in part.graph.find_nodes(op="call_function", target=_SCAN):
-                yield part, node
 
 
 def _anchor(sizes: Sizes, scan: fx.Node) -> None:

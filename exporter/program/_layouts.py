@@ -19,6 +19,7 @@ from fuseport.exporter.program import rebuilt
 from fuseport.exporter.program._sizes import Sizes
 from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.provenance import within
+from fuseport.exporter.program.regions import graphs
 
 __all__ = ["any_layouts", "contiguous_carries", "contiguous_matrices"]
 
@@ -56,8 +57,8 @@ def contiguous_matrices(exported: ExportedProgram, *, inside: bool = False) -> E
 
 
 def _determinants(module: fx.GraphModule, inside: bool) -> Iterator[tuple[fx.GraphModule, fx.Node]]:
-    for part in module.modules():
-        if isinstance(part, fx.GraphModule) and not (inside and part is module):
+    for part in graphs(module):
+        if not (inside and part is module):
             for node in part.graph.nodes:
                 if node.target in _DETERMINANTS and not _is_laid_out(node.args[0]):
                     yield part, node

@@ -19,13 +19,12 @@ from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 
 from fuseport.exporter.program.provenance import within
-from fuseport.exporter.program.regions import view_of
+from fuseport.exporter.program.regions import SCAN, view_of
 
 __all__ = ["lighten"]
 
 aten = torch.ops.aten
 
-_SCAN = torch.ops.higher_order.scan
 _SMALL = 4096  # numbers in a product, of which memory may hold one for each step
 _SUM = aten.sum.dim_IntList
 _ZEROS = (aten.zeros.default, aten.zeros_like.default)
@@ -150,7 +149,7 @@ def _like(old: Any, new: list[fx.Node]) -> Any:
 
 
 def _found(module: fx.GraphModule) -> Iterator[_Loop]:
-    nodes: Any = module.graph.find_nodes(op="call_function", target=_SCAN)
+    nodes: Any = module.graph.find_nodes(op="call_function", target=SCAN)
     bodies = Counter(node.args[0].target for node in nodes)
     for node in nodes:
         name = node.args[0].target

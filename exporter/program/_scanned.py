@@ -26,13 +26,13 @@ from fuseport.exporter.program._turns import (
 )
 from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.provenance import within
+from fuseport.exporter.program.regions import SCAN
 
 __all__ = ["scanned"]
 
 aten = torch.ops.aten
 
 _CONTIGUOUS: Any = {"memory_format": torch.contiguous_format}
-_SCAN = torch.ops.higher_order.scan
 
 
 def scanned(module: fx.GraphModule, turns: Turns, sizes: Sizes) -> None:
@@ -372,7 +372,7 @@ class _Loop:
         others = *self._apart(slices), *sizes
         with self._module.graph.inserting_before(self._turns.end):
             body = self._module.graph.get_attr(name)
-            call = self._module.graph.call_function(_SCAN, (body, firsts, slices, others))
+            call = self._module.graph.call_function(SCAN, (body, firsts, slices, others))
         within(call, self._turns.nodes[0])
         return call
 

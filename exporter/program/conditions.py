@@ -16,12 +16,12 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
-from torch import fx
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseport.exporter.program import Program, near, shape_env
 from fuseport.exporter.program._arithmetic import fails, holds
+from fuseport.exporter.program.regions import scans
 
 __all__ = [
     "admits",
@@ -38,8 +38,6 @@ __all__ = [
     "summarised",
     "violated",
 ]
-
-_SCAN = torch.ops.higher_order.scan
 
 
 def admits(program: Program, sizes: Mapping[str, int]) -> bool:
@@ -377,12 +375,10 @@ def _wrong(
 
 def _turning(program: Program) -> Iterator[sympy.Basic]:
     """That each loop has a turn: torch has loops of none from 2.14 on, artifacts have not."""
-    for part in program.exported.graph_module.modules():
-        if isinstance(part, fx.GraphModule):
-            for node in part.graph.find_nodes(op="call_function", target=_SCAN):
-                slices: Any = node.args[2]
-                if slices and isinstance(turns := slices[0].meta["val"].shape[0], torch.SymInt):
-                    yield turns.node.expr >= 1
+    for _, scan in scans(program.exported.graph_module):
+        slices: Any = scan.args[2]
+        if slices and isinstance(turns := slices[0].meta["val"].shape[0], torch.SymInt):
+            yield turns.node.expr >= 1
 
 
 def _named(program: Program, sizes: Container[int | str]) -> dict[sympy.Symbol, str]:

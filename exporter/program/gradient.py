@@ -37,7 +37,7 @@ from fuseport.exporter.program.forward import failing_as, output_specs
 from fuseport.exporter.program.portable import PORTABLE
 from fuseport.exporter.program.provenance import Provenance
 from fuseport.exporter.program.real_regions import differentiable
-from fuseport.exporter.program.regions import refuse_writers, regions, view_of
+from fuseport.exporter.program.regions import graphs, refuse_writers, regions, view_of
 from fuseport.exporter.program.tracing import any_sizes
 
 __all__ = ["capture_gradient"]
@@ -173,12 +173,12 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         provenance.tracing(),
     ):
         module = make_fx(joint)(*arguments)
-        for part in _graphs(module):
+        for part in graphs(module):
             if part is not module:
                 _return_apart(part.graph)
                 part.recompile()  # it may be run again
         # Some derivatives do, inside.
-        if any(mutates(node) for part in _graphs(module) for node in part.graph.nodes):
+        if any(mutates(node) for part in graphs(module) for node in part.graph.nodes):
             interpreted = fx.Interpreter(module)  # which keeps the marks of nodes
             with torch.no_grad():  # what is written to parts of complex numbers has no derivative
                 module = make_fx(functionalize(interpreted.run))(*arguments)
@@ -192,23 +192,18 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
             _choose(node, mode)
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):
             _become(node, node.args[0].conjugate())  # an operator takes tensors, not a number
-    for part in _graphs(module):
+    for part in graphs(module):
         _without_copies(part.graph)
         _divide(part.graph, mode)
     module.graph.eliminate_dead_code()
     lighten(module)
-    for part in _graphs(module):
+    for part in graphs(module):
         for node in regions(part.graph):
             if isinstance(node.meta["val"], list):  # torch's serializer takes a tuple alone
                 node.meta["val"] = tuple(node.meta["val"])
     module.graph.eliminate_dead_code()
     provenance.tidy(module.graph)
     return _Joint(module, connected)
-
-
-def _graphs(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """A graph, and those inside."""
-    return (part for part in module.modules() if isinstance(part, fx.GraphModule))
 
 
 def _return_apart(graph: fx.Graph) -> None:

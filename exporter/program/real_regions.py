@@ -24,7 +24,7 @@ from fuseport.exporter.program.complex_forms import FORMS, as_it_is
 from fuseport.exporter.program.in_parts import has_complex, inside_in_parts
 from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.provenance import within
-from fuseport.exporter.program.regions import regions
+from fuseport.exporter.program.regions import SCAN, graphs, regions
 from fuseport.exporter.program.rewriting import Table
 from fuseport.exporter.program.tracing import any_sizes
 
@@ -32,7 +32,6 @@ __all__ = ["differentiable", "real_regions"]
 
 aten = torch.ops.aten
 
-_SCAN = torch.ops.higher_order.scan
 _HALF = 2**32  # a float64 has either half of any int64 exactly
 _TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default)
 
@@ -72,18 +71,16 @@ def _changed(exported: ExportedProgram, which: _Which, forms: Table) -> Exported
         for part, call in [*_calls(module)][::-1]:  # those inside first
             if _is_changed(part, call, which):
                 _of_reals(part, call, mode, which, forms)
-    for part in module.modules():
-        if isinstance(part, fx.GraphModule):
-            part.graph.lint()
-            part.recompile()
+    for part in graphs(module):
+        part.graph.lint()
+        part.recompile()
     return rebuilt(exported, module.graph, exported.graph_signature.input_specs)
 
 
 def _calls(module: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, fx.Node]]:
     """All calls of regions in a graph and those inside, beside the graph that each is in."""
-    for part in module.modules():
-        if isinstance(part, fx.GraphModule):
-            yield from ((part, call) for call in regions(part.graph) if _inside(part, call))
+    for part in graphs(module):
+        yield from ((part, call) for call in regions(part.graph) if _inside(part, call))
 
 
 def _inside(part: fx.GraphModule, call: fx.Node) -> dict[fx.Node, fx.GraphModule]:
@@ -97,12 +94,12 @@ def _is_changed(part: fx.GraphModule, call: fx.Node, which: _Which) -> bool:
     bodies = _inside(part, call).values()
     if has_complex(call) or any(has_complex(node) for body in bodies for node in body.graph.nodes):
         return True
-    return call.target is _SCAN and any(which(value) for value in call.meta["val"])
+    return call.target is SCAN and any(which(value) for value in call.meta["val"])
 
 
 def _of_reals(part: fx.GraphModule, call: fx.Node, mode: Any, which: _Which, forms: Table) -> None:
     """Put a call of real numbers in the place of one, and what is made of them in that of its."""
-    turns = call.target is _SCAN
+    turns = call.target is SCAN
     which = which if turns else Tensor.is_complex
     convert = _Converter(part.graph, mode, call, which)
     states: Any = call.args[1] if turns else ()

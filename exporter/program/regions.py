@@ -12,14 +12,29 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from fuseport.exporter.errors import ExportFailed
 
-__all__ = ["called", "refuse_writers", "regions", "view_of"]
+__all__ = ["SCAN", "called", "graphs", "refuse_writers", "regions", "scans", "view_of"]
 
 aten = torch.ops.aten
+
+SCAN = torch.ops.higher_order.scan
+"""The operator of a loop whose turns leave states and slices."""
 
 
 def regions(graph: fx.Graph) -> list[fx.Node]:
     """The nodes of a graph that call one."""
     return [node for node in graph.nodes if isinstance(node.target, HigherOrderOperator)]
+
+
+def graphs(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """A graph, and those inside."""
+    return (part for part in module.modules() if isinstance(part, fx.GraphModule))
+
+
+def scans(module: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, fx.Node]]:
+    """Each `scan` in a graph and in those inside, beside the graph that it is in."""
+    for part in graphs(module):
+        for node in part.graph.find_nodes(op="call_function", target=SCAN):
+            yield part, node
 
 
 def view_of(node: fx.Node) -> Any:
