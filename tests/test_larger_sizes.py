@@ -44,7 +44,7 @@ def test_a_loop_beside_it_is_one(saved_net: SavedNet, tmp_path: Path) -> None:
     """Of which sizes are tried that are like the example's, and not only far from it."""
     module, checkpoint, code = saved_net(NET + "        return self.turned(self.summed(x))\n")
     inputs = parse_inputs(["x:[batch,length,3]"])
-    options = {"model": code, "inputs": inputs, "sizes": {"length": 12}}
+    options = {"model": code, "inputs": inputs}
     bundle = api.export(checkpoint, tmp_path / "b", format=["torchscript", "onnx"], **options)
     program = torch.jit.load(bundle.folder / "forward.pt")
     for length in (9, 12, 13, 16):

@@ -72,6 +72,14 @@ FORMS: dict[str, tuple[str, int]] = {
 """,
         1,
     ),
+    "turned, and multiplied": (
+        """
+        for t in range(length):
+            h = self.step(h[:, [2, 0, 1]], x[:, t])
+        return h
+""",
+        1,
+    ),
     "with constants of its own": (
         """
         for t in range(length):
@@ -236,7 +244,10 @@ def test_a_loop_has_as_many_turns_as_its_input_says(
             torch.testing.assert_close(found, wanted)
 
 
-GRADIENTS = ["states, stacked", "last alone", "written", "gone over", "with constants of its own"]
+GRADIENTS = [
+    *("states, stacked", "last alone", "written", "gone over"),
+    *("with constants of its own", "turned, and multiplied"),
+]
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

@@ -42,7 +42,6 @@ def load(artifact: Path, program: Mapping[str, Any]) -> ModuleSession:
     """The model of a bundle; `artifact` is its weights."""
     # What torch.compile made in the model's code may be asked for a gradient twice, like the rest.
     functorch.donated_buffer = False
-    torch.backends.mha.set_fastpath_enabled(False)  # see `repeatable`; here for all threads
     whole = models.rebuild(program["architecture"], artifact, code=program.get("code"))
     device = device_of(program)
     if device.type != "cpu":  # where all of it is: the user's own may have a `to` of its own
