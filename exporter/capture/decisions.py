@@ -193,6 +193,7 @@ class _Ways:
         self._run, self._captured, self._guarding = run, captured, guarding
         self._usual = {decision.name: decision.value for decision in usual}
         self._first = captured(usual)
+        self._ready = {tuple(usual): self._first}  # captured, and in no way yet
         self._left = _MOST_WAYS
         self.seen = {decision.name: decision for decision in usual}
         self.fatal: dict[str, str] = {}
@@ -222,7 +223,7 @@ class _Ways:
         turned = {name: not self._usual[name] for name in names}
         try:
             made, _ = self._run({**self._usual, **turned})
-            other = self._captured(made)
+            other = self._ready[tuple(made)] = self._captured(made)
         except (_RefusedError, ExportFailed):
             return True
         return not alike(self._first, other)
@@ -276,7 +277,7 @@ class _Ways:
         if self._left < 0:
             raise Inseparable(f"there are more than {_MOST_WAYS} ways by such decisions")
         try:
-            program = self._captured(made)
+            program = self._ready.pop(tuple(made), None) or self._captured(made)
         except ExportFailed as error:
             raise Inseparable(f"otherwise {error}") from error
         self._constant |= _always(program)

@@ -66,7 +66,8 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
         if match is None:
             raise UsageError(
                 f"--input-shapes {text}: write NAME:[DIM,…] or NAME:DTYPE[DIM,…]<BOUND, "
-                "for example x:[batch,3,length] or ids:int64[batch,length]<50257"
+                "for example x:[batch,3,length], ids:int64[batch,length]<50257 or "
+                "lengths:int64[batch]<=length"
                 + (", without the last >" if _INPUT.fullmatch(text.removesuffix(">")) else "")
             )
         dtype = match["dtype"] or "float32"
