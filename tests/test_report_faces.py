@@ -244,6 +244,9 @@ def test_the_terminal_says_what_was_not_compared() -> None:
         "no artifact could be compared, float64 alone with itself: 1 unsupported in 12 s"
     )
     refused = replace(ABSENT, runtime="eager", case="odd")
+    assert (
+        "nothing was compared in aot: --strict makes" in lines(report(PASSED, ABSENT, refused))[-2]
+    )
     names = list(table(report(PASSED, ABSENT, refused)).columns[0].cells)
     assert [str(name).strip() for name in names][-4:] == ["aot", "all", "eager", "1 case"]
     died = replace(FAILED, verdict="error", runtime="libtorch", reason="killed by SIGSEGV")

@@ -107,6 +107,7 @@ def left_out(report: Report) -> list[str]:
     verdicts: dict[str, set[str]] = {}
     for row in report.results:
         verdicts.setdefault(row.runtime, set()).add(row.verdict)
+    asked = {row.runtime for row in report.results if row.artifact != "*" or row.case == "*"}
     left = [name for name, found in verdicts.items() if found == {"unsupported"}]
     if len(left) == len(verdicts):
         return []
@@ -114,7 +115,8 @@ def left_out(report: Report) -> list[str]:
     for row in report.results:
         if row.runtime not in left and row.artifact != "*" and not row.way.endswith("forms"):
             files.setdefault(f"{row.artifact}{way(row.way)}", set()).add(row.verdict)
-    lacking = [f"in {', '.join(left)}"] if left else []
+    absent = [name for name in left if name in asked]  # of others, the model refuses cases
+    lacking = [f"in {', '.join(absent)}"] if absent else []
     unseen = [name for name, found in files.items() if found == {"unsupported"}]
     lacking += [f"of {', '.join(unseen)}"] if unseen else []
     told = ", nor ".join(lacking)
