@@ -2,20 +2,18 @@
 
 import inspect
 import itertools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import nn
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fuseport.exporter import shims
-from fuseport.exporter.capture import blockers, counts, decisions, integers, sizes
+from fuseport.exporter.capture import blockers, counts, decisions, sizes
+from fuseport.exporter.capture.attempts import Attempt, Code, went
 from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.capture.guards import guards
-from fuseport.exporter.capture.holding import hold
 from fuseport.exporter.capture.lengths import in_order
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable, undoing
@@ -24,33 +22,20 @@ from fuseport.exporter.program import (
     Entry,
     Kind,
     Program,
-    count_nodes,
     entry_of,
     named_outputs,
     one_line,
 )
-from fuseport.exporter.program.conditions import excluded, nearly_fixed
-from fuseport.exporter.program.forward import FixedDimension, capture_forward
+from fuseport.exporter.program.conditions import excluded
+from fuseport.exporter.program.forward import FixedDimension
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.program.matching import Inseparable
-from fuseport.exporter.program.rolled import Unrolled
 from fuseport.exporter.user_code import hint, own_backward
 
 __all__ = ["PROGRAMS", "capture", "tried", "went"]
 
 PROGRAMS: tuple[Kind, ...] = ("forward", "gradient")
 """What is exported unasked."""
-
-# What may stand for one of `Model.scans`.
-_SCANS = (
-    *(
-        f"{op}{gate}"
-        for op in ("selective_scan", "ssd_chunk_scan", "selective_state_update")
-        for gate in ("", "_gated")
-    ),
-    "ssd_chunk_scan_discrete",
-)
-
 
 Progress = Callable[[str], None]
 
@@ -197,12 +182,12 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
     found: list[Program] = []
     failure: ExportFailed | None = None
     try:
-        found = _captures(model, inputs, entry, as_now)
+        found = [program for program, _ in Attempt(model, inputs, entry, as_now).found()]
     except ExportFailed as error:
         failure = error
     if keeps(model.module) and (failure or excluded(found[0], model.sizes)):
         with suppress(ExportFailed):
-            others = _captures(model, inputs, entry, as_before)
+            others = [program for program, _ in Attempt(model, inputs, entry, as_before).found()]
             if not found or excluded(others[0], model.sizes) < excluded(found[0], model.sizes):
                 found = [*others, *found]
     if found:
@@ -223,23 +208,6 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
     raise explained from (failure.__cause__ if explained is failure else failure)
 
 
-def went(
-    model: Model, inputs: Mapping[str, torch.Tensor], answers: Mapping[str, bool]
-) -> tuple[list[Decision], list[torch.Tensor]]:
-    """The decisions by values that a model makes, some of which come out as told, and its outputs.
-
-    What the call keeps in the model is not in it afterwards.
-    """
-
-    def call(*tensors: torch.Tensor) -> tuple[list[Decision], object]:
-        with decisions.noted(answers) as made:
-            return made, model.module.forward(*tensors)
-
-    with as_now(model.module), model.fused(), torch.no_grad(), own_backward.inlined():
-        made, result = undoing(model.module, call)(*inputs.values())
-    return made, list(named_outputs(result, model.outputs, inputs).values())
-
-
 def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> Program:
     """The program of an entry whose code decides by values.
 
@@ -247,181 +215,44 @@ def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> 
         Inseparable: it does not, or too much hangs on it.
         ExportFailed: it cannot be captured for other reasons.
     """
+    attempt = Attempt(model, inputs, entry, as_now)
+    code: Code | None = None  # not known before a first capture
 
     def run(answers: Mapping[str, bool]) -> tuple[Sequence[Decision], list[torch.Tensor]]:
         return went(model, inputs, answers)
 
     def captured(made: Sequence[Decision]) -> Program:
-        return _forward(model, inputs, entry, as_now, made)
+        nonlocal code
+        way = replace(attempt, made=made)
+        if code is None:
+            (program, code), *_ = way.found()
+            return program
+        return way.program(code)
 
     def called(program: Program) -> list[torch.Tensor]:
         with torch.no_grad():
             result = program.exported.module(check_guards=False)(*inputs.values())
         return [result] if isinstance(result, torch.Tensor) else list(result.values())
 
+    def joined() -> Program:
+        try:
+            return decisions.decided(run, captured, called)
+        except Inseparable:
+            others = itertools.islice(sizes.others(model), 3)
+            found = guards([run, *(partial(went, model, each) for each in others)])
+            if not found:
+                raise
+            return decisions.decided(run, captured, called, found)
+
     try:
-        return decisions.decided(run, captured, called)
-    except Inseparable:
-        others = itertools.islice(sizes.others(model), 3)
-        found = guards([run, *(partial(went, model, each) for each in others)])
-        if not found:
+        return joined()
+    except ExportFailed:
+        if not code:
             raise
-        return decisions.decided(run, captured, called, found)
-
-
-def _captures(
-    model: Model,
-    inputs: Mapping[str, torch.Tensor],
-    entry: Entry,
-    state: Callable[[nn.Module], AbstractContextManager[None]],
-) -> list[Program]:
-    """The program of an entry; before it, those whose sizes stay dynamic where the model's code
-    makes numbers of them by `int` or `len`, if it does and takes others.
-
-    What one module of that code has made a number of is none to another: that is known only once
-    the first leaves it what it is.
-    """
-    found: list[Program] = []
-    failure: ExportFailed | None = None
-    code: list[integers.Place] = []
-    noticed: list[integers.Place] = []
-    while True:
-        looped = any(called == integers.LOOPS for _, called in code)
-        with integers.symbolic(code) as loops, integers.noticed() as more:
-            try:
-                program = _forward(model, sizes.roomy(model) if looped else inputs, entry, state)
-                if loops:
-                    hold(program, _calls(model, sizes.about(model), ()))
-                    program = replace(program, decided=(*program.decided, *_said_of(loops)))
-                found.insert(0, program)
-            except ExportFailed as error:
-                # That `len` of what is selected has no number says less than what comes next.
-                if isinstance(failure, FixedDimension) and isinstance(error, Unrolled):
-                    failure = failure.since(str(error))
-                elif failure is None or (
-                    isinstance(failure.__cause__, GuardOnDataDependentSymNode)
-                    and not isinstance(error, Unrolled)
-                ):
-                    failure = error
-        noticed += more
-        known = {(id(names), called) for names, called in code}
-        new = [place for place in noticed if (id(place[0]), place[1]) not in known]
-        numbers = [place for place in new if place[1] != integers.LOOPS]
-        # Loops take a few turns only where nothing else leaves sizes what they are.
-        if not (numbers or (new and (not found or nearly_fixed(found[0], model.sizes)))):
-            break
-        code += numbers or new
-    if not found:
-        assert failure is not None
-        raise failure
-    return found
-
-
-def _forward(
-    model: Model,
-    inputs: Mapping[str, torch.Tensor],
-    entry: Entry,
-    state: Callable[[nn.Module], AbstractContextManager[None]],
-    made: Sequence[Decision] | None = None,
-) -> Program:
-    """The program of an entry, going the way that is right where code decides by counts."""
-    turned: frozenset[str] = frozenset()
-    both: frozenset[str] = frozenset()
-    fatal: dict[str, str] = {}
-    failure: counts.Otherwise | None = None
-
-    def captured(fixed: Mapping[str, bool]) -> counts.Marked:
-        return _marked(model, inputs, entry, state, made, (turned, fixed))
-
-    while True:
-        try:
-            program, counted = counts.joined(captured, both, {})
-            if counted:
-                calls = _calls(model, itertools.chain([inputs], sizes.others(model)), made or ())
-                program = counts.settled(program, counted, calls, both, fatal)
-            break
-        except counts.Otherwise as error:
-            failure = failure or error
-            if error.places <= both:
-                raise failure from None
-            if error.raised is not None:
-                fatal.update(dict.fromkeys(error.places, error.raised))
-            both |= error.places & turned
-            turned = (turned | error.places) - both
-        except ExportFailed:
-            if failure is None:
-                raise
-            raise failure from None
-    found = sum(count_nodes(program, f"fuseport::{name}") for name in _SCANS)
-    if model.scans is not None and found != model.scans:
-        raise Missing(
-            f"the captured program has {found} scan nodes where the model has {model.scans} scans: "
-            "the fused op did not take their place; report this with the version of the package"
-        )
-    return program
-
-
-def _marked(
-    model: Model,
-    inputs: Mapping[str, torch.Tensor],
-    entry: Entry,
-    state: Callable[[nn.Module], AbstractContextManager[None]],
-    made: Sequence[Decision] | None,
-    answers: tuple[Container[str], Mapping[str, bool]],
-) -> counts.Marked:
-    """A capture, and the decisions by counts in it, which `answers` says more of."""
-    counted: list[counts.Counted] = []
-
-    @contextmanager
-    def within() -> Iterator[None]:
-        counted.clear()
-        following = nullcontext() if made is None else decisions.following(made)
-        with following, counts.answered(counted, *answers):
-            yield
-
-    with (
-        model.fused(),
-        own_backward.inlined(),
-        blockers.fixed_sizes() as places,
-        state(model.module),  # tensors of the trace are kept nowhere
-    ):
-        try:
-            program = capture_forward(
-                model.module, inputs, model.inputs, model.outputs, entry, within
-            )
-        except FixedDimension as error:
-            if error.size not in places:
-                raise
-            raise error.at(*places[error.size]) from error
-        except ExportFailed as error:
-            cause = error.__cause__
-            if counted and cause is not None and decisions.means_to_raise(cause):
-                place = counted[-1].decision.place
-                said = one_line(cause)
-                raise counts.Otherwise([place], f"the model raises {said}", said) from error
-            raise
-    return program, counted
-
-
-def _calls(
-    model: Model, inputs: Iterable[Mapping[str, torch.Tensor]], made: Sequence[Decision]
-) -> Iterator[counts.Call]:
-    """The model at some inputs, going the way that it goes there, but for decisions by values."""
-    answers = {decision.name: decision.value for decision in made}
-
-    def call(given: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        _, outputs = went(model, given, answers)
-        return list(given.values()), outputs
-
-    for given in inputs:
-        yield partial(call, given)
-
-
-def _said_of(loops: Mapping[str, str | None]) -> Iterator[str]:
-    """A sentence on each loop over a dynamic size."""
-    for place, instead in loops.items():
-        faster = f"; {instead} there computes the same faster, if it is that" if instead else ""
-        yield f"the loop at {place} is one in the programs, of as many turns as a size says{faster}"
+        code = ()  # what numbers its code makes of sizes are in the way
+        with suppress(ExportFailed):
+            return joined()
+        raise
 
 
 def _refuse_compiled(model: Model) -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fuseport.exporter.capture.counts import Call
 from fuseport.exporter.program import Program
 from fuseport.exporter.program.conditions import admits
+from fuseport.exporter.program.matching import marked
 from fuseport.exporter.program.rolled import Unrolled
 from fuseport.exporter.program.rounding import same
 
@@ -27,6 +28,10 @@ def hold(program: Program, calls: Iterable[Call]) -> None:
     """
     compared = set()
     module = program.exported.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
+    for mark in marked(module.graph).values():  # the calls go the program's way
+        module.graph.erase_node(mark)
+    module.recompile()
     for call in calls:
         try:
             inputs, expected = call()

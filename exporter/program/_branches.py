@@ -46,11 +46,18 @@ def _layout(x: Tensor) -> tuple[Any, ...]:
 
 
 def _at_least_one(stride: int | torch.SymInt) -> sympy.Basic:
-    """A stride as it is where nothing that it is a product of is none."""
+    """A stride as it is where nothing that it is a product of is none.
+
+    Torch has `Max(1, n)` for a number of values there, and `Max(0, n)` in a shape.
+    """
     if isinstance(stride, int):
         return sympy.Integer(stride)
-    expr: sympy.Basic = stride.node.expr
-    return expr.replace(
-        lambda part: isinstance(part, Max) and 1 in part.args,
-        lambda part: Max(*(each for each in part.args if each != 1)),
+    factors = sympy.Mul.make_args(stride.node.expr)
+    return sympy.Mul(
+        *(
+            Max(*(each for each in factor.args if each not in (0, 1)))
+            if isinstance(factor, Max)
+            else factor
+            for factor in factors
+        )
     )

@@ -1,0 +1,110 @@
+"""Code that decides by values, and makes numbers of dynamic sizes or goes over one elsewhere."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fuseport.exporter import api
+from fuseport.exporter.bundle import Bundle
+from fuseport.exporter.models.user import parse_inputs
+
+SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x):
+"""
+
+FORMS = {
+    "a number, asserted": """
+        assert not torch.isnan(x).any()
+        return self.a(x)[:, : int(x.shape[1] * 0.5) + 1]
+""",
+    "a number, both ways": """
+        y = self.a(x)[:, int(x.shape[1] / 3) :]
+        if x.mean() > 0:
+            y = y * 2
+        return y
+""",
+    "a number on one way alone": """
+        y = self.a(x)
+        if x.mean() > 0:
+            y = y + y[:, int(x.shape[1] / 3)][:, None]
+        return y
+""",
+    "a loop, asserted": """
+        assert not torch.isnan(x).any()
+        h = x[:, 0]
+        steps = []
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.a(h) + x[:, t])
+            steps.append(h)
+        return torch.stack(steps, 1)
+""",
+    "a loop, both ways": """
+        h = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.a(h) + x[:, t])
+        if x.mean() > 0:
+            h = h * 2
+        return h
+""",
+}
+
+
+def exported(saved_net: SavedNet, form: str, folder: Path) -> tuple[nn.Module, Bundle]:
+    module, checkpoint, code = saved_net(CODE + form)
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    bundle = api.export(
+        checkpoint, folder / "b", model=code, inputs=inputs, format="exported_program"
+    )
+    return module, bundle
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_sizes_stay_dynamic(name: str, saved_net: SavedNet, tmp_path: Path) -> None:
+    module, bundle = exported(saved_net, FORMS[name], tmp_path)
+    program = torch.export.load(bundle.folder / "gradient.pt2").module()
+    for length in (1, 2, 5, 11, 16, 40):
+        for shift in (-9.0, 9.0):
+            x = (torch.randn(2, length, 3) + shift).requires_grad_()
+            expected = module(x)
+            cotangent = torch.randn_like(expected)
+            gradients = torch.autograd.grad(expected, (x, module.a.weight), cotangent)
+            found = program(x.detach(), cotangent)
+            names = ("output", "grad/x", "grad/a.weight")
+            for given, wanted in zip(names, (expected, *gradients), strict=True):
+                torch.testing.assert_close(found[given], wanted, rtol=1e-4, atol=1e-4)
+    if "asserted" in name:
+        with pytest.raises(RuntimeError, match="AssertionError"):
+            program(torch.full_like(x, torch.nan), cotangent)
+
+
+def test_where_a_number_is_looked_up_sizes_are_as_without_a_decision(
+    saved_net: SavedNet, tmp_path: Path
+) -> None:
+    """One way cannot go without it: then the other has one, too."""
+    form = """
+        y = self.a(x)[:, int(x.shape[1] / 3) :]
+        if x.mean() > 0:
+            y = y * {8: 3.0}.get(int(x.shape[1] / 2), 0.5)
+        return y
+"""
+    module, bundle = exported(saved_net, form, tmp_path)
+    (condition,) = bundle.manifest["programs"]["forward"]["conditions"]
+    assert condition == "16 <= length <= 17"
+    program = torch.export.load(bundle.folder / "forward.pt2").module()
+    for length in (16, 17):
+        for shift in (-9.0, 9.0):
+            x = torch.randn(2, length, 3) + shift
+            torch.testing.assert_close(program(x), module(x))
