@@ -9,6 +9,7 @@ from torch import nn
 
 from fuseport.exporter import api
 from fuseport.exporter.bundle import Bundle
+from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
@@ -108,3 +109,16 @@ def test_where_a_number_is_looked_up_sizes_are_as_without_a_decision(
         for shift in (-9.0, 9.0):
             x = torch.randn(2, length, 3) + shift
             torch.testing.assert_close(program(x), module(x))
+
+
+def test_a_decision_in_a_loop_is_told_by_its_place(saved_net: SavedNet, tmp_path: Path) -> None:
+    form = """
+        h = x[:, 0]
+        for t in range(x.shape[1]):
+            if h.isnan().any():
+                raise ValueError("nothing left")
+            h = torch.tanh(self.a(h) + x[:, t])
+        return h
+"""
+    with pytest.raises(ExportFailed, match=r"loop at net.py:13 .*: net.py:14 in it decides by"):
+        exported(saved_net, form, tmp_path)

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program._sizes import Sizes, Unlike, expr_of, is_size
-from fuseport.exporter.program.matching import ASSERT, plain, region_key
+from fuseport.exporter.program.matching import ASSERT, marks, plain, region_key
 
 __all__ = [
     "STACK",
@@ -239,7 +239,8 @@ def _between(mark: fx.Node, after: fx.Node) -> list[fx.Node]:
         if node.meta.get("unbacked_bindings"):
             raise Unlike("a size in it hangs on values")
         if node.target is ASSERT:
-            raise Unlike("a decision in it hangs on values")
+            place = (marks(node) or "").rpartition(", ")[0] or "what torch asserts"
+            raise Unlike(f"{place} in it decides by values")
         value = node.meta.get("val")
         if node.op == "call_function" and node.target is not TURN and not _is_number(value):
             found.append(node)

@@ -25,6 +25,7 @@ __all__ = [
     "evaluate",
     "marked",
     "marker",
+    "marks",
     "mode_of",
     "plain",
     "region_key",
@@ -50,14 +51,16 @@ def marker(name: str) -> str:
     return f"{_MARK}{name}"
 
 
+def marks(node: fx.Node) -> str | None:
+    """The name of the decision that an assertion stands for, if it does."""
+    said = str(node.args[1])
+    return said.removeprefix(_MARK) if said.startswith(_MARK) else None
+
+
 def marked(graph: fx.Graph) -> dict[str, Any]:
     """The assertions of a graph that stand for decisions, by the decision's name."""
     nodes = graph.find_nodes(op="call_function", target=ASSERT)
-    return {
-        said.removeprefix(_MARK): node
-        for node in nodes
-        if (said := str(node.args[1])).startswith(_MARK)
-    }
+    return {name: node for node in nodes if (name := marks(node)) is not None}
 
 
 class Matched:
