@@ -18,7 +18,7 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 from torch.fx.experimental import symbolic_shapes
 
-from fuseport.exporter.capture import turns
+from fuseport.exporter.capture import _associative, turns
 from fuseport.exporter.capture._gone_over import Parts, is_long
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.turns import turning
@@ -75,7 +75,8 @@ def noticed() -> Iterator[list[Place]]:
 
     gone_over = mock.patch.object(listed, "numbers", numbers)
     with ExitStack() as stack:
-        for noted in (*whole, *lengths, gone_over, turns.Taken(parts), unseen(__file__)):
+        scans = _associative.noting(parts)
+        for noted in (*whole, *lengths, gone_over, turns.Taken(parts), scans, unseen(__file__)):
             stack.enter_context(noted)
         yield found
 
@@ -107,6 +108,7 @@ def symbolic(code: Sequence[Place]) -> Iterator[Mapping[str, str | None]]:
             stack.enter_context(mock.patch.object(Tensor, "__len__", _unasked(Tensor.__len__)))
             mode = stack.enter_context(turning())
             found = mode.loops
+            stack.enter_context(_associative.one_by_one(mode.range))
             for names in looped:
                 instead = {"range": mode.range, "enumerate": mode.enumerate, "sum": mode.sum}
                 stack.enter_context(mock.patch.dict(names, instead))

@@ -10,12 +10,15 @@ import builtins
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import SymBool, SymInt, Tensor
+from torch._C import _functorch as functorch
+from torch._functorch import vmap
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -111,7 +114,7 @@ class Turning(TorchFunctionMode):
             result = self._joined(func, *lists)
         else:
             result = func(*args, **kwargs)
-        if self._loops:
+        if self._loops and functorch.peek_interpreter_stack() is None:
             self._note(result, (args, kwargs))
         return result
 
@@ -124,12 +127,19 @@ class Turning(TorchFunctionMode):
         of_one = {loop: turn for loop, (turn, *others) in turns.items() if not others}
         of_one |= {loop: loop.turn for loop in self._within}
         for each in pytree.tree_leaves(result):
-            if isinstance(each, Tensor):
+            if isinstance(each, Tensor) and not functorch.is_functorch_wrapped_tensor(each):
                 self._made[id(each)] = each, of_one
                 # A part by values, `x[i]`, torch cannot look at again once `x` is written to.
                 kept = each.clone() if free_unbacked_symbols(each.storage_offset()) else each
                 for loop in self._within:
                     loop.made.append(kept)
+
+    def mapped(self, own: Callable[..., Any], *args: Any) -> Any:
+        """What `vmap` gives, of tensors that are of no turn within it."""
+        result = own(*args)
+        if self._within:
+            self._note(result, ())
+        return result
 
     def _turns_of(self, x: Any) -> dict["_Loop", int]:
         """The turns that made a tensor, of each loop one; none, where several of it did."""
@@ -240,7 +250,9 @@ def turning() -> Iterator[Turning]:
 
         return mock.patch.object(kind, "__bool__", asked)
 
+    mapped = partial(mode.mapped, vmap._unwrap_batched)
     with (
+        mock.patch.object(vmap, "_unwrap_batched", mapped),
         noting_decisions(SymBool),
         noting_decisions(SymInt),
         noting(mode.differs),
