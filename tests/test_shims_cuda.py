@@ -14,6 +14,7 @@ from fuseport.cli import main
 from fuseport.exporter import shims
 from fuseport.exporter.bundle import open_bundle
 from fuseport.exporter.shims import _cuda
+from fuseport.exporter.user_code import hint
 
 MADE: dict[str, Callable[[], Tensor]] = {
     "cuda": lambda: torch.ones(2).cuda(),
@@ -50,6 +51,22 @@ def test_constructors_make_their_dtypes_and_are_torchs_again() -> None:
         assert torch.cuda.DoubleTensor(torch.ones(2)).dtype == torch.float64
         assert not isinstance(torch.cuda.FloatTensor(2), torch.cuda.FloatTensor)  # on the CPU
     assert torch.cuda.HalfTensor is before
+
+
+def test_torchs_associative_scan_of_element_by_element_is_on_the_cpu() -> None:
+    before = torch._higher_order_ops.associative_scan
+    with shims.installed("torch.cuda") as used:
+        from torch._higher_order_ops.associative_scan import associative_scan
+
+        x = torch.arange(1.0, 6.0)
+        found = associative_scan(torch.mul, x, 0), associative_scan(torch.mul, x, 0, True)
+        assert used == ["torch.cuda"]
+    assert found[0].equal(x.cumprod(0))
+    assert found[1].equal(x.flip(0).cumprod(0).flip(0))
+    assert torch._higher_order_ops.associative_scan is before
+    with pytest.raises(ValueError, match="on CUDA") as refused:
+        before(torch.mul, x, 0)
+    assert "--shim auto" in hint(refused.value)
 
 
 def test_modules_stay_and_keep_the_dtype_that_is_asked_for() -> None:

@@ -10,8 +10,8 @@ for CUDA raises unless `x.is_cuda`, which its stand-in does not want.
 import linecache
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial, wraps
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -182,18 +182,25 @@ def _mode() -> Any:
         def __init__(self, used: list[str]) -> None:
             super().__init__()
             self._used = used
-            self._replaced: dict[str, Any] = {}
+            self._replaced = ExitStack()
 
         def __enter__(self) -> Any:
-            for name in _CONSTRUCTORS:
-                self._replaced[name] = getattr(torch.cuda, name)
-                made = {"make": partial(self._tensor, name), "real": self._replaced[name]}
-                setattr(torch.cuda, name, _Constructor(name, (), made))
+            made = {
+                name: _Constructor(
+                    name,
+                    (),
+                    {"make": partial(self._tensor, name), "real": getattr(torch.cuda, name)},
+                )
+                for name in _CONSTRUCTORS
+            }
+            self._replaced.enter_context(replaced(torch.cuda, **made))
+            scan = _scanning(torch._higher_order_ops.associative_scan)
+            for owner in (torch._higher_order_ops, sys.modules[scan.__module__]):
+                self._replaced.enter_context(replaced(owner, associative_scan=scan))
             return super().__enter__()  # type: ignore[no-untyped-call]
 
         def __exit__(self, *raised: Any) -> None:
-            for name, replaced in self._replaced.items():
-                setattr(torch.cuda, name, replaced)
+            self._replaced.close()
             super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
         def _tensor(self, name: str, *given: Any, device: Any = None) -> Any:
@@ -226,6 +233,24 @@ def _mode() -> Any:
             return function(*args, **given)
 
     return Stays
+
+
+def _scanning(own: Any) -> Any:
+    """Torch's `associative_scan`, which as a rule refuses tensors on the CPU."""
+    from torch.utils import _pytree as pytree
+
+    from fuseport.exporter.shims import used_again
+
+    @wraps(own)
+    def associative_scan(
+        combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+    ) -> Any:
+        if combine_mode == "pointwise" and all(x.is_cpu for x in pytree.tree_leaves(xs)):
+            combine_mode = "generic"
+            used_again(MOVES)
+        return own(combine_fn, xs, dim, reverse, combine_mode)
+
+    return associative_scan
 
 
 def _is_cuda(device: Any) -> bool:

@@ -278,8 +278,11 @@ def _swallowed(error: BaseException, name: str | None = None) -> str:
 
 
 def _is_of_no_gpu(error: BaseException) -> bool:
-    """Whether torch says that it has no CUDA, no driver, or no GPU."""
-    said = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
+    """Whether torch says that it has no CUDA, no driver, or no GPU, or that it asks for one."""
+    said = (
+        *("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available"),
+        "For combine_mode='pointwise', all input tensors need to be on CUDA",
+    )
     return str(error).startswith(said)
 
 
