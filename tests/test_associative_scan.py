@@ -45,7 +45,8 @@ FORMS = {
     "vmap in a loop": """
         h, steps = torch.zeros_like(x[:, 0]), []
         for t in range(x.shape[1]):
-            h = torch.vmap(lambda d, u, before: d * before + u)(decay[:, t], given[:, t], h)
+            decayed = torch.vmap(torch.vmap(torch.mul))(decay[:, t], h)
+            h = torch.vmap(torch.add)(decayed, given[:, t])
             steps.append(h)
         return torch.stack(steps, 1)
 """,

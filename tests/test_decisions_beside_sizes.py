@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,11 @@ from torch import nn
 
 from fuseport.exporter import api
 from fuseport.exporter.bundle import Bundle
+from fuseport.exporter.capture import attempts
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.program import Program
+from fuseport.exporter.program.forward import capture_forward
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 
@@ -91,14 +95,15 @@ def test_sizes_stay_dynamic(name: str, saved_net: SavedNet, tmp_path: Path) -> N
             program(torch.full_like(x, torch.nan), cotangent)
 
 
-def test_where_a_number_is_looked_up_sizes_are_as_without_a_decision(
+def test_where_one_way_needs_a_number_the_other_has_one_too(
     saved_net: SavedNet, tmp_path: Path
 ) -> None:
-    """One way cannot go without it: then the other has one, too."""
     form = """
         y = self.a(x)[:, int(x.shape[1] / 3) :]
         if x.mean() > 0:
-            y = y * {8: 3.0}.get(int(x.shape[1] / 2), 0.5)
+            half = int(x.shape[1] / 2)
+            assert isinstance(half, int)
+            y = y * half
         return y
 """
     module, bundle = exported(saved_net, form, tmp_path)
@@ -109,6 +114,29 @@ def test_where_a_number_is_looked_up_sizes_are_as_without_a_decision(
         for shift in (-9.0, 9.0):
             x = torch.randn(2, length, 3) + shift
             torch.testing.assert_close(program(x), module(x))
+
+
+@pytest.mark.parametrize(
+    ("form", "most"),
+    [
+        ("assert not torch.isnan(x).any()", 2),
+        ("if x.mean() > 0: pass", 3),
+        ("x = x * 2 if x.mean() > 0 else x", 3),
+    ],
+)
+def test_no_way_is_captured_twice(
+    form: str, most: int, saved_net: SavedNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the first capture, which ends where the code decides."""
+    calls = []
+
+    def counting(*args: Any) -> Program:
+        calls.append(args)
+        return capture_forward(*args)
+
+    monkeypatch.setattr(attempts, "capture_forward", counting)
+    exported(saved_net, f"        {form}\n        return self.a(x)\n", tmp_path)
+    assert len(calls) == most
 
 
 def test_a_decision_in_a_loop_is_told_by_its_place(saved_net: SavedNet, tmp_path: Path) -> None:
