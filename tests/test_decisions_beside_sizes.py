@@ -107,8 +107,7 @@ def test_where_one_way_needs_a_number_the_other_has_one_too(
         return y
 """
     module, bundle = exported(saved_net, form, tmp_path)
-    (condition,) = bundle.manifest["programs"]["forward"]["conditions"]
-    assert condition == "16 <= length <= 17"
+    assert bundle.manifest["programs"]["forward"]["conditions"] == ["16 <= length <= 17"]
     program = torch.export.load(bundle.folder / "forward.pt2").module()
     for length in (16, 17):
         for shift in (-9.0, 9.0):

@@ -320,6 +320,7 @@ class _Ways:
             exported=exported,
             decided=(*program.decided, *sentences),
             both_ways=(*program.both_ways, *places),
+            branched=tuple(sorted({self.seen[name].place for name in self.both})),
         )
 
 

@@ -39,6 +39,7 @@ from fuseport.exporter.verify import plan
 from fuseport.exporter.verify.compare import Judgement, judge, share
 from fuseport.exporter.verify.localise.reference import interpreted
 from fuseport.exporter.verify.measure import Norms, errors
+from fuseport.exporter.verify.otherwise import of_all_ways
 from fuseport.exporter.verify.plan import Case
 from fuseport.exporter.verify.sample import opened
 from fuseport.exporter.verify.truth import compute, in_float64, session, stored_inputs
@@ -238,7 +239,9 @@ class _Trials:
     def _hold(self, sizes: Mapping[str, int]) -> bool:
         key = _key(sizes)
         if key not in self._held:
-            self._held[key] = self._same(sizes, by_autograd=self._by_autograd)
+            self._held[key] = self._same(sizes, by_autograd=self._by_autograd) and (
+                self._same_otherwise(sizes)
+            )
         return self._held[key]
 
     def _same(self, sizes: Mapping[str, int], *, by_autograd: bool) -> bool:
@@ -254,8 +257,34 @@ class _Trials:
             for draw in range(_DRAWS if few else 1)
         )
 
+    def _same_otherwise(self, sizes: Mapping[str, int]) -> bool:
+        """The same, where the model decides otherwise by values: where that is not found, it is not
+        known."""
+        branched = self._programs[0].branched
+        if not branched:
+            return True
+        seed = self._seeds.get(_key(sizes), self._seed)
+        found = of_all_ways(self._model, self._drawn(sizes, seed)[0], branched)
+        return found is not None and all(
+            self._same_of(sizes, seed, by_autograd=self._by_autograd, refused=False, inputs=inputs)
+            for inputs in found
+        )
+
+    def _drawn(
+        self, sizes: Mapping[str, int], seed: int
+    ) -> tuple[Mapping[str, Tensor], torch.Generator]:
+        """Inputs, and what draws more."""
+        generator = torch.Generator().manual_seed(seed)
+        return {s.name: example(s, sizes, generator) for s in self._model.inputs}, generator
+
     def _same_of(
-        self, sizes: Mapping[str, int], seed: int, *, by_autograd: bool, refused: bool
+        self,
+        sizes: Mapping[str, int],
+        seed: int,
+        *,
+        by_autograd: bool,
+        refused: bool,
+        inputs: Mapping[str, Tensor] | None = None,
     ) -> bool:
         """The same, of one draw of inputs.
 
@@ -267,10 +296,11 @@ class _Trials:
             seed: of the draw.
             by_autograd: whether gradients are autograd's of the forward program.
             refused: what is so where the model refuses the inputs.
+            inputs: others than those drawn, which have no such bounds.
         """
         model = self._model
-        generator = torch.Generator().manual_seed(seed)
-        inputs = {spec.name: example(spec, sizes, generator) for spec in model.inputs}
+        drawn, generator = self._drawn(sizes, seed)
+        others, inputs = inputs is not None, inputs or drawn
         differentiated = by_autograd or any(p.kind == "gradient" for p in self._programs)
         runs = session(model, model.module)
         try:
@@ -298,6 +328,8 @@ class _Trials:
             inputs, cotangents
         ):
             return True
+        if others:
+            return False
         return self._judged(Case("tried", sizes, "contiguous", seed), by_autograd=by_autograd)
 
     def _results(
