@@ -171,7 +171,7 @@ def export(
             if (beside := program.left_out)
         )
         notes += tuple(dict.fromkeys(said for program in captured for said in program.decided))
-        captured, cases, conditions, dropped = planned(built, captured, seed)
+        captured, cases, conditions, dropped = planned(built, captured, seed, progress)
         with staged(target, force=force) as (folder, manifest):
             save_file(weights_of.once(built.module), folder / WEIGHTS)
             manifest |= describe(loaded, built, captured, (*notes, *dropped), seed, lora)

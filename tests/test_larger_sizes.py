@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.verify import held
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 
@@ -79,3 +81,19 @@ def test_no_note_promises_what_the_model_refuses(saved_net: SavedNet, tmp_path: 
     found = notes_of(saved_net, body, tmp_path)
     assert any("length <= 40" in note for note in found)
     assert not any("--size" in note for note in found)
+
+
+def test_sizes_that_take_long_to_try_are_said(
+    saved_net: SavedNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export of videos went on for ten minutes under the name of the step before."""
+    _, checkpoint, code = saved_net(NET + "        return self.summed(x)\n")
+    told: list[str] = []
+    options = {"programs": "forward", "format": "torchscript", "progress": told.append}
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, **options)
+    assert told.count("trying other sizes") == 1
+    assert not any("--size" in line for line in told)
+    monkeypatch.setattr(held, "_SLOW", 0.0)
+    api.export(checkpoint, tmp_path / "c", model=code, inputs=inputs, **options)
+    assert "that took 0 s at batch 2, length 17; --size makes the example smaller" in told

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from unittest import mock
 
 import sympy  # type: ignore[import-untyped]  # it has no types
@@ -54,10 +55,14 @@ _WIDE = 128  # how far from the export's sizes that is looked for
 _NEAR = 16  # how far from the export's are sizes next to them
 _SEVERAL = 16  # values of a mask, of which some are 0 as a rule
 _DRAWS = 4  # of fewer
+_SLOW = 20.0  # seconds that sizes take which are worth a word
 
 
 def planned(
-    model: Model, captured: Sequence[Program], seed: int
+    model: Model,
+    captured: Sequence[Program],
+    seed: int,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Program], list[Case], dict[str, dict[str, list[str]]], list[str]]:
     """What is to be compared, at sizes for which the programs hold.
 
@@ -65,6 +70,7 @@ def planned(
         model: that the programs are of.
         captured: its programs.
         seed: of the first case.
+        progress: told of the sizes that are tried.
 
     Returns:
         The programs, with what they require of sizes; the cases of all entries; what the manifest
@@ -88,7 +94,9 @@ def planned(
             grows=grows,
         )
         of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
-        trials = _Trials(entry, of_entry, wanted)
+        if entry.sizes:
+            progress("trying other sizes")
+        trials = _Trials(entry, of_entry, wanted, progress)
         larger = _relieve(trials, entry)
         others = _elsewhere(trials, entry, wanted)
         kept, dropped = plan.admitted(wanted, partial(admits, program))
@@ -163,8 +171,15 @@ class _Trials:
         asked: the sizes that are to be compared, and each of them among those of the export.
     """
 
-    def __init__(self, model: Model, programs: Sequence[Program], planned: Sequence[Case]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        programs: Sequence[Program],
+        planned: Sequence[Case],
+        progress: Callable[[str], None],
+    ) -> None:
         self._model = model
+        self._progress = progress
         self._programs = programs
         self._planned = planned
         self._seed = planned[0].seed if planned else 0
@@ -239,9 +254,13 @@ class _Trials:
     def _hold(self, sizes: Mapping[str, int]) -> bool:
         key = _key(sizes)
         if key not in self._held:
+            start = monotonic()
             self._held[key] = self._same(sizes, by_autograd=self._by_autograd) and (
                 self._same_otherwise(sizes)
             )
+            if (took := monotonic() - start) >= _SLOW:
+                at = ", ".join(f"{name} {size}" for name, size in sizes.items())
+                self._progress(f"that took {took:.0f} s at {at}; --size makes the example smaller")
         return self._held[key]
 
     def _same(self, sizes: Mapping[str, int], *, by_autograd: bool) -> bool:
