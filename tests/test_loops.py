@@ -109,6 +109,15 @@ FORMS: dict[str, tuple[str, int]] = {
 """,
         2,
     ),
+    "written from behind": (
+        """
+        for t in range(length - 1, -1, -1):
+            h = self.step(h, x[:, t])
+            out[:, t, :] = h
+        return out
+""",
+        1,
+    ),
     "with one before": (
         """
         h = x[:, 0]

@@ -94,3 +94,33 @@ def test_they_are_compiled_where_nothing_else_is_said(
     with shims.installed(COMPILER):
         assert compiler.load.__module__ != COMPILER
     assert compiler.load.__module__ == COMPILER
+
+
+@pytest.mark.parametrize(
+    ("handler", "left"),
+    [
+        ("except Exception as error:\n    left = str(error)", True),
+        ("except (ImportError, OSError) as error:\n    left = str(error)", True),
+        ("except:\n    raise", False),
+        ("except ValueError:\n    left = 1", False),
+        ("finally:\n    pass", False),
+    ],
+)
+def test_code_with_a_way_of_its_own_without_operators_goes_it(
+    handler: str, left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SRU compiles others in their place then, and asked for these in vain."""
+    source = (
+        "from torch.utils.cpp_extension import load\n"
+        "left = None\n"
+        f"try:\n    load(\n        'ways', ['w.cu'], is_python_module=False\n    )\n{handler}\n"
+        "load('beside', ['w.cu'], is_python_module=False)\n"
+    )
+    (tmp_path / "with_a_way.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "with_a_way", raising=False)
+    with shims.installed("auto"):
+        module = importlib.import_module("with_a_way")
+    sys.modules.pop("with_a_way")
+    assert (module.left is not None) == left
+    assert not left or "no CUDA to compile ways for" in module.left

@@ -11,6 +11,7 @@ from torch import nn
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program._written_by_values import written
+from fuseport.exporter.program.symbolic import Symbolic
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 
@@ -84,6 +85,28 @@ class Net(nn.Module):
         kept[..., best % 4] = kept[0, best.item(), 0]
         return kept
 """
+
+
+class Ends(nn.Module):
+    """Writes at places that sizes say, of several indices, where torch makes numbers of them."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ends, before, spread = x.clone(), torch.zeros_like(x), x.clone()
+        ends[x.size(0) - 1, :] = x[0]
+        before[:, x.size(1) - 2, 1:] = x[None, :, 0, 1:]
+        spread[..., x.size(1) - 1, x.size(2) - 1] = 7
+        return ends, before, spread
+
+
+def test_sizes_say_where_too() -> None:
+    dims = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
+    generator = torch.Generator().manual_seed(41)
+    with Symbolic():
+        program = torch.export.export(
+            Ends(), (torch.randn(3, 4, 6, generator=generator),), dynamic_shapes=(dims,)
+        )
+    x = torch.randn(2, 5, 3, generator=generator)
+    torch.testing.assert_close(program.module()(x), Ends()(x), rtol=0, atol=0)
 
 
 def test_programs_write_where_values_say(saved_net: SavedNet, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.errors import ExportFailed
@@ -19,6 +19,7 @@ _Turns = Callable[[Any, Callable[[Any], Any], FrameType], Iterator[Any]]
 
 _UNBINDS = (Tensor.unbind, torch.unbind)  # the former, too, where a tensor is gone over
 _SPLITS = (Tensor.split, torch.split)
+_CHUNKS = (Tensor.chunk, torch.chunk)
 
 
 def part_of(func: Any, args: Any, kwargs: Any) -> tuple[int, bool] | None:
@@ -30,6 +31,12 @@ def part_of(func: Any, args: Any, kwargs: Any) -> tuple[int, bool] | None:
         given, kept = named(("tensor", "split_size", "dim"), args, kwargs), True
         size = given.pop("split_size", given.pop("split_size_or_sections", None))
         if type(size) is not int or size != 1:
+            return None
+    elif func in _CHUNKS:
+        given, kept = named(("input", "chunks", "dim"), args, kwargs), True
+        size = given["input"].shape[given.get("dim", 0)]
+        count = given.pop("chunks", None)
+        if not is_dynamic(size) or count is None or not statically_known_true(count == size):
             return None
     else:
         return None
@@ -53,7 +60,7 @@ def _refused(*_: Any) -> Any:
 
 
 class Parts(tuple[Tensor, ...]):
-    """What `unbind` gives, or `split` into parts of one: what goes over them goes round a loop.
+    """What `unbind` gives, or `split` or `chunk` into parts of one: what goes over them is a loop.
 
     A tuple, or torch's functions would not take it: of the whole, which is never to be seen.
 

@@ -1,4 +1,4 @@
-"""What is written to a part of a tensor that the value of another says: `x[i] = y`."""
+"""What is written to a part of a tensor that the value of another, or a size, says: `x[i] = y`."""
 
 from typing import Any
 
@@ -9,9 +9,13 @@ __all__ = ["written"]
 
 
 def written(x: Tensor, index: Any, value: Any) -> Any:
-    """Write it by index, of which torch would make a number that a capture has none of."""
+    """Write it by index, of which torch would make a number that a capture has none of.
+
+    Of several, `x[n - 1, :]`, torch makes numbers of sizes, too.
+    """
     items = list(index) if isinstance(index, tuple) else [index]
-    if not any(map(_is_number, items)) or not all(map(_is_single, items)):
+    said = any(_is_number(item) or isinstance(item, SymInt) for item in items)
+    if not said or not all(map(_is_single, items)):
         return NotImplemented
     taken = sum(item is not None and item is not Ellipsis for item in items)
     places: list[Tensor | None] = []
@@ -33,7 +37,10 @@ def written(x: Tensor, index: Any, value: Any) -> Any:
             value = value.squeeze(0)
     else:
         value = torch.full((), value, dtype=x.dtype, device=x.device)
-    torch.ops.aten.index_put_.default(x, places, value)
+    if all(place is None for place in places):
+        x.copy_(value)
+    else:
+        torch.ops.aten.index_put_.default(x, places, value)
     return None
 
 

@@ -3,7 +3,8 @@
 Those with CUDA sources cannot be compiled where there is no CUDA, and code with a path of its own
 for the CPU wants them only when it is imported. Here they compile to a module whose functions
 refuse to be called; or to its stand-in, where an extension of that name has one, or where its
-sources compute what is known (`_cuda_sources`), also as operators, `torch.ops.name`. Code that asks
+sources compute what is known (`_cuda_sources`), also as operators, `torch.ops.name`. Operators that
+are not known cannot be compiled to code that has a way of its own then (`_tried`). Code that asks
 which version of CUDA's compiler there is, as it gives it other flags, hears of one.
 """
 
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 
 from fuseport.exporter.shims._patching import patching
 from fuseport.exporter.shims._placeholder import refusing
+from fuseport.exporter.shims._tried import tried
 
 __all__ = ["COMPILER", "Extension", "none_compiled", "watched"]
 
@@ -139,7 +141,12 @@ def _stand_in(
             beside.append(extension)
             _libraries.update(dict.fromkeys(known.libraries, known.functions))
             _register()
-    return extension if as_module else None
+            return extension if as_module else None
+    if as_module:
+        return extension
+    if tried(frame, OSError):  # as torch says it; no function is there that could refuse
+        raise OSError(f"no CUDA to compile {name} for: set CUDA_HOME to where its toolkit is")
+    return None
 
 
 def _found(path: str, beside: Path) -> Path:
