@@ -114,7 +114,11 @@ FORMS: dict[str, tuple[str, int]] = {
         for t in range(length - 1, -1, -1):
             h = self.step(h, x[:, t])
             out[:, t, :] = h
-        return out
+        both = x.new_zeros(length, batch, 2, 3)
+        for t in range(length - 1, -1, -1):
+            h = self.step(h, x[:, t])
+            both[t, :, 1, :] = h
+        return out, both.flatten(2)
 """,
         1,
     ),

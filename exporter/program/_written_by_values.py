@@ -19,8 +19,9 @@ def written(x: Tensor, index: Any, value: Any) -> Any:
         return NotImplemented
     taken = sum(item is not None and item is not Ellipsis for item in items)
     places: list[Tensor | None] = []
+    sizes: list[tuple[int, SymInt]] = []  # last: of a view of theirs torch asks for bounds again
     for item in items:
-        dim = len(places)
+        dim = len(places) + len(sizes)
         if isinstance(item, Tensor):
             places.append(item)
         elif item is Ellipsis:
@@ -28,9 +29,13 @@ def written(x: Tensor, index: Any, value: Any) -> Any:
         elif isinstance(item, slice) or item is None:
             x = x.unsqueeze(dim) if item is None else x[(*[slice(None)] * dim, item)]
             places.append(None)
+        elif isinstance(item, SymInt):
+            sizes.append((dim, item))
         else:
             x = x.select(dim, item)
         taken -= item is not None and item is not Ellipsis
+    for dim, item in reversed(sizes):
+        x = x.select(dim, item)
     if isinstance(value, Tensor):
         value = value.to(x.device, x.dtype)
         for _ in range(value.dim() - x.dim() + sum(place is not None for place in places)):
