@@ -126,6 +126,7 @@ def test_inputs_may_be_in_one_text() -> None:
     [
         (["x"], "write NAME:"),
         (["x:[a;b]"], "write NAME:"),
+        (["x:[batch,3,8*h,w]"], r"8\*h is a size of another name, as m, and --size m=NUMBER"),
         (["ids:int64[b]<11>"], "without the last >"),
         (["x:[a],x:[b]"], "is twice"),
         (["x:complex64[a]"], "dtype complex64 is none of"),

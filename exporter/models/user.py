@@ -67,8 +67,7 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
             raise UsageError(
                 f"--input-shapes {text}: write NAME:[DIM,…] or NAME:DTYPE[DIM,…]<BOUND, "
                 "for example x:[batch,3,length], ids:int64[batch,length]<50257 or "
-                "lengths:int64[batch]<=length"
-                + (", without the last >" if _INPUT.fullmatch(text.removesuffix(">")) else "")
+                "lengths:int64[batch]<=length" + _instead(text)
             )
         dtype = match["dtype"] or "float32"
         if dtype not in _DTYPES:
@@ -107,6 +106,18 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
                 f"dimension; there are: {', '.join(sorted(known)) or 'none'}"
             )
     return tuple(specs)
+
+
+def _instead(text: str) -> str:
+    """What to write, for what does not say an input, where that is known."""
+    if _INPUT.fullmatch(text.removesuffix(">")):
+        return ", without the last >"
+    if computed := re.search(r"[\[,](\w+[*/+-][^,\]]*)", text):
+        return (
+            f"; {computed[1]} is a size of another name, as m, and --size m=NUMBER says how much "
+            "that is in the example: how it hangs on others, the export finds"
+        )
+    return ""
 
 
 def _bound(match: re.Match[str]) -> int | str | tuple[int, ...] | None:
