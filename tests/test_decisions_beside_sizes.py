@@ -95,19 +95,31 @@ def test_sizes_stay_dynamic(name: str, saved_net: SavedNet, tmp_path: Path) -> N
             program(torch.full_like(x, torch.nan), cotangent)
 
 
-def test_where_one_way_needs_a_number_the_other_has_one_too(
-    saved_net: SavedNet, tmp_path: Path
-) -> None:
-    form = """
+ONE_WAY = {
+    "of a decision": """
         y = self.a(x)[:, int(x.shape[1] / 3) :]
         if x.mean() > 5:
             half = int(x.shape[1] / 2)
             assert isinstance(half, int)
             y = y * half
         return y
-"""
-    module, bundle = exported(saved_net, form, tmp_path)
-    assert bundle.manifest["programs"]["forward"]["conditions"] == ["16 <= length <= 17"]
+""",
+    "of a branch": """
+        blocks = x.shape[1] // 8
+        sizes = {1: 2.0, 2: 3.0}
+        return torch.cond(x.mean() > 5, lambda x: x * sizes[blocks], torch.tanh, (self.a(x),))
+""",
+}
+CONDITIONS = {"of a decision": ["16 <= length <= 17"], "of a branch": ["16 <= length <= 23"]}
+
+
+@pytest.mark.parametrize("name", ONE_WAY)
+def test_sizes_that_one_way_alone_excludes_are_no_artifacts(
+    name: str, saved_net: SavedNet, tmp_path: Path
+) -> None:
+    """No input that is drawn goes it."""
+    module, bundle = exported(saved_net, ONE_WAY[name], tmp_path)
+    assert bundle.manifest["programs"]["forward"]["conditions"] == CONDITIONS[name]
     program = torch.export.load(bundle.folder / "forward.pt2").module()
     for length in (16, 17):
         for shift in (-9.0, 9.0):

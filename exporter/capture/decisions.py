@@ -320,7 +320,6 @@ class _Ways:
             exported=exported,
             decided=(*program.decided, *sentences),
             both_ways=(*program.both_ways, *places),
-            branched=tuple(sorted({self.seen[name].place for name in self.both})),
         )
 
 

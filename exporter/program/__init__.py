@@ -120,7 +120,6 @@ class Program:
         requires: what must be so of the dynamic dimensions; artifacts refuse what is not.
         decided: a sentence on each decision by a value, and each loop, that is in the model's code.
         both_ways: the places of those, `file:line`, of which the program has both ways.
-        branched: the places of those by values that are branches in it.
     """
 
     kind: Kind
@@ -132,7 +131,6 @@ class Program:
     requires: tuple[sympy.Basic, ...] = ()
     decided: tuple[str, ...] = ()
     both_ways: tuple[str, ...] = ()
-    branched: tuple[str, ...] = ()
 
     def state(self, *, requires_grad: bool) -> dict[str, Tensor]:
         """Parameters (as `nn.Parameter`, a tied one once), buffers and constants, by name.

@@ -277,13 +277,10 @@ class _Trials:
         )
 
     def _same_otherwise(self, sizes: Mapping[str, int]) -> bool:
-        """The same, where the model decides otherwise by values: where that is not found, it is not
+        """The same, by the other ways of branches: where none is found that goes one, it is not
         known."""
-        branched = self._programs[0].branched
-        if not branched:
-            return True
         seed = self._seeds.get(_key(sizes), self._seed)
-        found = of_all_ways(self._model, self._drawn(sizes, seed)[0], branched)
+        found = of_all_ways(self._programs[0], self._drawn(sizes, seed)[0])
         return found is not None and all(
             self._same_of(sizes, seed, by_autograd=self._by_autograd, refused=False, inputs=inputs)
             for inputs in found

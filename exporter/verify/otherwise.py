@@ -1,19 +1,22 @@
-"""Inputs for which a model that decides by values goes other ways than by those that are drawn."""
+"""Inputs by which a program goes both ways of each of its branches."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from fuseport.exporter.capture import went
-from fuseport.exporter.models.model import Model
-from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program import Program, TensorSpec
+from fuseport.exporter.program.regions import graphs
 
 __all__ = ["of_all_ways"]
 
 Inputs = Mapping[str, Tensor]
 
+_COND = torch.ops.higher_order.cond
 _FAR = 16.0  # standard deviations
 
 _CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (  # of what is drawn from a normal distribution
@@ -26,41 +29,66 @@ _CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (  # of what is drawn from a 
 )
 
 
-def of_all_ways(model: Model, inputs: Inputs, places: Iterable[str]) -> list[Inputs] | None:
-    """Further inputs, of the same sizes, for decisions to come to both values at each place.
+def of_all_ways(program: Program, inputs: Inputs) -> list[Inputs] | None:
+    """Further inputs, of the same sizes, by which a program goes what ways others leave out.
 
     Args:
-        model: that decides.
+        program: of a forward.
         inputs: that it is run on besides.
-        places: of its decisions, `file:line`.
 
     Returns:
         The inputs, none if there is no need; None if they are not found.
     """
+    module = program.exported.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
+    branches = {
+        getattr(part, node.args[1].target).code
+        for part in graphs(module)
+        for node in part.graph.find_nodes(op="call_function", target=_COND)
+    }
+    if not branches:
+        return []
     came: dict[str, set[bool]] = defaultdict(set)
-    _note(model, inputs, came)
+    _run(module, inputs, came)
     found: list[Inputs] = []
-    for each in _others(model.inputs, inputs):
-        if all(len(came[place]) == 2 for place in places):
+    for each in _others(program.inputs, inputs):
+        if all(len(came[branch]) == 2 for branch in branches):
             return found
-        if _note(model, each, came):
+        if _run(module, each, came):
             found.append(each)
-    return found if all(len(came[place]) == 2 for place in places) else None
+    return found if all(len(came[branch]) == 2 for branch in branches) else None
 
 
-def _note(model: Model, inputs: Inputs, came: dict[str, set[bool]]) -> bool:
-    """Note what the decisions come to; whether that is news of one."""
+def _run(module: fx.GraphModule, inputs: Inputs, came: dict[str, set[bool]]) -> bool:
+    """Note the ways that a program goes; whether that is news of one."""
     try:
-        made, _ = went(model, inputs, {})
-    except Exception:  # the model's own, of such values
+        with _noted() as ways, torch.no_grad():
+            module(*inputs.values())
+    except Exception:  # an operator's, of such values or sizes
         return False
-    before = sum(map(len, came.values()))
-    for decision in made:
-        came[decision.place].add(decision.value)
-    return sum(map(len, came.values())) > before
+    news = [(branch, value) for branch, value in ways if value not in came[branch]]
+    for branch, value in news:
+        came[branch].add(value)
+    return bool(news)
 
 
-def _others(specs: Iterable[TensorSpec], inputs: Inputs) -> Iterator[Inputs]:
+@contextmanager
+def _noted() -> Iterator[list[tuple[str, bool]]]:
+    """The branches that are come by meanwhile, and their ways."""
+    kind: Any = type(_COND)
+    own: Any = kind.__call__
+    found: list[tuple[str, bool]] = []
+
+    def noting(cond: Any, predicate: Any, yes: Any, *others: Any) -> Any:
+        if isinstance(yes, fx.GraphModule):
+            found.append((yes.code, bool(predicate)))
+        return own(cond, predicate, yes, *others)
+
+    with mock.patch.object(kind, "__call__", noting):
+        yield found
+
+
+def _others(specs: Sequence[TensorSpec], inputs: Inputs) -> Iterator[Inputs]:
     floating = [spec.name for spec in specs if spec.floating]
     whole = [spec.name for spec in specs if not spec.floating]
     for change in _CHANGES if floating else ():
