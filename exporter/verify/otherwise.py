@@ -42,7 +42,7 @@ def of_all_ways(program: Program, inputs: Inputs) -> list[Inputs] | None:
     module = program.exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
     branches = {
-        getattr(part, node.args[1].target).code
+        _code(getattr(part, node.args[1].target), getattr(part, node.args[2].target))
         for part in graphs(module)
         for node in part.graph.find_nodes(op="call_function", target=_COND)
     }
@@ -79,13 +79,17 @@ def _noted() -> Iterator[list[tuple[str, bool]]]:
     own: Any = kind.__call__
     found: list[tuple[str, bool]] = []
 
-    def noting(cond: Any, predicate: Any, yes: Any, *others: Any) -> Any:
-        if isinstance(yes, fx.GraphModule):
-            found.append((yes.code, bool(predicate)))
-        return own(cond, predicate, yes, *others)
+    def noting(cond: Any, predicate: Any, yes: Any, no: Any, *others: Any) -> Any:
+        found.append((_code(yes, no), bool(predicate)))
+        return own(cond, predicate, yes, no, *others)
 
     with mock.patch.object(kind, "__call__", noting):
         yield found
+
+
+def _code(yes: fx.GraphModule, no: fx.GraphModule) -> str:
+    """What a branch does, which copies of it do, too."""
+    return yes.code + no.code
 
 
 def _others(specs: Sequence[TensorSpec], inputs: Inputs) -> Iterator[Inputs]:
