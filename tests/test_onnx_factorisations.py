@@ -19,6 +19,7 @@ from fuseport.tests.as_files import session_of
 
 linalg = torch.linalg
 OLD = hasattr(torch.ops.aten, "cholesky")  # torch 2.14 has none
+QR: Any = torch.qr if OLD else linalg.qr
 Results = Tensor | tuple[Tensor, ...]
 
 
@@ -98,7 +99,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Results]] = {
     "Cholesky": lambda x: (linalg.cholesky(definite(x)), linalg.cholesky(definite(x).mT[0])),
     "by Cholesky": by_cholesky,
     "triangles": triangles,
-    "QR": lambda x: (*linalg.qr(x), *linalg.qr(x.mT, mode="complete"), *torch.qr(x[0])),
+    "QR": lambda x: (*linalg.qr(x), *linalg.qr(x.mT, mode="complete"), *QR(x[0])),
     "QR of high ones": lambda x: linalg.qr(torch.cat([x, x.mT**2, x.tanh()], 1)),
 }
 TWICE = {"inverses", "solve", "determinants", "LU", "Cholesky", "QR"}  # in float64, too

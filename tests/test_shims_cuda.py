@@ -64,9 +64,10 @@ def test_torchs_associative_scan_of_element_by_element_is_on_the_cpu() -> None:
     assert found[0].equal(x.cumprod(0))
     assert found[1].equal(x.flip(0).cumprod(0).flip(0))
     assert torch._higher_order_ops.associative_scan is before
-    with pytest.raises(ValueError, match="on CUDA") as refused:
-        before(torch.mul, x, 0)
-    assert "--shim auto" in hint(refused.value)
+    if torch.__version__ < (2, 14):  # which takes it on the CPU itself
+        with pytest.raises(ValueError, match="on CUDA") as refused:
+            before(torch.mul, x, 0)
+        assert "--shim auto" in hint(refused.value)
 
 
 def test_modules_stay_and_keep_the_dtype_that_is_asked_for() -> None:
