@@ -179,22 +179,23 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
     """
     _refuse_compiled(model)
     inputs = examples(model, torch.Generator().manual_seed(seed))
+    attempt = Attempt(model, inputs, entry, as_now)
     found: list[Program] = []
     failure: ExportFailed | None = None
     try:
-        found = [program for program, _ in Attempt(model, inputs, entry, as_now).found()]
+        found = [program for program, _ in attempt.found()]
     except ExportFailed as error:
         failure = error
     if keeps(model.module) and (failure or excluded(found[0], model.sizes)):
         with suppress(ExportFailed):
-            others = [program for program, _ in Attempt(model, inputs, entry, as_before).found()]
+            others = [program for program, _ in replace(attempt, state=as_before).found()]
             if not found or excluded(others[0], model.sizes) < excluded(found[0], model.sizes):
                 found = [*others, *found]
     if found:
         return found
     assert failure is not None
     try:
-        return [_decided(model, inputs, entry)]
+        return [_decided(attempt)]
     except Inseparable as error:
         reason = str(error)
     except ExportFailed as error:  # what else there is
@@ -208,14 +209,14 @@ def _forwards(model: Model, entry: Entry, seed: int, progress: Progress) -> list
     raise explained from (failure.__cause__ if explained is failure else failure)
 
 
-def _decided(model: Model, inputs: Mapping[str, torch.Tensor], entry: Entry) -> Program:
+def _decided(attempt: Attempt) -> Program:
     """The program of an entry whose code decides by values.
 
     Raises:
         Inseparable: it does not, or too much hangs on it.
         ExportFailed: it cannot be captured for other reasons.
     """
-    attempt = Attempt(model, inputs, entry, as_now)
+    model, inputs = attempt.model, attempt.inputs
     code: Code | None = None  # not known before a first capture
 
     def run(answers: Mapping[str, bool]) -> tuple[Sequence[Decision], list[torch.Tensor]]:

@@ -22,7 +22,7 @@ from fuseport.exporter.program.forward import FixedDimension, capture_forward
 from fuseport.exporter.program.rolled import Unrolled
 from fuseport.exporter.user_code import own_backward
 
-__all__ = ["Attempt", "Code", "Found", "went"]
+__all__ = ["Attempt", "Code", "went"]
 
 # What may stand for one of `Model.scans`.
 _SCANS = (

@@ -31,7 +31,7 @@ from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, _of_sizes, _tables, one_line, rebuilt
 from fuseport.exporter.program.joining import alike, joined
-from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker
+from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker, unmark
 from fuseport.exporter.program.numbers import as_number
 from fuseport.exporter.program.refusing import asserted
 from fuseport.exporter.program.regions import regions
@@ -262,7 +262,7 @@ class _Ways:
             self.seen[decision.name] = replace(decision, value=value)
             return program
         if alike(found[True], found[False]):
-            _erase(found[decision.value], {decision.name})
+            unmark(found[decision.value].exported.graph, {decision.name})
             return found[decision.value]
         self.both.add(decision.name)
         others = {
@@ -282,7 +282,7 @@ class _Ways:
             raise Inseparable(f"otherwise {error}") from error
         self._constant |= _always(program)
         idle = {n for n in self._usual if n not in asked and n not in self.fatal}
-        _erase(program, idle | self._constant)
+        unmark(program.exported.graph, idle | self._constant)
         return program
 
     def settled(self, program: Program) -> Program:
@@ -306,7 +306,7 @@ class _Ways:
             else:
                 said = "it changes nothing that is returned, and is left out"
             told.setdefault(decision.place, []).append(said)
-        _erase(program, marks.keys())
+        unmark(graph, marks.keys())
         graph.eliminate_dead_code()
         exported = rebuilt(exported, graph, exported.graph_signature.input_specs)
         both = sorted(self.both | (self.seen.keys() & self._guarding.keys()))
@@ -348,14 +348,6 @@ def _compare(program: Program, decision: Decision, run: Run, called: Called) -> 
     found = called(replace(program, exported=exported))
     if not all(close(ours, theirs, 0.0) for ours, theirs in zip(found, expected, strict=True)):
         raise Inseparable("by one of its ways a program gives something else than the model")
-
-
-def _erase(program: Program, names: Container[str]) -> None:
-    """Take marks of decisions away."""
-    graph = program.exported.graph
-    for name, mark in marked(graph).items():
-        if name in names:
-            graph.erase_node(mark)
 
 
 def _always(program: Program) -> set[str]:

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from fuseport.exporter.capture.counts import Call
 from fuseport.exporter.program import Program
 from fuseport.exporter.program.conditions import admits
-from fuseport.exporter.program.matching import marked
+from fuseport.exporter.program.matching import marked, unmark
 from fuseport.exporter.program.rolled import Unrolled
 from fuseport.exporter.program.rounding import same
 
@@ -29,8 +29,7 @@ def hold(program: Program, calls: Iterable[Call]) -> None:
     compared = set()
     module = program.exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
-    for mark in marked(module.graph).values():  # the calls go the program's way
-        module.graph.erase_node(mark)
+    unmark(module.graph, marked(module.graph))  # the calls go the program's way
     module.recompile()
     for call in calls:
         try:

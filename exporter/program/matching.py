@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ __all__ = [
     "mode_of",
     "plain",
     "region_key",
+    "unmark",
     "with_constants",
 ]
 
@@ -61,6 +62,13 @@ def marked(graph: fx.Graph) -> dict[str, Any]:
     """The assertions of a graph that stand for decisions, by the decision's name."""
     nodes = graph.find_nodes(op="call_function", target=ASSERT)
     return {name: node for node in nodes if (name := marks(node)) is not None}
+
+
+def unmark(graph: fx.Graph, names: Container[str]) -> None:
+    """Take away the assertions that stand for some decisions."""
+    for name, mark in marked(graph).items():
+        if name in names:
+            graph.erase_node(mark)
 
 
 class Matched:

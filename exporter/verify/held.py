@@ -271,52 +271,58 @@ class _Trials:
         seed = self._seeds.get(_key(sizes), self._seed)
         masks = [spec for spec in self._model.inputs if spec.mask]
         few = any(math.prod(spec.shape(sizes)) < _SEVERAL for spec in masks)
+        drawn = [
+            Case("tried", sizes, "contiguous", seed + draw) for draw in range(_DRAWS if few else 1)
+        ]
         return all(
-            self._same_of(sizes, seed + draw, by_autograd=by_autograd, refused=draw > 0)
-            for draw in range(_DRAWS if few else 1)
+            self._same_of(
+                sizes,
+                *self._drawn(case),
+                by_autograd=by_autograd,
+                refused=case is not drawn[0],
+                case=case,
+            )
+            for case in drawn
         )
 
     def _same_otherwise(self, sizes: Mapping[str, int]) -> bool:
         """The same, by the other ways of branches: where none is found that goes one, it is not
         known."""
         seed = self._seeds.get(_key(sizes), self._seed)
-        found = of_all_ways(self._programs[0], self._drawn(sizes, seed)[0])
+        drawn, generator = self._drawn(Case("tried", sizes, "contiguous", seed))
+        found = of_all_ways(self._programs[0], drawn)
         return found is not None and all(
-            self._same_of(sizes, seed, by_autograd=self._by_autograd, refused=False, inputs=inputs)
+            self._same_of(sizes, inputs, generator, by_autograd=self._by_autograd)
             for inputs in found
         )
 
-    def _drawn(
-        self, sizes: Mapping[str, int], seed: int
-    ) -> tuple[Mapping[str, Tensor], torch.Generator]:
+    def _drawn(self, case: Case) -> tuple[Mapping[str, Tensor], torch.Generator]:
         """Inputs, and what draws more."""
-        generator = torch.Generator().manual_seed(seed)
-        return {s.name: example(s, sizes, generator) for s in self._model.inputs}, generator
+        generator = torch.Generator().manual_seed(case.seed)
+        return {s.name: example(s, case.sizes, generator) for s in self._model.inputs}, generator
 
     def _same_of(
         self,
         sizes: Mapping[str, int],
-        seed: int,
+        inputs: Mapping[str, Tensor],
+        generator: torch.Generator,
         *,
         by_autograd: bool,
-        refused: bool,
-        inputs: Mapping[str, Tensor] | None = None,
+        refused: bool = False,
+        case: Case | None = None,
     ) -> bool:
-        """The same, of one draw of inputs.
-
-        What is further off than rounding is as a rule, or not the same in float64, has a few of the
-        bounds of `verify`.
+        """The same, of some inputs.
 
         Args:
             sizes: of the inputs.
-            seed: of the draw.
+            inputs: to run on.
+            generator: draws cotangents.
             by_autograd: whether gradients are autograd's of the forward program.
             refused: what is so where the model refuses the inputs.
-            inputs: others than those drawn, which have no such bounds.
+            case: that they are of, if they are drawn: what is further off than rounding is as a
+                rule, or not the same in float64, has a few of the bounds of `verify` then.
         """
         model = self._model
-        drawn, generator = self._drawn(sizes, seed)
-        others, inputs = inputs is not None, inputs or drawn
         differentiated = by_autograd or any(p.kind == "gradient" for p in self._programs)
         runs = session(model, model.module)
         try:
@@ -344,9 +350,7 @@ class _Trials:
             inputs, cotangents
         ):
             return True
-        if others:
-            return False
-        return self._judged(Case("tried", sizes, "contiguous", seed), by_autograd=by_autograd)
+        return case is not None and self._judged(case, by_autograd=by_autograd)
 
     def _results(
         self, inputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor], *, by_autograd: bool

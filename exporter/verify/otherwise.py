@@ -39,15 +39,15 @@ def of_all_ways(program: Program, inputs: Inputs) -> list[Inputs] | None:
     Returns:
         The inputs, none if there is no need; None if they are not found.
     """
-    module = program.exported.module(check_guards=False)
-    assert isinstance(module, fx.GraphModule)
     branches = {
         _code(getattr(part, node.args[1].target), getattr(part, node.args[2].target))
-        for part in graphs(module)
+        for part in graphs(program.exported.graph_module)
         for node in part.graph.find_nodes(op="call_function", target=_COND)
     }
     if not branches:
         return []
+    module = program.exported.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
     came: dict[str, set[bool]] = defaultdict(set)
     _run(module, inputs, came)
     found: list[Inputs] = []
