@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fuseport.exporter import api
+from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.tests.by_autograd import assert_same
 
@@ -67,3 +68,13 @@ def test_it_is_of_any_length(name: str, saved_net: SavedNet, tmp_path: Path) -> 
         expected, _ = assert_same(program, module, x, atol=1e-5)
         (output,) = onnx.run(None, {"x": x.numpy()})
         torch.testing.assert_close(torch.from_numpy(output), expected)
+
+
+def test_what_torch_has_on_gpus_alone_names_what_has_a_gradient(
+    saved_net: SavedNet, tmp_path: Path
+) -> None:
+    """Torch 2.14 takes it on the CPU, too, without a gradient."""
+    _, checkpoint, code = saved_net(CODE + "        return associative_scan(torch.mul, decay, 1)\n")
+    inputs = parse_inputs(["x:[batch,length,3]"])
+    with pytest.raises(ExportFailed, match=r"combine_mode=.*--shim auto"):
+        api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format=["onnx"])

@@ -91,7 +91,8 @@ def _regions_named(forward: Program) -> Iterator[None]:
     refuse_writers(forward.exported.graph, "gradient through")
     names = {str(node.target) for node in regions(forward.exported.graph)}
     refused = ", ".join(sorted(f"torch.{name}" for name in names - _DIFFERENTIABLE))
-    advice = "use torch.where, or export outputs alone: --program forward"
+    use = "; ".join(sorted({_INSTEAD.get(name, "torch.where") for name in names - _DIFFERENTIABLE}))
+    advice = f"use {use or 'torch.where'}, or export outputs alone: --program forward"
     if refused:
         raise ExportFailed(f"there is no gradient through {refused}: {advice}")
     try:
@@ -106,6 +107,8 @@ def _regions_named(forward: Program) -> Iterator[None]:
 
 
 _DIFFERENTIABLE = {"cond", "map_impl", "scan"}
+# What has a gradient in the place of a region that has none; of those not named here, torch.where.
+_INSTEAD = {"associative_scan": 'its combine_mode="generic" (--shim auto calls that)'}
 
 
 @dataclass(frozen=True)
