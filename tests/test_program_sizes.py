@@ -141,7 +141,97 @@ class Kronecker(nn.Module):
         return torch.kron(x, x[0, :, :2]).mean() * x.sin() + blocks.sum(1) * x.kron(x[:1]).sum()
 
 
+class Transformer(nn.Module):
+    """A spatial one, of pictures and of volumes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = x[..., :6].tanh().mean(1).view(-1, 2, 3)
+        grid = F.affine_grid(turned, x[:, None].size(), align_corners=False)
+        ends = F.affine_grid(turned, [x.shape[0], 1, x.shape[1], 3], align_corners=True)
+        volume = torch.cat([turned, turned[:, :1]], 1).repeat(1, 1, 2)[..., :4]
+        deep = F.affine_grid(volume, (x.shape[0], 1, 2, x.shape[1], 3), align_corners=False)
+        return F.grid_sample(x[:, None], grid, align_corners=False) + (ends.sum() + deep.sum())
+
+
+class Matrices(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        steps = torch.cat([x, x.cos() + x]).flatten(0, 1).mT
+        counts = torch.arange(steps.shape[1]) % 3 + 1
+        by = steps[0].sigmoid()
+        return {
+            "usual": torch.cov(steps, correction=0),
+            "counted": steps.cov(fweights=counts, correction=0),
+            "weighed": steps.cov(fweights=counts, aweights=by) + steps.cov(aweights=by),
+            "whole": torch.cov(counts + x.new_zeros(1), correction=0) + x.sin().sum(),
+            "chain": torch.linalg.multi_dot([by, steps.mT, steps, by]) * x.sum(),
+            "products": torch.chain_matmul(steps, steps.mT, steps) @ by,
+            "correlations": torch.corrcoef(steps) + steps[0].corrcoef(),
+        }
+
+
+class Slopes(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        # Torch wants two steps at least, and three for parabolas at the ends.
+        longer = torch.cat([x, x.cos(), x.sin() + x], 1)
+        places = torch.arange(longer.shape[1], dtype=x.dtype) ** 2
+        return {
+            "one": torch.gradient(longer, spacing=0.5, dim=1)[0],
+            "each": sum(torch.gradient(longer, dim=(1, -1), spacing=[2, 3.0], edge_order=2)),
+            "uneven": torch.gradient(longer, spacing=(places,), dim=1, edge_order=2)[0],
+        }
+
+
+class Pools(nn.Module):
+    """A size of a pool that is that of its input; and deviations by position."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        deviations, means = torch.std_mean(x, -1, False, True)
+        planes = torch.cat([x, x.cos()], 1).mT
+        return {
+            "height": F.adaptive_max_pool2d(x[:, None] * 2, (None, 3)),
+            "width": F.adaptive_max_pool2d(planes, (2, planes.shape[2])),
+            "both": F.adaptive_max_pool2d(x, (None, None)),
+            "resized": F.interpolate(x.mT, scale_factor=1.7, mode="area"),
+            "deviations": deviations * means + torch.std_mean(x, False)[0],
+        }
+
+
+class Losses(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        sign, margins = x.detach().sgn(), {"margin": 0.3}
+        found = {}
+        for kind in ("none", "mean", "sum"):
+            hinge = F.hinge_embedding_loss(x, sign, reduction=kind)
+            best = x[:, 0].argmax(-1)
+            found[f"entropy_{kind}"] = F.cross_entropy(x[:, 0] + x[:, -1], best, reduction=kind)
+            found[kind] = F.margin_ranking_loss(x, x * 2, sign, reduction=kind, **margins) + hinge
+        start = (x.sum() > 0).long()
+        return {**found, "signs": x.sgn() * x, "part": torch.narrow(x, 2, start, 3) * x[..., :3]}
+
+
+class Fused(nn.Module):
+    """A loss in parts, whose gradients torch computes at once, and which it has since 2.13."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        target = torch.arange(x.shape[0] * x.shape[1]) % 5
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=2)
+        weight, bias = self.head.parameters()
+        return F.linear_cross_entropy(
+            x.flatten(0, 1), weight, target, linear_bias=bias, options=options
+        )
+
+
 MODULES = (
+    *([Fused()] if hasattr(F, "linear_cross_entropy") else []),
+    Losses(),
+    Slopes(),
+    Pools(),
+    Matrices(),
+    Transformer(),
     Tokens(),
     Ordered(),
     Listed(),

@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._decomp import decompositions
+from torch._decomp import decomposition_table, decompositions
 from torch._subclasses import fake_tensor
 from torch.fx.experimental import _config as symbolic_config
 from torch.fx.experimental import proxy_tensor
@@ -54,9 +54,30 @@ def any_sizes() -> Iterator[None]:
         # `float(length > 7)` is decided as `int` of it is; torch has none.
         number = mock.patch.object(torch.SymBool, "__float__", _as_float, create=True)
         patched.enter_context(number)
-        for each in (layer, norm, resized_to_one(), products, quotients, *sizes):
+        called = resized_to_one(), _as_called()
+        for each in (layer, norm, *called, products, quotients, *sizes):
             patched.enter_context(each)
         yield
+
+
+@contextmanager
+def _as_called() -> Iterator[None]:
+    """Without torch's forms in Python of functions that it takes other arguments for than these
+    get: a reduction's name for its number, deviations without `unbiased`."""
+    with mock.patch.dict(decomposition_table):
+        for function in _OF_OTHER_ARGUMENTS:
+            decomposition_table.pop(function, None)
+        yield
+
+
+_aten = torch.ops.aten
+_OF_OTHER_ARGUMENTS = (
+    _aten.nll_loss.default,
+    _aten.margin_ranking_loss.default,
+    _aten.hinge_embedding_loss.default,
+    _aten.std_mean.default,
+    _aten.std_mean.dim,
+)
 
 
 def _as_float(condition: torch.SymBool) -> float:

@@ -1,0 +1,89 @@
+"""Pools, where torch fixes no sizes in another number of dimensions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import SymInt, Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
+
+__all__ = ["POOLS"]
+
+
+def _max_pool1d(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    # In one dimension as in two, one of them of size 1.
+    def single(value: Any) -> int:
+        return int(value[0] if isinstance(value, Sequence) else value)
+
+    pooled: Any = F.max_pool2d_with_indices(
+        x.unsqueeze(-2),
+        (1, single(kernel_size)),
+        (1, single(kernel_size if stride is None else stride)),
+        (0, single(padding)),
+        (1, single(dilation)),
+        ceil_mode,
+    )
+    values, indices = pytree.tree_map(lambda t: t.squeeze(-2), pooled)
+    return (values, indices) if return_indices else values
+
+
+def _adaptive_avg_pool1d(x: Tensor, output_size: Any) -> Any:
+    (size,) = output_size if isinstance(output_size, Sequence) else (output_size,)
+    if not isinstance(size, SymInt):
+        return NotImplemented
+    wide: Any = (1, size)
+    return F.adaptive_avg_pool2d(x.unsqueeze(-2), wide).squeeze(-2)
+
+
+def _interpolate(
+    x: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    *args: Any,
+    **by: Any,
+) -> Any:
+    # By areas, of one dimension, it is that pool.
+    if mode != "area" or x.dim() != 3:
+        return NotImplemented
+
+    def planar(value: Any) -> Any:
+        single = value[0] if isinstance(value, Sequence) else value
+        return None if single is None else (1, single)
+
+    wide = x.unsqueeze(-2)
+    return F.interpolate(wide, planar(size), planar(scale_factor), mode, *args, **by).squeeze(-2)
+
+
+def _adaptive_max_pool2d(x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    # A size that stays as it is, as None says, torch takes for a number.
+    if return_indices or not isinstance(output_size, Sequence):
+        return NotImplemented
+    height, width = (
+        None if n is None or statically_known_true(n == there) else n
+        for n, there in zip(output_size, x.shape[-2:], strict=True)
+    )
+    if height is not None and width is not None:
+        return NotImplemented
+    if width is not None:
+        rows = F.adaptive_max_pool1d(x.flatten(0, -2).unsqueeze(1), width)
+        return rows.reshape(*x.shape[:-1], -1)
+    return x.clone() if height is None else _adaptive_max_pool2d(x.mT, (None, height)).mT
+
+
+POOLS: Mapping[Any, Callable[..., Any]] = {
+    F.interpolate: _interpolate,
+    F.max_pool1d: _max_pool1d,
+    F.adaptive_avg_pool1d: _adaptive_avg_pool1d,
+    F.adaptive_max_pool2d: _adaptive_max_pool2d,
+}
+"""What computes the same, or gives NotImplemented, where the function itself fixes nothing."""
