@@ -59,6 +59,7 @@ OPERATORS: dict[str, list[Callable[[Tensor, Tensor], Tensor]]] = {
     ],
     "functions": [
         lambda z, y: parts(torch.exp(z) + torch.polar(y.exp(), y)),
+        lambda z, y: parts(z * torch.complex(y, y[:, :1].exp())),
         lambda z, y: parts(z**3 + (z + 4) ** -2 + z**0 + 2.0**z + z.square()),
         lambda z, y: parts(torch.sqrt(z) + (z + 4).reciprocal()),
     ],

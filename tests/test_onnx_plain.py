@@ -143,6 +143,11 @@ SPECIAL = {
     "copysign": lambda x: torch.copysign(x.exp(), torch.stack([x, -0.0 * x.abs()])),
     "hypot": lambda x: torch.hypot(x, x.cos()),
     "hypot of any size": lambda x: x[..., None] + torch.hypot(NUMBERS[:, None], NUMBERS).flatten(),
+    "the known one": lambda x: (
+        torch.fmax(torch.where(x < 0.3, x, math.nan), x[..., :1].cos())
+        + torch.fmin(torch.where(x < 0, x, math.nan), torch.where(x < -1, math.nan, x.cos()))
+    ),
+    "the greater integer": lambda x: torch.fmax(torch.ops.aten.ceil(x * 9).long(), PLACES[0]) * x,
     "log1p": lambda x: torch.log1p(x.sin() * 0.9),
     "log1p of small numbers": lambda x: torch.log1p(x * 1e-6) * 1e6,
     "log1p of any size": lambda x: x[..., None] + torch.log1p(NUMBERS),

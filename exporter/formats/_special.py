@@ -94,6 +94,18 @@ def signbit(x: Tensor) -> Any:
     return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
 
 
+def _known_one(of_two: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Of two numbers of which one is not a number, the other."""
+
+    def found(x: Tensor, y: Tensor) -> Tensor:
+        # ONNX asks that of floating numbers alone.
+        if not x.is_floating_point():
+            return of_two(x, y)
+        return torch.where(x.isnan(), y, torch.where(y.isnan(), x, of_two(x, y)))
+
+    return found
+
+
 def _bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
     # ONNX Runtime's Bernoulli, 1.31 at least, draws a one as often as it should a zero.
     return (torch.rand_like(x) < (x if p is None else p)).to(x.dtype)
@@ -108,5 +120,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.log_sigmoid.default: lambda x: _log_sigmoid_forward(x)[0],
     aten.log_sigmoid_forward.default: _log_sigmoid_forward,
     aten.logaddexp.default: _logaddexp,
+    torch.ops.prims.fmax.default: _known_one(torch.maximum),
+    torch.ops.prims.fmin.default: _known_one(torch.minimum),
     torch.ops.prims.signbit.default: signbit,
 }

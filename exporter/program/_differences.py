@@ -14,7 +14,8 @@ def gradient(
 ) -> tuple[Tensor, ...]:
     """As `torch.gradient` has it: one tensor for each dimension."""
     dims = [dim] if isinstance(dim, int) else range(input.dim()) if dim is None else dim
-    spacings = spacing if isinstance(spacing, Sequence) else [spacing] * len(dims)
+    one = 1 if spacing is None else spacing
+    spacings = one if isinstance(one, Sequence) else [one] * len(dims)
     return tuple(
         _slope(input.movedim(at, -1), space, edge_order).movedim(-1, at)
         for at, space in zip(dims, spacings, strict=True)

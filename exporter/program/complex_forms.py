@@ -348,7 +348,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
     aten.ne.Tensor: lambda x, y: ~_equal(x, y),
     aten.ne.Scalar: lambda x, y: ~_equal(x, y),
     aten.polar.default: _polar,
-    aten.complex.default: Complex,
+    aten.complex.default: lambda re, im: Complex(*torch.broadcast_tensors(re, im)),
     aten.real.default: lambda x: parts_of(x)[0],
     aten.imag.default: lambda x: parts_of(x)[1],
     aten.view_as_real.default: _as_real,
