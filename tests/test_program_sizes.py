@@ -177,7 +177,7 @@ class Slopes(nn.Module):
         return {
             "one": torch.gradient(longer, spacing=0.5, dim=1)[0],
             "each": sum(torch.gradient(longer, dim=(1, -1), spacing=[2, 3.0], edge_order=2)),
-            "usual": torch.gradient(longer, spacing=None, dim=(1, 2))[1],
+            "usual": torch.gradient(longer, spacing=None, dim=1)[0],
             "uneven": torch.gradient(longer, spacing=(places,), dim=1, edge_order=2)[0],
         }
 
