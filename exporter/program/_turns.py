@@ -132,18 +132,12 @@ class Turns:
     def __init__(self, module: fx.GraphModule, marks: Sequence[fx.Node], count: Any) -> None:
         self._module = module
         self.end = marks[-1]
-        self._lists = [_between(*pair) for pair in itertools.pairwise(marks)]
-        self._at = {
-            node: (turn, at)
-            for turn, nodes in enumerate(self._lists)
-            for at, node in enumerate(nodes)
-        }
         self.first = 0
+        every = [_between(*pair) for pair in itertools.pairwise(marks)]
         try:
-            self.arguments = self._alike()
+            self._take(every)
         except Unlike:
-            self.first = 1
-            self.arguments = self._alike()
+            self._take_without_unused(every)
         self.nodes = self._lists[self.first]
         self.taken = len(self._lists) - self.first
         self.once = self._the_same()
@@ -169,6 +163,26 @@ class Turns:
                         user.replace_all_uses_with(_elsewhere(sizes, user))
                     user.graph.erase_node(user)
         for node in reversed(nodes):
+            node.graph.erase_node(node)
+
+    def _take(self, lists: list[list[fx.Node]]) -> None:
+        self._lists = lists
+        self._at = {
+            node: (turn, at) for turn, nodes in enumerate(lists) for at, node in enumerate(nodes)
+        }
+        self.arguments = self._alike()
+
+    def _take_without_unused(self, every: list[list[fx.Node]]) -> None:
+        """Take no notice of what nothing uses, of which the first turn may leave less; else the
+        turns behind it are alike."""
+        unused = _unused(every)
+        try:
+            self._take([[node for node in nodes if node not in unused] for nodes in every])
+        except Unlike:
+            self.first = 1
+            self._take(every)
+            return
+        for node in unused:
             node.graph.erase_node(node)
 
     def _the_same(self) -> set[int]:
@@ -246,6 +260,16 @@ def _between(mark: fx.Node, after: fx.Node) -> list[fx.Node]:
             found.append(node)
         node = node.next
     return _in_order(found)
+
+
+def _unused(lists: Sequence[Sequence[fx.Node]]) -> dict[fx.Node, None]:
+    """Those of some nodes that nothing takes but others of these, users first."""
+    found: dict[fx.Node, None] = {}
+    nodes = {*itertools.chain(*lists)}
+    for node in reversed(next(iter(nodes)).graph.nodes) if nodes else ():
+        if node in nodes and found.keys() >= node.users.keys() and not node.is_impure():
+            found[node] = None
+    return found
 
 
 _OUTSIDE = (-1, "")

@@ -14,6 +14,7 @@ from torch.fx.experimental import proxy_tensor
 
 from fuseport.exporter.program._branches import alike_merged
 from fuseport.exporter.program._constraints import what_fixes_sizes
+from fuseport.exporter.program._copies import copied_as_viewed
 from fuseport.exporter.program._logarithms import beginnings_of_powers
 from fuseport.exporter.program._overlaps import asked_by_strides
 from fuseport.exporter.program.quotients import whole_quotients
@@ -54,7 +55,7 @@ def any_sizes() -> Iterator[None]:
         # `float(length > 7)` is decided as `int` of it is; torch has none.
         number = mock.patch.object(torch.SymBool, "__float__", _as_float, create=True)
         patched.enter_context(number)
-        called = resized_to_one(), _as_called()
+        called = resized_to_one(), _as_called(), copied_as_viewed()
         for each in (layer, norm, *called, products, quotients, *sizes):
             patched.enter_context(each)
         yield
