@@ -192,6 +192,36 @@ def test_quotients_of_sizes_are_rounded_as_python_does(tmp_path: Path, saved_wit
     assert {"odd, transposed", "past a chunk, sliced"} <= {row.case for row in report.results}
 
 
+FLOATS = """
+import math
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        length = x.shape[1]
+        assert isinstance(0.5, float) and not isinstance(1, float) and float("7") == 7.0
+        padded = 32 * (length // 32 + 1)
+        y = self.a(x) * (float(length) / float(padded)) / math.sqrt(length)
+        return y + torch.softmax(x @ x.mT / math.sqrt(float(length) + 0.5), -1) @ x * math.sqrt(4)
+"""
+
+
+def test_floats_and_roots_of_sizes_stay_dynamic(tmp_path: Path, saved_with: Saved) -> None:
+    """Flow networks scale what they resized so, and attention its scores by a length."""
+    checkpoint, model = saved_with(FLOATS, a=torch.nn.Linear(8, 8))
+    inputs = parse_inputs(["x:[batch,length,8]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
+    assert "conditions" not in bundle.manifest["programs"]["forward"]
+    runtimes = ["exported_program", "torchscript", "onnxruntime"]
+    report = api.verify(bundle.folder, model=model, runtime=runtimes)
+    assert report.exit_code() == 0, report.failures()
+    assert {"odd, transposed", "past a chunk, sliced"} <= {row.case for row in report.results}
+
+
 PARTS = """
 import torch
 

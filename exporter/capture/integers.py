@@ -1,8 +1,8 @@
-"""`int(…)` and `len(…)` in model code, which make numbers of dynamic sizes: `int(height / 2)`.
+"""`int(…)`, `float(…)` and `len(…)` in model code, which make numbers of dynamic sizes.
 
-What Python's `int` and `len` return is always a number, so a capture takes the size of its example
-for good. For the time of another capture the code has others, which leave sizes what they are; and
-loops over a size take a few turns, see `turns`.
+What Python's own return, as of `int(height / 2)`, is always a number, so a capture takes the size
+of its example for good. For the time of another capture the code has others, which leave sizes
+what they are; and loops over a size take a few turns, see `turns`.
 """
 
 import builtins
@@ -31,8 +31,8 @@ from fuseport.exporter.program.quotients import quotient_of
 __all__ = ["LOOPS", "Place", "noticed", "symbolic", "unseen"]
 
 Place = tuple[dict[str, Any], str]
-"""The names that are global in a module of model code, and which of `int` and `len` it calls, or
-`LOOPS`, where it goes round as often as a size says."""
+"""The names that are global in a module of model code, and which of these it calls, or `LOOPS`,
+where it goes round as often as a size says."""
 
 LOOPS = "index"
 """What Python calls of a size for that."""
@@ -60,6 +60,11 @@ def noticed() -> Iterator[list[Place]]:
 
         return mock.patch.object(kind, f"__{called}__", to_number)
 
+    def as_float(size: SymInt | SymFloat) -> float:
+        note(sys._getframe(1), "float")
+        number: float = size.node.guard_float("", 0)
+        return number
+
     one_by_one = listed.numbers
 
     def numbers(vector: Tensor) -> list[Any]:
@@ -67,6 +72,9 @@ def noticed() -> Iterator[list[Place]]:
         return one_by_one(vector)
 
     whole = (noting(kind, "int") for kind in (SymInt, SymFloat, Tensor, Item, Logarithm))
+    floats = (
+        mock.patch.object(kind, "__float__", as_float, create=True) for kind in (SymInt, SymFloat)
+    )
     kinds: tuple[Any, ...] = (Tensor, Listed, Parts)
     lengths = *(noting(kind, "len") for kind in kinds), noting(SymInt, LOOPS)
 
@@ -76,7 +84,8 @@ def noticed() -> Iterator[list[Place]]:
     gone_over = mock.patch.object(listed, "numbers", numbers)
     with ExitStack() as stack:
         scans = _associative.noting(parts)
-        for noted in (*whole, *lengths, gone_over, turns.Taken(parts), scans, unseen(__file__)):
+        others = gone_over, turns.Taken(parts), scans, unseen(__file__)
+        for noted in (*whole, *floats, *lengths, *others):
             stack.enter_context(noted)
         yield found
 
@@ -95,11 +104,11 @@ def unseen(*own: str) -> Iterator[None]:
 
 @contextmanager
 def symbolic(code: Sequence[Place]) -> Iterator[Mapping[str, str | None]]:
-    """Have `int` and `len` leave dynamic sizes what they are in some modules.
+    """Have these leave dynamic sizes what they are in some modules.
 
     Given is which loops have gone over one there; see `turns.Turning`.
     """
-    others = {"int": _Int, "len": _len}
+    others = {"int": _Int, "float": _Float, "len": _len}
     with ExitStack() as stack:
         stack.enter_context(unseen(__file__, turns.__file__))
         looped = [names for names, called in code if called == LOOPS]
@@ -140,23 +149,30 @@ def _unasked(own: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
     return length
 
 
-class _AsInt(type):
-    """Of a class that is taken for `int`."""
+class _As(type):
+    """Of a class that is taken for one of Python's own, which it is of."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, builtins.int)
+        return isinstance(instance, cls.__mro__[1])
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, builtins.int)
+        return issubclass(subclass, cls.__mro__[1])
 
     def __eq__(cls, other: object) -> bool:
-        return other is cls or other is builtins.int
+        return other is cls or other is cls.__mro__[1]
 
     def __hash__(cls) -> int:
-        return hash(builtins.int)
+        return hash(cls.__mro__[1])
 
 
-class _Int(int, metaclass=_AsInt):
+class _Float(float, metaclass=_As):
+    def __new__(cls, *arguments: Any) -> Any:
+        if len(arguments) == 1 and isinstance(arguments[0], SymInt | SymFloat):
+            return torch.sym_float(arguments[0])
+        return builtins.float(*arguments)
+
+
+class _Int(int, metaclass=_As):
     def __new__(cls, *arguments: Any) -> Any:
         if len(arguments) == 1 and isinstance(arguments[0], Item):
             return arguments[0].whole()
