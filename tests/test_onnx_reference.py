@@ -81,6 +81,33 @@ def test_transposed_convolutions_are_torch_s(dims: int, groups: int, tmp_path: P
     assert torch.equal(found, exact.float())
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_grids_are_sampled_as_by_torch(
+    mode: str, padding: str, align: bool, dims: int, tmp_path: Path
+) -> None:
+    draw = torch.Generator().manual_seed(56)
+    x = torch.randn(2, 3, *(5, 1, 4)[:dims], generator=draw)
+    grid = torch.randn(2, *(3, 7, 2)[:dims], dims, generator=draw)
+    grid[0, 0, 0] = 9.0
+    given = {"padding_mode": padding, "align_corners": int(align)}
+    found = ran("GridSample", {"x": x, "grid": grid}, tmp_path / "m.onnx", mode=mode, **given)
+    expected = torch.nn.functional.grid_sample(
+        x, grid, "bilinear" if mode == "linear" else mode, padding, align
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_no_places_of_a_grid_are_of_the_shape_that_they_have(mode: str, tmp_path: Path) -> None:
+    """onnx's own code returns no tuple there, and fails by that."""
+    tensors = {"x": torch.randn(2, 3, 4, 5), "grid": torch.randn(2, 0, 6, 2)}
+    found = ran("GridSample", tensors, tmp_path / "m.onnx", mode=mode)
+    assert found.shape == (2, 3, 0, 6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["MatMul", "Gemm", "Einsum", "ReduceSum", "CumSum"])
 def test_long_sums_are_rounded_once(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:

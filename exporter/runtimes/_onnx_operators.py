@@ -6,6 +6,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from fuseport.exporter.runtimes._grid_sample import grid_sample
+
 __all__ = ["operators", "typed_when_run"]
 
 _NARROW = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -33,6 +35,7 @@ def operators(opset: int) -> list[type]:
     own = [
         _gather_elements(),
         _pad(),
+        grid_sample(),
         _in_float64("ConvTranspose", _conv_transpose()),
         _in_float64("LogSoftmax", _log_softmax()),
     ]
