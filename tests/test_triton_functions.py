@@ -217,3 +217,30 @@ def test_what_launchers_ask_of_a_driver_is_answered_for_one_processor() -> None:
         [sys.executable, "-c", ASKED], capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["cuda", "0", "1", "0", "1", "none"], done.stderr
+
+
+@triton.jit
+def taken_apart_kernel(x, out):
+    i, j = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    (a, _), b = (tl.load(x + i), 5.0, 6.0), tl.load(x + j), 7.0
+    tl.store(out + 2 * i + j, a - b)
+
+
+@triton.jit
+def mask_kernel(x, out):
+    at = tl.arange(0, 4)
+    tl.store(out + at, tl.load(x + at) - (at == 2) + 2 * (1 - (at > 1)))
+
+
+def test_a_mask_is_subtracted_as_zeros_and_ones() -> None:
+    """As off a matrix its diagonal is; torch refuses it."""
+    x, out = drawn(4), torch.empty(4)
+    mask_kernel[(1,)](x, out)
+    assert torch.equal(out, x - torch.tensor([-2.0, -2, 1, 0]))
+
+
+def test_values_beyond_the_names_are_left() -> None:
+    """As Triton's compiler has it, and kernels of Gated DeltaNet's own backward."""
+    x, out = drawn(2), torch.empty(4)
+    taken_apart_kernel[(2, 2)](x, out)
+    assert torch.equal(out, torch.stack([x[0] - x[0], x[0] - x[1], x[1] - x[0], x[1] - x[1]]))

@@ -30,6 +30,18 @@ def _assigned(value: Any) -> Any:
     return Value(value, 0) if isinstance(value, NUMBERS) else value
 
 
+def _named(value: Any, names: Any) -> Any:
+    """A tuple as it is taken apart: values beyond the names are left, which Triton does not mind.
+
+    Args:
+        value: of an assignment.
+        names: a tuple of such for each part that is named, or None for a name of all of it.
+    """
+    if names is None or not isinstance(value, tuple):
+        return value
+    return tuple(_named(*pair) for pair in zip(value, names, strict=False))
+
+
 def _connected(name: str, *operands: Callable[[], Any]) -> Any:
     """`and` or `or`: of numbers, that of Python; of blocks, of each of their elements.
 
@@ -58,10 +70,11 @@ def _negated(value: Any) -> Any:
 
 
 _ASSIGNED, _CONNECTED, _NEGATED = "__assigned__", "__connected__", "__negated__"
-_STRIDED = "__strided__"
+_NAMED, _STRIDED = "__named__", "__strided__"
 WRITTEN: Mapping[str, Any] = {
     _ASSIGNED: _assigned,
     _CONNECTED: _connected,
+    _NAMED: _named,
     _NEGATED: _negated,
     _STRIDED: strided,
     **WAYS,
@@ -127,6 +140,8 @@ class _Written(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         self.generic_visit(node)
         node.value = _called(_ASSIGNED, node.value)
+        if isinstance(node.targets[0], ast.Tuple):
+            node.value = _called(_NAMED, node.value, _names(node.targets[0]))
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
@@ -148,6 +163,13 @@ class _Written(ast.NodeTransformer):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
         return _called(_NEGATED, node.operand) if isinstance(node.op, ast.Not) else node
+
+
+def _names(target: ast.expr) -> ast.expr:
+    """What `_named` takes, of what is assigned to."""
+    if isinstance(target, ast.Tuple):
+        return ast.Tuple([_names(each) for each in target.elts], ast.Load())
+    return ast.Constant(None)
 
 
 def _later(value: ast.expr) -> ast.expr:

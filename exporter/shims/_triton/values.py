@@ -278,9 +278,17 @@ def _as_tensors(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, 
     return of_either
 
 
+def _difference(x: Any, y: Any) -> Any:
+    """As Triton has it, of masks, too, whose elements are 0 or 1; torch has only sums of these."""
+    dtype = torch.result_type(x, y)
+    masks = (isinstance(each, Tensor) and each.dtype == torch.bool for each in (x, y))
+    x, y = (each.to(dtype) if mask else each for each, mask in zip((x, y), masks, strict=True))
+    return x - y
+
+
 _TENSORS: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
-    "sub": operator.sub,
+    "sub": _difference,
     "mul": operator.mul,
     "truediv": _divided,
     "floordiv": _as_tensors(partial(torch.div, rounding_mode="trunc")),
@@ -313,6 +321,7 @@ def _rest(a: Any, b: Any) -> Any:
 
 _NUMERIC: dict[str, Callable[[Any, Any], Any]] = {
     **{name: f for name, f in _TENSORS.items() if getattr(f, "__module__", "") == "_operator"},
+    "sub": operator.sub,
     "truediv": operator.truediv,
     "floordiv": _toward_zero,
     "mod": _rest,
