@@ -45,6 +45,7 @@ from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._singular import asserting_regular
 from fuseport.exporter.formats._splits import without_sequences
 from fuseport.exporter.formats._sums import one_axis_at_a_time
+from fuseport.exporter.formats._versions import inside_of_version
 from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._branches import alike_merged
@@ -165,6 +166,7 @@ def _translate(
     model.graph.name = program.kind
     refuse_values(model, asserted)
     assert onnx_program.exported_program is not None
+    inside_of_version(model, opset)
     in_full(model, onnx_program.exported_program)
     without_sequences(model)
     in_float32(model)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 
+from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.provenance import within
 from fuseport.exporter.program.regions import SCAN, view_of
 
@@ -313,9 +314,7 @@ def _call(of: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """Call an operator where the graph inserts nodes; it belongs to the layer of a node."""
     node = of.graph.call_function(target, args, kwargs)
     known = fx.node.map_arg((args, kwargs), lambda each: each.meta["val"])
-    mode = detect_fake_mode(known)
-    assert mode is not None
-    with mode:
+    with detect_fake_mode(known) or mode_of(of.graph):  # of sizes alone, as a range, it has none
         node.meta["val"] = target(*known[0], **known[1])
     within(node, of)
     return node

@@ -34,7 +34,7 @@ from fuseport.exporter.program._loops import lighten
 from fuseport.exporter.program.bounds import may_be_zero, of_inputs
 from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import failing_as, output_specs
-from fuseport.exporter.program.portable import PORTABLE
+from fuseport.exporter.program.portable import PORTABLE, portable_inside
 from fuseport.exporter.program.provenance import Provenance
 from fuseport.exporter.program.real_regions import differentiable
 from fuseport.exporter.program.regions import graphs, refuse_writers, regions, view_of
@@ -131,6 +131,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
         for name, node in zip(names, (n for n in nodes if n.op == "placeholder"), strict=True)
     }
     results = [node.meta["val"] for node in nodes[-1].args[0]]
+    inner = portable_inside(exported.graph_module)
     connected: list[str] = []
     provenance = Provenance()
 
@@ -143,7 +144,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
                 # The graph is traced on contiguous examples and may take views that only those
                 # allow; callers pass any layout.
                 values[spec.name] = _contiguous(values[spec.name])
-        results = _Differentiable(exported.graph_module, provenance).run(
+        results = _Differentiable(inner, provenance).run(
             *(values[name] for name in names), enable_io_processing=False
         )
         roots, seeds = [], []

@@ -1,11 +1,13 @@
 """Operators in terms of others, whose derivatives are of any size, and run outside of torch too."""
 
+import copy
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
@@ -15,9 +17,10 @@ from fuseport.exporter.program._booleans import chosen, filled
 from fuseport.exporter.program._folds import FOLDS
 from fuseport.exporter.program._grouped import convolution, transposed_convolution
 from fuseport.exporter.program.bounds import may_be_none
+from fuseport.exporter.program.regions import graphs
 from fuseport.exporter.program.volumes import grid_sampler_3d
 
-__all__ = ["DIFFERENTIABLE", "PORTABLE", "masked_select"]
+__all__ = ["DIFFERENTIABLE", "PORTABLE", "masked_select", "portable_inside"]
 
 aten = torch.ops.aten
 
@@ -196,3 +199,32 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     **{pool: partial(_adaptive_avg_pool, pool) for pool in _ADAPTIVE_AVG_POOLS},
 }
 """What the gradient program computes instead of an operator of the forward program."""
+
+
+def portable_inside(module: fx.GraphModule) -> fx.GraphModule:
+    """A graph whose regions call these functions, for torch to trace their derivatives: the one
+    given, if they call none of these operators."""
+    if not any(node.target in PORTABLE for body in _inside(module) for node in body.graph.nodes):
+        return module
+    module = copy.deepcopy(module)
+    for body in _inside(module):
+        for node in body.graph.nodes:
+            if node.target in PORTABLE:
+                node.target = _function(node.target)
+        body.recompile()
+    return module
+
+
+def _inside(module: fx.GraphModule) -> list[fx.GraphModule]:
+    return [body for body in graphs(module) if body is not module]
+
+
+@functools.cache
+def _function(operator: Any) -> Callable[..., Any]:
+    """The form of an operator under a name of its own, as code of a graph needs it."""
+
+    def form(*args: Any, **kwargs: Any) -> Any:
+        return PORTABLE[operator](*args, **kwargs)
+
+    form.__name__ = form.__qualname__ = f"portable_{str(operator).replace('.', '_')}"
+    return form
