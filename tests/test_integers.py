@@ -206,7 +206,8 @@ class Net(torch.nn.Module):
         assert isinstance(0.5, float) and not isinstance(1, float) and float("7") == 7.0
         padded = 32 * (length // 32 + 1)
         y = self.a(x) * (float(length) / float(padded)) / math.sqrt(length)
-        return y + torch.softmax(x @ x.mT / math.sqrt(float(length) + 0.5), -1) @ x * math.sqrt(4)
+        scores = x @ x.mT / math.sqrt(float(length) + 0.5)
+        return y + torch.softmax(scores, -1) @ x * math.sqrt(4) + math.isqrt(length)
 """
 
 
