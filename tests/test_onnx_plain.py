@@ -143,6 +143,7 @@ SPECIAL = {
     "copysign": lambda x: torch.copysign(x.exp(), torch.stack([x, -0.0 * x.abs()])),
     "hypot": lambda x: torch.hypot(x, x.cos()),
     "hypot of any size": lambda x: x[..., None] + torch.hypot(NUMBERS[:, None], NUMBERS).flatten(),
+    "the greatest of all": lambda x: torch.amax(x) * x + x.amin() - x.amax((), True) / 2,
     "the known one": lambda x: (
         torch.fmax(torch.where(x < 0.3, x, math.nan), x[..., :1].cos())
         + torch.fmin(torch.where(x < 0, x, math.nan), torch.where(x < -1, math.nan, x.cos()))

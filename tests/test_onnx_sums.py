@@ -80,6 +80,37 @@ def test_they_are_as_near_to_float64_as_torchs(name: str, tmp_path: Path) -> Non
             assert (result - exact).abs().max() <= allowed
 
 
+ROWS: dict[str, Any] = {
+    # where the weight and the bias are added up over rows; the names of sizes, and sizes
+    "of a size": (("batch", "rows", 4), (2, 9001, 4)),
+    "of a batch": (("rows", 4), (20011, 4)),
+    "of a number": (("batch", 9000, 4), (2, 9000, 4)),
+    "of a prime number": ((8999, 4), (8999, 4)),
+    "before two axes": ((4096, "wide", 4), (4096, 3, 4)),
+    "none": (("batch", "rows", 4), (2, 0, 4)),
+    "one": (("batch", "rows", 4), (1, 1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_many_rows_are_added_up_as_near(name: str, tmp_path: Path) -> None:
+    dims, sizes = ROWS[name]
+    module = Scaled(lambda x, w, b: x * w + b)
+    example = [size if isinstance(size, int) else 5 for size in dims]
+    spec = TensorSpec("input", "float32", dims)
+    gradient = capture_gradient(capture_forward(module, {"input": torch.randn(example)}, [spec]))
+    formats.get("onnx").write(gradient, tmp_path / "g.onnx", formats.Options(tmp_path / "w"))
+    torch.manual_seed(0)
+    x, cotangent = torch.randn(2, *sizes)
+    truth = computed(copy.deepcopy(module).double(), x.double(), cotangent.double())
+    given = {"input": x, "cotangent_output": cotangent}
+    found = get("onnxruntime").load(tmp_path / "g.onnx", {}).run(given)
+    rows = x.numel() // 4
+    for result, exact in zip(("grad/weight", "grad/bias"), truth[2:], strict=True):
+        allowed = 20 * torch.finfo(torch.float32).eps * (rows + 1) ** 0.5
+        assert (found[result].double() - exact).abs().max() <= allowed
+
+
 def computed(module: nn.Module, x: Tensor, cotangent: Tensor) -> list[Tensor]:
     """The output, and the gradients of the input and of the parameters."""
     x = x.detach().requires_grad_()

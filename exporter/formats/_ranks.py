@@ -81,7 +81,20 @@ def _prod(x: Tensor, dims: Sequence[int] | None, *, output_dtype: Any = None) ->
     return x
 
 
+def _over_all(of_dims: Any) -> Any:
+    """Without dimensions, of all of them, where ONNX's form wants them named."""
+
+    def found(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+        if dim:
+            return NotImplemented
+        return of_dims(x, list(range(x.dim())), keepdim) if x.dim() else x.clone()
+
+    return found
+
+
 RANKS: Table = {
+    aten.amax.default: _over_all(aten.amax.default),
+    aten.amin.default: _over_all(aten.amin.default),
     aten.kthvalue.default: _kth,
     aten.median.dim: _median,
     aten.mode.default: _mode,

@@ -44,7 +44,7 @@ from fuseport.exporter.formats._promotion import promoted_by_known_values
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._singular import asserting_regular
 from fuseport.exporter.formats._splits import without_sequences
-from fuseport.exporter.formats._sums import one_axis_at_a_time
+from fuseport.exporter.formats._sums import in_blocks, one_axis_at_a_time
 from fuseport.exporter.formats._versions import inside_of_version
 from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.exporter.program._asked import asked_once
@@ -171,6 +171,7 @@ def _translate(
     without_sequences(model)
     in_float32(model)
     one_axis_at_a_time(model)
+    in_blocks(model)
     from_the_front(model)
     values = _values(model, onnx_program.exported_program)
     with quiet("onnx_ir"):
