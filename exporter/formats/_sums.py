@@ -54,9 +54,6 @@ def _chain(node: ir.Node) -> None:
         )
         x = part.outputs[0]
         x.dtype = ir.DataType.FLOAT
-        if sizes is not None:
-            sizes = _reduced(sizes, group, keepdims)
-            x.shape = ir.Shape(sizes)
         graph.insert_before(node, (constant, part))
     constant = _constant(groups[-1])
     graph.insert_before(node, constant)
@@ -66,7 +63,10 @@ def _chain(node: ir.Node) -> None:
 
 
 def in_blocks(model: ir.Model) -> None:
-    """Add up many rows of float32 in blocks, which are added up then."""
+    """Add up many rows of float32, over all axes but the last, in blocks, which are added up then.
+
+    Over fewer axes, ONNX Runtime has no product of none of a batch.
+    """
     for node in tuple(model.graph.all_nodes()):
         if node.op_type in _REDUCTIONS and not node.domain:
             _block(node)
@@ -80,69 +80,69 @@ def _block(node: ir.Node) -> None:
     if x is None or graph is None or _dtype(x) != ir.DataType.FLOAT:
         return
     sizes, axes = _sizes(x), _axes(node)
-    if sizes is None or len(long := [axis for axis in axes if sizes[axis] != 1]) != 1:
+    if not sizes or len(sizes) < 2 or len(sizes) - 1 in axes or not isinstance(sizes[-1], int):
         return
-    (axis,) = long
-    behind, rows = sizes[axis + 1 :], sizes[axis]
-    if not behind or (isinstance(rows, int) and rows < _FEW):
-        return  # of a row, ONNX Runtime adds up several parts beside each other
-    if isinstance(rows, int) and (count := _divisor(rows)) and sum(map(_is_named, behind)) < 2:
-        known = [-1 if _is_named(size) else size for size in behind]
-        shape = _constant([*[0] * axis, rows // count, count, *known])
-        parts = ir.node("Reshape", [x, shape.outputs[0]], version=node.version)
-        within = _constant([axis + 1])
-        of_each = ir.node(
-            node.op_type,
-            [parts.outputs[0], within.outputs[0]],
-            {"keepdims": 0},
-            version=node.version,
-        )
-        made = [shape, parts, within, of_each]
-    elif node.op_type == "ReduceSum" and len(behind) == 1:
-        made = _by_product(x, axis, node.version)
+    if not sizes[-1] or any(size != 1 and axis not in axes for axis, size in enumerate(sizes[:-1])):
+        return
+    named = not all(isinstance(size, int) for size in sizes)
+    rows = 0 if named else math.prod(sizes[:-1])
+    if not named and rows < _FEW:
+        return
+    made = _Made(node.version)
+    if count := _divisor(rows):
+        parts = made.reshaped(x, rows // count, count, sizes[-1])
+        each = made.call(node.op_type, parts, made.numbers(1), keepdims=0)
+        total = made.call(node.op_type, each, made.numbers(0), keepdims=1)
+    elif node.op_type == "ReduceSum":
+        total = _by_product(made, made.reshaped(x, -1, sizes[-1]) if len(sizes) > 2 else x)
     else:
         return
-    made[-1].outputs[0].dtype = ir.DataType.FLOAT
-    graph.insert_before(node, made)
-    node.replace_input_with(0, made[-1].outputs[0])
+    total = made.reshaped(total, *[1] * (len(sizes) - 1), sizes[-1])
+    total.dtype, total.shape = ir.DataType.FLOAT, ir.Shape([*[1] * (len(sizes) - 1), sizes[-1]])
+    graph.insert_before(node, made.nodes)
+    node.replace_input_with(0, total)
 
 
-def _by_product(x: ir.Value, axis: int, version: int | None) -> list[ir.Node]:
+class _Made:
+    """Nodes, one after another.
+
+    Attributes:
+        nodes: of which each takes what those before give.
+    """
+
+    def __init__(self, version: int | None) -> None:
+        self.nodes: list[ir.Node] = []
+        self._version = version
+
+    def call(self, name: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        """What another node gives."""
+        self.nodes.append(ir.node(name, inputs, attributes, version=self._version))
+        return self.nodes[-1].outputs[0]
+
+    def numbers(self, *numbers: int) -> ir.Value:
+        """A vector of these."""
+        return self.call("Constant", value=ir.tensor(numbers, dtype=ir.DataType.INT64))
+
+    def reshaped(self, x: ir.Value, *sizes: int) -> ir.Value:
+        """The same numbers in another shape."""
+        return self.call("Reshape", x, self.numbers(*sizes))
+
+
+def _by_product(made: _Made, x: ir.Value) -> ir.Value:
     """By a product with ones, which is in blocks, unless it is with a single row of these."""
-    made: list[ir.Node] = []
-
-    def call(name: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        made.append(ir.node(name, inputs, attributes, version=version))
-        return made[-1].outputs[0]
-
-    def constant(value: ir.TensorProtocol) -> ir.Value:
-        return call("Constant", value=value)
-
-    none, two, first = (constant(ir.tensor([n], dtype=ir.DataType.INT64)) for n in (0, 2, 0))
-    rows = call("Shape", x, start=axis, end=axis + 1)
     one, zero = (ir.tensor([value], dtype=ir.DataType.FLOAT) for value in (1.0, 0.0))
-    ones = call("ConstantOfShape", call("Concat", two, rows, axis=0), value=one)
-    total = call("Gather", call("MatMul", ones, x), first, axis=axis)
+    rows = made.call("Shape", x, start=0, end=1)
+    shape = made.call("Concat", made.numbers(2), rows, axis=0)
+    twice = made.call("MatMul", made.call("ConstantOfShape", shape, value=one), x)
+    total = made.call("Gather", twice, made.numbers(0), axis=0)
     # Of no rows, a product in ONNX Runtime, 1.31 at least, is whatever memory holds.
-    call("Where", call("Equal", rows, none), constant(zero), total)
-    return made
+    none = made.call("Equal", rows, made.numbers(0))
+    return made.call("Where", none, made.call("Constant", value=zero), total)
 
 
 def _divisor(count: int) -> int | None:
-    """The one next to the root, of those that make sums shorter by far."""
-    near = sorted(range(8, count // 8 + 1), key=lambda each: abs(math.log(each * each / count)))
-    return next((each for each in near if count % each == 0), None)
-
-
-def _is_named(size: Any) -> bool:
-    return not isinstance(size, int)
-
-
-def _reduced(sizes: list[Any], axes: list[int], keepdims: int) -> list[Any]:
-    """What is left of sizes."""
-    if keepdims:
-        return [1 if axis in axes else size for axis, size in enumerate(sizes)]
-    return [size for axis, size in enumerate(sizes) if axis not in axes]
+    """The one next below the root, of those that make sums shorter by far."""
+    return next((each for each in range(math.isqrt(count), 15, -1) if count % each == 0), None)
 
 
 # torch.onnx notes types and sizes of what nodes of the program give, and of nothing in between.
@@ -163,9 +163,9 @@ def _sizes(x: ir.Value | None) -> list[Any] | None:
         return None
     if node.op_type in _REDUCTIONS:
         whole, axes = _sizes(node.inputs[0]), _axes(node)
-        if whole is None or not axes:
+        if whole is None or not axes or not node.attributes.get_int("keepdims", 1):
             return None
-        return _reduced(whole, axes, node.attributes.get_int("keepdims", 1))
+        return [1 if axis in axes else size for axis, size in enumerate(whole)]
     # Where several broadcast: of their sizes the one that is not 1.
     known = []
     for value in node.inputs:

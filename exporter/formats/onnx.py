@@ -170,8 +170,8 @@ def _translate(
     in_full(model, onnx_program.exported_program)
     without_sequences(model)
     in_float32(model)
-    one_axis_at_a_time(model)
     in_blocks(model)
+    one_axis_at_a_time(model)
     from_the_front(model)
     values = _values(model, onnx_program.exported_program)
     with quiet("onnx_ir"):
