@@ -4,6 +4,7 @@ from fuseport.exporter.formats._angles import ANGLES
 from fuseport.exporter.formats._counts import COUNTS
 from fuseport.exporter.formats._diagonals import DIAGONALS
 from fuseport.exporter.formats._distances import DISTANCES
+from fuseport.exporter.formats._error_functions import ERROR_FUNCTIONS
 from fuseport.exporter.formats._exponentials import EXPONENTIALS
 from fuseport.exporter.formats._factorisations import FACTORISATIONS
 from fuseport.exporter.formats._gammas import GAMMAS
@@ -25,4 +26,5 @@ FUNCTIONS: Table = {
     **RUNNING,
     **SEARCHING,
     **SPECIAL,
+    **ERROR_FUNCTIONS,
 }
