@@ -136,6 +136,7 @@ def test_integers_of_few_bits_are_indices_and_are_shifted(name: str, tmp_path: P
 
 
 NUMBERS = torch.tensor([0.0, 1e-20, 1e30, math.inf, -3e-4])
+FAR = torch.tensor([-30.0, -9, 9, math.inf])
 SPECIAL = {
     "erfinv": lambda x: torch.erfinv(x.sin() * 0.9),
     "erfinv of small numbers": lambda x: torch.erfinv(x * 1e-6) * 1e6,
@@ -143,7 +144,9 @@ SPECIAL = {
     "erfcx of any size": lambda x: (
         torch.special.erfcx(x.abs() * 3 - 1) + torch.special.erfcx(NUMBERS).sum()
     ),
-    "log_ndtr of any size": lambda x: torch.special.log_ndtr(torch.cat([x, x * 9, x - 30, x + 9])),
+    "log_ndtr of any size": lambda x: (
+        torch.special.log_ndtr(x * 2) + torch.special.log_ndtr(FAR).sum()
+    ),
     "copysign": lambda x: torch.copysign(x.exp(), torch.stack([x, -0.0 * x.abs()])),
     "hypot": lambda x: torch.hypot(x, x.cos()),
     "hypot of any size": lambda x: x[..., None] + torch.hypot(NUMBERS[:, None], NUMBERS).flatten(),
