@@ -6,12 +6,11 @@ The coefficients are of 64 nodes, in 40 digits.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuseport.exporter.formats._special import log1p
+from fuseport.exporter.formats._special import in_float32, log1p
 from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["ERROR_FUNCTIONS"]
@@ -33,10 +32,9 @@ _COEFFICIENTS = (
 _OF_FLOAT32 = 13  # of these; the rest is less than its rounding
 
 
-def _erfcx(x: Tensor) -> Any:
+@in_float32
+def _erfcx(x: Tensor) -> Tensor:
     """exp(x²) · erfc(x)."""
-    if x.dtype in (torch.float16, torch.bfloat16):
-        return _erfcx(x.float()).to(x.dtype)
     scaled = _scaled(x.abs())
     return torch.where(x < 0, 2 * torch.exp(x * x) - scaled, scaled)
 
@@ -52,10 +50,9 @@ def _scaled(x: Tensor) -> Tensor:
     return t * torch.exp(y * one - two + taken[0])
 
 
-def _log_ndtr(x: Tensor) -> Any:
+@in_float32
+def _log_ndtr(x: Tensor) -> Tensor:
     """The logarithm of the normal distribution's share below x."""
-    if x.dtype in (torch.float16, torch.bfloat16):
-        return _log_ndtr(x.float()).to(x.dtype)
     z = x * math.sqrt(0.5)
     half = _scaled(z.abs()) / 2
     return torch.where(x < 0, torch.log(half) - z * z, log1p(-half * torch.exp(-z * z)))

@@ -1,5 +1,6 @@
 """Functions that ONNX has not, in terms of those that it has."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["SPECIAL", "log1p", "sigmoid", "signbit"]
+__all__ = ["SPECIAL", "in_float32", "log1p", "sigmoid", "signbit"]
 
 aten = torch.ops.aten
 
@@ -30,13 +31,24 @@ def sigmoid(x: Tensor) -> Any:
     return (1 + (-x).exp()).reciprocal()
 
 
+def in_float32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function that is computed in float32 of half precision."""
+
+    @functools.wraps(function)
+    def computed(x: Tensor) -> Tensor:
+        if x.dtype in (torch.float16, torch.bfloat16):
+            return function(x.float()).to(x.dtype)
+        return function(x)
+
+    return computed
+
+
+@in_float32
 def log1p(x: Tensor) -> Tensor:
     """log(1 + x), to as many digits where x is small.
 
     Source: Kahan's, in Higham, "Accuracy and Stability of Numerical Algorithms", 1.14.1.
     """
-    if x.dtype in (torch.float16, torch.bfloat16):
-        return log1p(x.float()).to(x.dtype)
     more = 1 + x
     taken = more - 1
     off = torch.where(taken == x, 1, x / taken)  # infinite values are taken whole
@@ -56,14 +68,13 @@ def _log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
     return (wide.clamp(max=0) - log1p(small)).to(x.dtype), small.to(x.dtype)
 
 
+@in_float32
 def _erfinv(y: Tensor) -> Tensor:
     """The inverse of the error function.
 
     Source: Giles, "Approximating the erfinv function", 2010, for float32; in float64 a step of
     Halley's method makes the rest of it.
     """
-    if y.dtype in (torch.float16, torch.bfloat16):
-        return _erfinv(y.float()).to(y.dtype)
     w = -torch.log((1 - y) * (1 + y))
     central = _polynomial(_CENTRAL, w - 2.5)
     tail = _polynomial(_TAIL, torch.sqrt(torch.where(w < 5, 5, w)) - 3)

@@ -47,18 +47,14 @@ def _chain(node: ir.Node) -> None:
         return
     gone = [] if keepdims else ones
     groups = [[*ones, long[-1]], *([a - sum(o < a for o in gone)] for a in reversed(long[:-1]))]
+    made = _Made(node.version)
     for group in groups[:-1]:
-        constant = _constant(group)
-        part = ir.node(
-            node.op_type, [x, constant.outputs[0]], {"keepdims": keepdims}, version=node.version
-        )
-        x = part.outputs[0]
+        x = made.call(node.op_type, x, made.numbers(*group), keepdims=keepdims)
         x.dtype = ir.DataType.FLOAT
-        graph.insert_before(node, (constant, part))
-    constant = _constant(groups[-1])
-    graph.insert_before(node, constant)
+    last = made.numbers(*groups[-1])
+    graph.insert_before(node, made.nodes)
     node.resize_inputs(2)
-    for index, value in enumerate((x, constant.outputs[0])):
+    for index, value in enumerate((x, last)):
         node.replace_input_with(index, value)
 
 
@@ -193,10 +189,6 @@ def _axes(node: ir.Node) -> list[int]:
     if sizes is None:
         return sorted(axes) if all(axis >= 0 for axis in axes) else []
     return sorted(axis % len(sizes) for axis in axes)
-
-
-def _constant(axes: list[int]) -> ir.Node:
-    return ir.node("Constant", [], {"value": ir.tensor(axes, dtype=ir.DataType.INT64)})
 
 
 def of_volume(norm: fx.Node) -> Callable[..., Any] | None:

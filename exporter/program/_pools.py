@@ -21,15 +21,12 @@ def _max_pool1d(
     return_indices: bool = False,
 ) -> Any:
     # In one dimension as in two, one of them of size 1.
-    def single(value: Any) -> int:
-        return int(value[0] if isinstance(value, Sequence) else value)
-
     pooled: Any = F.max_pool2d_with_indices(
         x.unsqueeze(-2),
-        (1, single(kernel_size)),
-        (1, single(kernel_size if stride is None else stride)),
-        (0, single(padding)),
-        (1, single(dilation)),
+        (1, int(_single(kernel_size))),
+        (1, int(_single(kernel_size if stride is None else stride))),
+        (0, int(_single(padding))),
+        (1, int(_single(dilation))),
         ceil_mode,
     )
     values, indices = pytree.tree_map(lambda t: t.squeeze(-2), pooled)
@@ -37,7 +34,7 @@ def _max_pool1d(
 
 
 def _adaptive_avg_pool1d(x: Tensor, output_size: Any) -> Any:
-    (size,) = output_size if isinstance(output_size, Sequence) else (output_size,)
+    size = _single(output_size)
     if not isinstance(size, SymInt):
         return NotImplemented
     wide: Any = (1, size)
@@ -57,8 +54,7 @@ def _interpolate(
         return NotImplemented
 
     def planar(value: Any) -> Any:
-        single = value[0] if isinstance(value, Sequence) else value
-        return None if single is None else (1, single)
+        return None if value is None else (1, _single(value))
 
     wide = x.unsqueeze(-2)
     return F.interpolate(wide, planar(size), planar(scale_factor), mode, *args, **by).squeeze(-2)
@@ -78,6 +74,11 @@ def _adaptive_max_pool2d(x: Tensor, output_size: Any, return_indices: bool = Fal
         rows = F.adaptive_max_pool1d(x.flatten(0, -2).unsqueeze(1), width)
         return rows.reshape(*x.shape[:-1], -1)
     return x.clone() if height is None else _adaptive_max_pool2d(x.mT, (None, height)).mT
+
+
+def _single(value: Any) -> Any:
+    """Of one dimension: that itself, or all of a sequence."""
+    return value[0] if isinstance(value, Sequence) else value
 
 
 POOLS: Mapping[Any, Callable[..., Any]] = {

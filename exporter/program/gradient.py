@@ -90,10 +90,11 @@ def _regions_named(forward: Program) -> Iterator[None]:
     """
     refuse_writers(forward.exported.graph, "gradient through")
     names = {str(node.target) for node in regions(forward.exported.graph)}
-    refused = ", ".join(sorted(f"torch.{name}" for name in names - _DIFFERENTIABLE))
-    use = "; ".join(sorted({_INSTEAD.get(name, "torch.where") for name in names - _DIFFERENTIABLE}))
-    advice = f"use {use or 'torch.where'}, or export outputs alone: --program forward"
-    if refused:
+    without = sorted(names - _DIFFERENTIABLE)
+    use = "; ".join(dict.fromkeys(_INSTEAD.get(name, "torch.where") for name in without or names))
+    advice = f"use {use}, or export outputs alone: --program forward"
+    if without:
+        refused = ", ".join(f"torch.{name}" for name in without)
         raise ExportFailed(f"there is no gradient through {refused}: {advice}")
     try:
         yield
