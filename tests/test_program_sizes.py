@@ -1,5 +1,9 @@
 """Sizes that stay dynamic in a capture, and those that a program holds for."""
 
+import inspect
+import re
+from typing import Any
+
 import pytest
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
@@ -10,6 +14,7 @@ from torch.utils._sympy.functions import Mod
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program._arithmetic import holds
+from fuseport.exporter.program._instead import INSTEAD
 from fuseport.exporter.program.conditions import violated
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
@@ -190,9 +195,9 @@ class Pools(nn.Module):
         planes = torch.cat([x, x.cos()], 1).mT
         return {
             "height": F.adaptive_max_pool2d(x[:, None] * 2, (None, 3)),
-            "width": F.adaptive_max_pool2d(planes, (2, planes.shape[2])),
+            "width": F.adaptive_max_pool2d(input=planes, output_size=(2, planes.shape[2])),
             "both": F.adaptive_max_pool2d(x, (None, None)),
-            "resized": F.interpolate(x.mT, scale_factor=1.7, mode="area"),
+            "resized": F.interpolate(input=x.mT, scale_factor=1.7, mode="area"),
             "deviations": deviations * means + torch.std_mean(x, False)[0],
         }
 
@@ -356,3 +361,21 @@ def test_nothing_is_asked_of_sizes(kind: type[nn.Module]) -> None:
     for batch, length in ((1, 1), (1, 2), (2, 1), (3, 4), (6, 5)):
         x = torch.randn(batch, length, 6, generator=torch.Generator().manual_seed(batch))
         torch.testing.assert_close(program.exported.module()(x), kind()(x))
+
+
+KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+NAMED = {
+    func: names
+    for func, form in INSTEAD.items()
+    if not isinstance(form, type)
+    and not getattr(func, "__name__", "__").startswith("__")
+    and (names := [p.name for p in inspect.signature(form).parameters.values() if p.kind in KINDS])
+}
+
+
+@pytest.mark.parametrize("func", NAMED, ids=lambda func: func.__qualname__)
+def test_what_is_computed_instead_takes_arguments_by_the_same_names(func: Any) -> None:
+    usage = re.match(r"\s*[\w.]+\((.*?)\)", func.__doc__, re.DOTALL)
+    theirs = re.findall(r"\w+", usage[1]) if usage else inspect.signature(func).parameters
+    method = getattr(Tensor, func.__name__, None) is func
+    assert set(NAMED[func][method:]) <= set(theirs)

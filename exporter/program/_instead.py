@@ -114,6 +114,7 @@ def _meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
 def _by_values(form: _Form) -> _Form:
     """It, where a size of one of the tensors hangs on values."""
 
+    @functools.wraps(form)
     def computed(*args: Any, **kwargs: Any) -> Any:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         sizes = [size for x in tensors for size in x.shape if isinstance(size, torch.SymInt)]
@@ -139,9 +140,9 @@ def _attention(
     return out
 
 
-def _sgn(x: Tensor) -> Any:
+def _sgn(input: Tensor) -> Any:
     # Of its derivative torch decides by strides.
-    return NotImplemented if x.is_complex() else torch.sign(x)
+    return NotImplemented if input.is_complex() else torch.sign(input)
 
 
 def _narrow(*args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ __all__ = ["LOSSES"]
 
 
 def _cross_entropy(
-    x: Tensor,
+    input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
     size_average: bool | None = None,
@@ -24,15 +24,16 @@ def _cross_entropy(
 ) -> Tensor:
     """(n, classes, …), and (n, …) classes or (n, classes, …) probabilities."""
     reduction = _reduction(reduction, size_average, reduce)
-    of_classes = 1 if x.dim() > 1 else 0
-    logs, count = x.log_softmax(of_classes), x.shape[of_classes]
+    of_classes = 1 if input.dim() > 1 else 0
+    logs, count = input.log_softmax(of_classes), input.shape[of_classes]
     if not target.is_floating_point():
         plain = _nll(logs, target, weight, ignore_index, reduction)
         if not label_smoothing:
             return plain
         each = -(logs if weight is None else logs * _along(weight, logs)).sum(of_classes)
         kept = target != ignore_index
-        smooth = _reduced(torch.where(kept, each, 0), _weights(target, kept, weight, x), reduction)
+        weights = _weights(target, kept, weight, input)
+        smooth = _reduced(torch.where(kept, each, 0), weights, reduction)
         return (1 - label_smoothing) * plain + label_smoothing / count * smooth
     if label_smoothing:
         target = target * (1 - label_smoothing) + label_smoothing / count
@@ -42,7 +43,7 @@ def _cross_entropy(
 
 
 def _nll_loss(
-    x: Tensor,
+    input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
     size_average: bool | None = None,
@@ -52,7 +53,7 @@ def _nll_loss(
 ) -> Tensor:
     """(n, classes, …) logarithms of probabilities, and (n, …) classes."""
     reduction = _reduction(reduction, size_average, reduce)
-    return _nll(x, target, weight, ignore_index, reduction)
+    return _nll(input, target, weight, ignore_index, reduction)
 
 
 def _nll(

@@ -56,12 +56,12 @@ def _block_diag(*tensors: Tensor) -> Any:
     return torch.cat(rows)
 
 
-def _fill_diagonal_(x: Tensor, value: Any, wrap: bool = False) -> Any:
+def _fill_diagonal_(x: Tensor, fill_value: Any, wrap: bool = False) -> Any:
     """Of a matrix, whose sizes torch takes as numbers."""
     if wrap or x.dim() != 2:
         return NotImplemented
     rows, columns = (torch.arange(size, device=x.device) for size in x.shape)
-    return x.masked_fill_(rows[:, None] == columns, value)
+    return x.masked_fill_(rows[:, None] == columns, fill_value)
 
 
 def _cov(
