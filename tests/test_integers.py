@@ -10,7 +10,7 @@ import torch
 
 from fuseport.exporter import api, models
 from fuseport.exporter.bundle import Bundle
-from fuseport.exporter.errors import ExportFailed, UsageError
+from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models.user import parse_inputs
 
 Saved = Callable[..., tuple[Path, str]]
@@ -255,14 +255,6 @@ def test_parts_of_sizes_are_of_as_many_digits_as_python_has(
         torch.testing.assert_close(torch.from_numpy(found), expected)
     report = api.verify(tmp_path / "b", model=model, runtime=["onnxruntime", "onnx_reference"])
     assert report.exit_code() == 0, report.failures()
-
-
-def test_what_a_pt2_has_no_form_of_is_named(tmp_path: Path, saved_with: Saved) -> None:
-    code = ROUNDED.replace("math.ceil((length - 4) / 3) * 3 + 4", "math.ceil(length * 1.3)")
-    checkpoint, model = saved_with(code, a=torch.nn.Linear(8, 8))
-    inputs = parse_inputs(["x:[batch,length,8]"])
-    with pytest.raises(ExportFailed, match=r"torch has no form of math\.ceil of a size; without"):
-        api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs)
 
 
 PADS = """

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from types import FrameType
+from types import BuiltinFunctionType, FrameType
 from typing import Any
 from unittest import mock
 
@@ -23,6 +23,7 @@ from fuseport.exporter.capture._gone_over import Parts, is_long
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.turns import turning
 from fuseport.exporter.program import _known, listed
+from fuseport.exporter.program._functions import OF_SIZES
 from fuseport.exporter.program._logarithms import Logarithm
 from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.listed import Item, Listed, vector_of
@@ -124,6 +125,12 @@ def symbolic(code: Sequence[Place]) -> Iterator[Mapping[str, str | None]]:
         for names, called in code:
             if called in others:
                 stack.enter_context(mock.patch.dict(names, {called: others[called]}))
+            functions = {
+                name: OF_SIZES[value]
+                for name, value in names.items()
+                if isinstance(value, BuiltinFunctionType) and value in OF_SIZES
+            }
+            stack.enter_context(mock.patch.dict(names, functions))  # `from math import sqrt`
         yield found
 
 
@@ -167,6 +174,8 @@ class _As(type):
 
 class _Float(float, metaclass=_As):
     def __new__(cls, *arguments: Any) -> Any:
+        if len(arguments) == 1 and isinstance(arguments[0], Logarithm):
+            return arguments[0].number()
         if len(arguments) == 1 and isinstance(arguments[0], SymInt | SymFloat):
             return torch.sym_float(arguments[0])
         return builtins.float(*arguments)

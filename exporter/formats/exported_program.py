@@ -8,6 +8,7 @@ import torch
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.formats import Options
+from fuseport.exporter.formats._numbers import FORMS, written_out
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
@@ -32,7 +33,8 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     del options
     try:
         with quiet("torch._export.serde.serialize"), sink(path) as file:
-            torch.export.save(differentiable(checked(program)), file)
+            whole = differentiable(checked(program))
+            torch.export.save(written_out(whole, FORMS), file)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # torch's serializer raises several unrelated types

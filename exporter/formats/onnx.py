@@ -40,6 +40,7 @@ from fuseport.exporter.formats._decompositions import decompositions
 from fuseport.exporter.formats._float64 import in_full
 from fuseport.exporter.formats._lacking import lacking
 from fuseport.exporter.formats._lowering import VALUE_OF, Lowering
+from fuseport.exporter.formats._numbers import written_out
 from fuseport.exporter.formats._promotion import promoted_by_known_values
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._singular import asserting_regular
@@ -143,7 +144,8 @@ def _translate(
     program: Program, opset: int, instead: Decompositions
 ) -> tuple[ir.Model, dict[str, str]]:
     """The model, and which of its values each node of the program's graph is, by name."""
-    exported, asserted = returning_conditions(asserting_regular(in_parts(program.exported)))
+    whole = written_out(in_parts(program.exported), {round})
+    exported, asserted = returning_conditions(asserting_regular(whole))
     lowering = Lowering(exported, _table(exported, instead))
     sizes = unbound_sizes(shape_env(exported))
     known = promoted_by_known_values()

@@ -39,6 +39,7 @@ _SIZE_OPERATORS: dict[Any, str] = {
     operator.truediv: "({0} / {1})",
     operator.mod: "({0} % {1})",
     operator.neg: "(-{0})",
+    operator.abs: "abs({0})",
     operator.pow: "({0} ** {1})",
     operator.eq: "({0} == {1})",
     operator.ne: "({0} != {1})",
@@ -74,7 +75,7 @@ _CAPTURED = torch.device("cpu")
 _WORDS = {
     *("self", "result", _DEVICE, "torch", "math", "Tensor", "Dict", "List"),
     "annotate",
-    *("bool", "float", "getattr", "int", "max", "min", "range", "round"),
+    *("abs", "bool", "float", "getattr", "int", "max", "min", "range", "round"),
 }
 
 # What torch.export adds to check its own assumptions; the sizes' ranges are in the manifest.

@@ -7,6 +7,7 @@ is made of it is parsed when that is loaded, so it is short: no minimum of many,
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from torch._subclasses import fake_impls
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv, Max, PowByNatural
 
+from fuseport.exporter.program._functions import logarithm
 from fuseport.exporter.program.bounds import may_be_none, not_negative
 
 __all__ = ["Logarithm", "beginnings_of_powers", "logarithms"]
@@ -29,8 +31,8 @@ _SCALE = 1 / (_POWER * math.log(2))
 
 
 class Logarithm:
-    """That of a size to the base 2: rounded up or down, it is a size; else a number, and so is the
-    size from then on."""
+    """That of a size to the base 2: rounded up or down, it is a size; else a number that values
+    say."""
 
     def __init__(self, size: SymInt) -> None:
         self._size = size
@@ -43,6 +45,10 @@ class Logarithm:
 
     def __trunc__(self) -> Any:
         return self.__floor__()
+
+    def number(self) -> Any:
+        """What it is, not rounded."""
+        return logarithm(self._size)
 
     def __int__(self) -> int:
         return int(float(self))
@@ -59,20 +65,23 @@ class Logarithm:
         return self.__floor__()
 
 
-def _as_number(name: str) -> Callable[..., Any]:
+def _as_number(function: Callable[..., Any], *, turned: bool = False) -> Callable[..., Any]:
     def computed(self: Logarithm, *others: Any) -> Any:
-        return getattr(float(self), name)(*others)
+        numbers = [each.number() if isinstance(each, Logarithm) else each for each in others]
+        given = (self.number(), *numbers)
+        return function(*reversed(given) if turned else given)
 
     return computed
 
 
-for _name in (
-    *("abs", "add", "bool", "divmod", "eq", "floordiv", "ge", "gt", "hash", "le", "lt", "mod"),
-    *("mul", "ne", "neg", "pos", "pow", "radd", "rdivmod", "rfloordiv", "rmod", "rmul", "round"),
-    *("rpow", "rsub", "rtruediv", "sub", "truediv"),
-):
-    setattr(Logarithm, f"__{_name}__", _as_number(f"__{_name}__"))
-Logarithm.is_integer = _as_number("is_integer")  # type: ignore[attr-defined]
+for _name in ("add", "floordiv", "mod", "mul", "pow", "sub", "truediv"):
+    setattr(Logarithm, f"__{_name}__", _as_number(getattr(operator, _name)))
+    setattr(Logarithm, f"__r{_name}__", _as_number(getattr(operator, _name), turned=True))
+for _name in ("abs", "eq", "ge", "gt", "le", "lt", "ne", "neg", "pos"):
+    setattr(Logarithm, f"__{_name}__", _as_number(getattr(operator, _name)))
+Logarithm.__round__ = _as_number(round)  # type: ignore[attr-defined]
+Logarithm.__bool__ = _as_number(bool)  # type: ignore[attr-defined]
+Logarithm.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def _rounded_up(size: Any) -> Any:

@@ -38,11 +38,11 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._derivatives import merge_equal, taking
 from fuseport.exporter.program._detached import detach_regions
+from fuseport.exporter.program._functions import functions
 from fuseport.exporter.program._jacobians import by_derivatives
 from fuseport.exporter.program._known import buffers_of, knowing
 from fuseport.exporter.program._layouts import contiguous_matrices
 from fuseport.exporter.program._logarithms import logarithms
-from fuseport.exporter.program._roots import roots
 from fuseport.exporter.program._single import single
 from fuseport.exporter.program._unbound import forget_beyond
 from fuseport.exporter.program.bounds import of_inputs
@@ -109,7 +109,7 @@ def capture_forward(
                 x.requires_grad_(x.is_floating_point())
         known, numbers = knowing(module, buffers), listing(one_by_one, gone_over)
         ones = single(singled, perhaps_none)
-        with known, logarithms(), roots(), Symbolic(), numbers, packing(), ones, within():
+        with known, logarithms(), functions(), Symbolic(), numbers, packing(), ones, within():
             result = module.forward(*tensors)
             found = named_outputs(result, output_names, list(inputs))
             outputs = with_values(found)

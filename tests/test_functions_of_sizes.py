@@ -1,0 +1,118 @@
+"""Model code that computes numbers of dynamic sizes by functions of Python's and numpy's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+from fuseport.exporter import api
+from fuseport.exporter.errors import ExportFailed
+from fuseport.tests.test_integers import Saved, assert_of_any_length
+
+FUNCTIONS = """
+import math
+import numpy as np
+import torch
+from math import cos, hypot, isqrt, sqrt
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        length = x.shape[1]
+        assert math.log(8, 2) == 3 and sqrt(4) == 2 and hypot(3, 4) == 5 and math.cos(0) == 1
+        by = math.log(length + 1, 512) / sqrt(length) + hypot(length, x.shape[2]) - isqrt(length)
+        y = self.a(x) * by + np.log(length + 0.5) - np.sqrt(length) * np.arctan(length)
+        bits = math.log2(length)
+        scores = (x @ y.mT) * (1 - bits / 3) * bits * math.exp(-0.01 * length)
+        scores = scores * (2 - float(bits)) * cos(math.pi / length) + abs(-bits)
+        return torch.softmax(scores, -1) @ x + round(bits) - bits * bits + 3 ** bits
+"""
+
+
+def test_functions_of_sizes_stay_dynamic(tmp_path: Path, saved_with: Saved) -> None:
+    """As scores are divided by the logarithm of a length."""
+    bundle = assert_of_any_length(FUNCTIONS, saved_with, tmp_path)
+    assert "conditions" not in bundle.manifest["programs"]["forward"]
+
+
+ROUNDED = """
+import math
+import numpy as np
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        length = x.shape[1]
+        counts = [math.floor(length * 0.29), math.ceil(length * 0.35), round(length * 0.7)]
+        counts += [round(length * 1.5), math.floor(2.5 - length * 0.7), math.ceil(2.5 - length)]
+        counts += [round(2.5 - 0.6 * length), int(np.ceil(length * 0.58)), int(length * 0.8 // 1.5)]
+        y = self.a(x)[:, : math.ceil(length * 0.7)]
+        return y, torch.stack([x.new_full((), count) for count in counts]) + x.sum()
+"""
+
+
+@pytest.fixture(scope="module")
+def rounding(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[torch.nn.Module, Path]:
+    folder = tmp_path_factory.mktemp("rounding")
+    (folder / "net.py").write_text(ROUNDED)
+    names: dict[str, type[torch.nn.Module]] = {}
+    exec(ROUNDED, names)
+    net = names["Net"]()
+    torch.save(net.state_dict(), folder / "net.pth")
+    model = f"{folder / 'net.py'}:Net"
+    api.export(
+        folder / "net.pth",
+        folder / "b",
+        model=model,
+        inputs="x:[batch,length,8]",
+        programs="forward",
+    )
+    return net, folder / "b"
+
+
+def _pt2(folder: Path) -> Callable[[Tensor], list[Tensor]]:
+    module = torch.export.load(folder / "forward.pt2").module()
+    return lambda x: list(module(x).values())
+
+
+def _torchscript(folder: Path) -> Callable[[Tensor], list[Tensor]]:
+    module = torch.jit.load(str(folder / "forward.pt"))
+    return lambda x: list(module(x).values())
+
+
+def _onnx(folder: Path) -> Callable[[Tensor], list[Tensor]]:
+    session = onnxruntime.InferenceSession(folder / "forward.onnx")
+    return lambda x: [torch.from_numpy(y) for y in session.run(None, {"x": x.numpy()})]
+
+
+@pytest.mark.parametrize("runtime", [_pt2, _torchscript, _onnx])
+def test_what_is_rounded_of_sizes_is_what_python_has(
+    rounding: tuple[torch.nn.Module, Path],
+    runtime: Callable[[Path], Callable[[Tensor], list[Tensor]]],
+) -> None:
+    """Of 29 hundredths of 100 it has 28; and 0.7 of 10 is 7, and no more."""
+    net, folder = rounding
+    run = runtime(folder)
+    for length in (*range(1, 42), 100, 170, 200, 450):
+        x = torch.zeros(1, length, 8)
+        for found, expected in zip(run(x), net(x), strict=True):
+            torch.testing.assert_close(found, expected.detach(), msg=f"length {length}")
+
+
+def test_what_a_pt2_has_no_form_of_is_named(tmp_path: Path, saved_with: Saved) -> None:
+    code = ROUNDED.replace("round(length * 0.7)", "round(length * 0.7, 1)")
+    checkpoint, model = saved_with(code, a=torch.nn.Linear(8, 8))
+    with pytest.raises(ExportFailed, match=r"torch has no form of builtins\.round of a size"):
+        api.export(checkpoint, tmp_path / "b", model=model, inputs="x:[batch,length,8]")
