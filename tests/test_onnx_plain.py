@@ -189,31 +189,6 @@ def test_functions_that_onnx_has_not(name: str, tmp_path: Path) -> None:
 
 
 # Numbers that float32 rounds: as operands, sizes, attributes of ONNX and in torch.onnx's own forms.
-IN_FLOAT64 = {
-    "operands": lambda x: (0.1 - x * 0.7) / 3 + 1.7 ** (0.1 * x),
-    "scales": lambda x: torch.add(x, x.sin(), alpha=0.1) + torch.lerp(x, x.cos(), 0.3),
-    "bounds": lambda x: x.clamp(0.1, 0.7) + torch.where(x > 0.3, 0.1, x) + F.softshrink(x, 0.3),
-    "fills": lambda x: x * torch.full_like(x, 0.1) + torch.arange(12, dtype=x.dtype).sum() * 0.1,
-    "sizes": lambda x: F.mse_loss(x, x.sin()) + x * (2.1 / x.shape[2]),
-    "layer norm": lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (3,)),
-    "group norm": lambda x: F.group_norm(x, 3, x.new_tensor([0.3, 1.0, 2.0])),
-    "batch norm": lambda x: F.batch_norm(x, x.new_tensor([0.1, 1, 2]), x.new_tensor([1.0, 2, 3])),
-    "instance norm": lambda x: F.instance_norm(x * 0.01),
-    "RMS norm": lambda x: F.rms_norm(x.permute(0, 2, 3, 1), (3,), eps=1e-5),
-    "activations": lambda x: F.softplus(x, 0.7, 3.3) + F.elu(x, 0.3) + F.leaky_relu(x, 0.01),
-    "more of them": lambda x: F.gelu(x, approximate="tanh") + F.celu(x, 0.3) + F.selu(x),
-    "hard ones": lambda x: F.hardswish(x) + F.mish(x) + F.prelu(x, x.new_tensor([0.2])),
-    "logarithms": lambda x: torch.log2(x.abs() + 0.1) + torch.log10(x.abs() + 0.1) + x.sinc(),
-    "beside float32": lambda x: x * 0.1 + (x > 0.3) * 0.1 + x.float() * 0.7 + x * 0.7,
-    "attention": lambda x: F.scaled_dot_product_attention(x, x.cos(), x),
-}
-
-
-@pytest.mark.parametrize("name", IN_FLOAT64)
-def test_numbers_of_float64_are_not_rounded_to_float32(name: str, tmp_path: Path) -> None:
-    assert_holds(IN_FLOAT64[name], tmp_path, torch.float64)
-
-
 SQUARE = torch.linspace(-1, 1, 256).reshape(16, 16)
 FORMS = {
     "sort": lambda x: torch.sort(x, -1)[0],

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from fuseport.exporter.formats._none import is_none_ever
+from fuseport.exporter.program.regions import nodes
 from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["attention"]
@@ -28,10 +29,10 @@ def attention(exported: ExportedProgram) -> Table:
     Those of rank 4 without a mask, and none of whose products is of sizes that may be 0, are left:
     torch.onnx knows them.
     """
-    nodes = exported.graph.find_nodes(op="call_function", target=_ATTENTION)
-    if not nodes:
+    calls = [node for node in nodes(exported.graph_module) if node.target is _ATTENTION]
+    if not calls:
         return {}
-    none = any(is_none_ever(x) for node in nodes for x in node.args[:2])
+    none = any(is_none_ever(x) for call in calls for x in call.args[:2])
     return {_ATTENTION: functools.partial(_attention, none)}
 
 

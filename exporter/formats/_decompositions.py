@@ -35,6 +35,7 @@ from fuseport.exporter.formats._special import sigmoid
 from fuseport.exporter.formats._sums import of_volume
 from fuseport.exporter.program.bounds import may_be_none
 from fuseport.exporter.program.portable import masked_select
+from fuseport.exporter.program.regions import nodes
 from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["decompositions"]
@@ -45,7 +46,7 @@ aten = torch.ops.aten
 def decompositions(exported: ExportedProgram) -> Table:
     """For the operators in a program that ONNX cannot take as they are, what to take instead."""
     table: dict[Any, Callable[..., Any]] = {}
-    for node in exported.graph.nodes:
+    for node in nodes(exported.graph_module):
         target = node.target
         if target in IN_FLOAT32 and of_float64(node):
             table |= IN_FLOAT32

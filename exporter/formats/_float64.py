@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +20,8 @@ __all__ = ["IN_FLOAT32", "in_full", "of_float64"]
 
 aten = torch.ops.aten
 
+_Calls = dict[str, fx.Node]
+
 _FX_NODE = "pkg.torch.onnx.fx_node"  # where torch.onnx notes what a node is of
 
 
@@ -27,7 +30,7 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
 
     `int(length * 0.29)` is 28 of a length of 100, as Python has it, and would be 29.
     """
-    calls = {f"%{node.name}": node for node in translated.graph.nodes}
+    calls = dict(_graphs(model.graph, translated.graph_module))
 
     @functools.cache
     def in_float64(call: fx.Node) -> bool:
@@ -37,12 +40,12 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
             return {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.float64}
         return any(isinstance(value, torch.SymFloat) for value in values)  # of sizes
 
-    def taken(node: ir.Node | None) -> fx.Node | None:
-        if node is None or node.graph is not model.graph:
-            return None
-        return calls.get(node.metadata_props.get(_FX_NODE, "").partition(" ")[0])
+    def taken(node: ir.Node) -> fx.Node | None:
+        known = calls.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+        return None if known is None else known.get(_name(node))
 
-    for node in tuple(model.graph):
+    nodes = [node for graph in calls for node in graph]
+    for node in nodes:
         call = taken(node)
         if call is None or not in_float64(call):
             continue
@@ -56,9 +59,10 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
             if rounded is not None and rounded.dtype == ir.DataType.FLOAT and rounded.size == 1:
                 number = ir.tensor(_unrounded(rounded.numpy(), call))
                 constant = ir.node("Constant", [], {"value": number})
-                model.graph.insert_before(node, constant)
+                assert isinstance(node.graph, ir.Graph)
+                node.graph.insert_before(node, constant)
                 node.replace_input_with(index, constant.outputs[0])
-    for node in tuple(model.graph):
+    for node in nodes:
         call = taken(node)
         if call is not None and isinstance(call.meta.get("val"), torch.SymFloat):
             for output in node.outputs:
@@ -69,6 +73,36 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
                         if (of := taken(user)) is None or not in_float64(of)
                     ]
                     _in_float32(output, beside)
+
+
+def _graphs(graph: ir.Graph, made_of: fx.GraphModule) -> Iterator[tuple[ir.Graph, _Calls]]:
+    """A graph and those in its nodes, each with the calls that its nodes were made of, by name."""
+    calls = {f"%{call.name}": call for call in made_of.graph.nodes}
+    yield graph, calls
+    for node in graph:
+        inside = [
+            each.as_graph()
+            for each in node.attributes.values()
+            if each.type is ir.AttributeType.GRAPH
+        ]
+        call = calls.get(_name(node)) if inside else None
+        taken = () if call is None else pytree.tree_leaves(call.args)
+        bodies = [each for each in taken if _is_body(made_of, each)]
+        if len(bodies) == len(inside):  # else torch.onnx has them for an operator of its own
+            for part, body in zip(inside, bodies, strict=True):
+                yield from _graphs(part, getattr(made_of, body.target))
+
+
+def _name(node: ir.Node) -> str:
+    """That of the call that it was made of, as torch.onnx notes it."""
+    return node.metadata_props.get(_FX_NODE, "").partition(" ")[0]
+
+
+def _is_body(module: fx.GraphModule, value: Any) -> bool:
+    """Whether it is the node of a graph that another node calls."""
+    if not isinstance(value, fx.Node) or value.op != "get_attr":
+        return False
+    return isinstance(getattr(module, str(value.target), None), fx.GraphModule)
 
 
 def _in_float32(number: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> None:

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from fuseport.exporter.formats import _products
 from fuseport.exporter.program.bounds import may_be_none
+from fuseport.exporter.program.regions import nodes
 from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["is_none_ever", "of_none"]
@@ -25,7 +26,7 @@ aten = torch.ops.aten
 
 def of_none(exported: ExportedProgram) -> Table:
     """Forms for a program in which a size may be 0; of others, for what may be of too few."""
-    return _OF_NONE if any(map(is_none_ever, exported.graph.nodes)) else _OF_FEW
+    return _OF_NONE if any(map(is_none_ever, nodes(exported.graph_module))) else _OF_FEW
 
 
 def is_none_ever(node: fx.Node) -> bool:

@@ -1,5 +1,6 @@
 """Operators of torch's with graphs inside: `cond`, `scan`, `map`, `while_loop`."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from fuseport.exporter.errors import ExportFailed
 
-__all__ = ["SCAN", "called", "graphs", "refuse_writers", "regions", "scans", "view_of"]
+__all__ = ["SCAN", "called", "graphs", "nodes", "refuse_writers", "regions", "scans", "view_of"]
 
 aten = torch.ops.aten
 
@@ -28,6 +29,11 @@ def regions(graph: fx.Graph) -> list[fx.Node]:
 def graphs(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
     """A graph, and those inside."""
     return (part for part in module.modules() if isinstance(part, fx.GraphModule))
+
+
+def nodes(module: fx.GraphModule) -> Iterator[Any]:
+    """Those of a graph, and those of the ones inside."""
+    return itertools.chain.from_iterable(part.graph.nodes for part in graphs(module))
 
 
 def scans(module: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, fx.Node]]:
