@@ -55,8 +55,9 @@ def _as_given(graph: fx.Graph, count: int) -> dict[fx.Node, SymInt]:
     placeholders: dict[fx.Node, fx.Node] = {}
     for node in left[count:]:
         size = node.meta.get("val") if isinstance(node, fx.Node) else None
-        known = isinstance(size, SymInt) and not free_unbacked_symbols(size)
-        if known and node.op != "placeholder" and node not in placeholders:
+        if not isinstance(size, SymInt) or free_unbacked_symbols(size):
+            continue
+        if node.op != "placeholder" and node not in placeholders:
             with graph.inserting_after(last):
                 last = placeholders[node] = graph.placeholder(f"{node.name}_saved")
             last.meta["val"] = found[last] = size
