@@ -100,6 +100,12 @@ BOTH = {
 if y.max() > 1:
     y = self.m(y)
 return torch.tanh(y)""",
+    "parts of one": """
+if y.max() > 1:
+    a, b = y.chunk(2, -1)
+else:
+    b, a = (y * 2).chunk(2, -1)
+return torch.cat([a.sin(), a * b], -1)""",
     "a number": """
 largest = y.abs().max().item()
 if largest > 1.0:

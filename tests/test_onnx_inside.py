@@ -55,3 +55,21 @@ def test_turns(name: str, tmp_path: Path) -> None:
         return scan(turn, x[0] * 0, x)[1]
 
     assert_holds(partial(turned, INSIDE[name]), tmp_path)
+
+
+def _transformed(x: Tensor) -> Tensor:
+    waves = torch.fft.rfft(x, dim=2)
+    return torch.fft.irfft(waves * waves.abs(), n=x.shape[2], dim=2) + waves.angle().mean()
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_transforms(chosen: bool, tmp_path: Path) -> None:
+    """In a condition, they are of an older version of the operators."""
+
+    def function(x: Tensor) -> Tensor:
+        def other(x: Tensor) -> Tensor:
+            return _transformed(x * 0.5)
+
+        return torch.cond(x.sum() > 0, *((_transformed, other)[:: 1 if chosen else -1]), (x,))
+
+    assert_holds(function, tmp_path)

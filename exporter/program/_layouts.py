@@ -7,7 +7,7 @@ its solvers of linear systems have one column after the other.
 import copy
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -21,12 +21,13 @@ from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.provenance import within
 from fuseport.exporter.program.regions import graphs
 
-__all__ = ["any_layouts", "contiguous_carries", "contiguous_matrices"]
+__all__ = ["any_layouts", "contiguous_gradients", "contiguous_matrices"]
 
 aten = torch.ops.aten
 
 _SEPARATE, _BACKWARD = "_break_bw_input_output_aliasing", "call_backward"  # private
-_CHECK = "check_meta_consistency"
+_DERIVE = "create_bw_fn"
+_CHECK, _SHARED = "check_meta_consistency", "_check_alias_and_mutation"
 _CONTIGUOUS: Any = {"memory_format": torch.contiguous_format}
 
 
@@ -69,39 +70,56 @@ def _is_laid_out(node: fx.Node) -> bool:
 
 
 @contextmanager
-def contiguous_carries() -> Iterator[None]:
-    """Within, gradients of scans are scans whose turns carry contiguous tensors."""
+def contiguous_gradients() -> Iterator[None]:
+    """Within, gradients of scans are scans whose turns carry contiguous tensors, and branches have
+    contiguous gradients, whose layouts torch wants alike."""
     scans: Any = importlib.import_module("torch._higher_order_ops.scan")  # a function has its name
+    branches: Any = importlib.import_module("torch._higher_order_ops.cond")
     of: Any = getattr(scans, "ScanAutogradImpl", None)
     separate: Callable[..., Any] | None = getattr(of, _SEPARATE, None)
     backward: Callable[..., Any] | None = getattr(of, _BACKWARD, None)
-    if separate is None or backward is None:  # of another torch
-        yield
-        return
+    derive: Callable[..., Any] | None = getattr(branches, _DERIVE, None)
 
     def separated(self: Any) -> None:
+        assert separate is not None
         separate(self)
         _lay_out(self.hop_partitioned_graph.bw_gm, len(self.init))
 
     def called(self: Any, *gradients: Any) -> Any:
-        return backward(self, *(g.contiguous() if isinstance(g, Tensor) else g for g in gradients))
+        assert backward is not None
+        return backward(self, *map(_whole, gradients))
 
-    instead: dict[str, Any] = {_SEPARATE: separated, _BACKWARD: called}
-    with mock.patch.multiple(of, **instead):
+    def derived(*given: Any, **by: Any) -> Any:
+        assert derive is not None
+        gradients = derive(*given, **by)
+        return lambda *arguments: [*map(_whole, gradients(*arguments))]
+
+    with ExitStack() as stack:  # another torch may lack one of them, which are private
+        if separate is not None and backward is not None:
+            instead: dict[str, Any] = {_SEPARATE: separated, _BACKWARD: called}
+            stack.enter_context(mock.patch.multiple(of, **instead))
+        if derive is not None:
+            stack.enter_context(mock.patch.object(branches, _DERIVE, derived))
         yield
+
+
+def _whole(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, Tensor) else value
 
 
 @contextmanager
 def any_layouts() -> Iterator[None]:
-    """Within, a program is traced again for a format that has no layouts, whatever its scans carry.
+    """Within, a program is traced again for a format that has no layouts, whatever its scans carry,
+    and no memory that what branches return could have in common.
 
     Where torch has copies of views in regions, which are contiguous, programs have views.
     """
-    scans: Any = importlib.import_module("torch._higher_order_ops.scan")
-    if not hasattr(scans, _CHECK):  # of another torch
-        yield
-        return
-    with mock.patch.object(scans, _CHECK, return_value=None):
+    checks = {"torch._higher_order_ops.scan": _CHECK, "torch._higher_order_ops.utils": _SHARED}
+    with ExitStack() as stack:
+        for name, check in checks.items():
+            module = importlib.import_module(name)
+            if hasattr(module, check):  # another torch may have none
+                stack.enter_context(mock.patch.object(module, check, return_value=None))
         yield
 
 

@@ -29,7 +29,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program._arithmetic import fails, holds
-from fuseport.exporter.program._layouts import contiguous_carries, contiguous_matrices
+from fuseport.exporter.program._layouts import contiguous_gradients, contiguous_matrices
 from fuseport.exporter.program._loops import lighten
 from fuseport.exporter.program._saved_sizes import sizes_saved
 from fuseport.exporter.program.bounds import may_be_zero, of_inputs
@@ -75,7 +75,7 @@ def capture_gradient(forward: Program) -> Program:
         raise ExportFailed(
             "there is no gradient program: no floating input, no trainable parameter"
         )
-    loops, saved = contiguous_carries(), sizes_saved()
+    loops, saved = contiguous_gradients(), sizes_saved()
     with failing_as("gradient"), _regions_named(forward), any_sizes(), loops, saved:
         joint = _trace(forward, wanted, [spec.name for spec in cotangents])
         names = [spec.name for spec in forward.outputs] + [f"grad/{n}" for n in joint.connected]

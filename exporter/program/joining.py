@@ -30,13 +30,13 @@ from fuseport.exporter.program.matching import (
     plain,
     with_constants,
 )
+from fuseport.exporter.program.regions import COND
 
 __all__ = ["alike", "joined"]
 
 aten = torch.ops.aten
 
 _CONTIGUOUS: Any = {"memory_format": torch.contiguous_format}  # as those of the other way are
-_COND = torch.ops.higher_order.cond
 
 
 def alike(one: Program, other: Program) -> bool:
@@ -216,7 +216,7 @@ class _Join:
         for name, (region, own) in zip((f"yes_{count}", f"no_{count}"), results, strict=True):
             module.add_submodule(name, region.graph(operands, own))
             bodies.append(graph.get_attr(name))
-        call = graph.call_function(_COND, (self._predicate, *bodies, given))
+        call = graph.call_function(COND, (self._predicate, *bodies, given))
         call.meta["val"] = tuple(a.meta["val"] for a, _ in pairs)
         for i, pair in enumerate(pairs):
             result = graph.call_function(operator.getitem, (call, i))
@@ -311,7 +311,7 @@ def _recomputed(
     copied = graph.node_copy(node, made.__getitem__)
     if node.op == "get_attr":
         return copied
-    if node.target is _COND:
+    if node.target is COND:
         operands = [each.meta["val"] for each in copied.args[3]]  # type: ignore[union-attr]
         for body in node.all_input_nodes:
             if body.op == "get_attr":

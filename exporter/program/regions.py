@@ -13,9 +13,22 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from fuseport.exporter.errors import ExportFailed
 
-__all__ = ["SCAN", "called", "graphs", "nodes", "refuse_writers", "regions", "scans", "view_of"]
+__all__ = [
+    "COND",
+    "SCAN",
+    "called",
+    "graphs",
+    "nodes",
+    "refuse_writers",
+    "regions",
+    "scans",
+    "view_of",
+]
 
 aten = torch.ops.aten
+
+COND = torch.ops.higher_order.cond
+"""The operator of a choice between two graphs."""
 
 SCAN = torch.ops.higher_order.scan
 """The operator of a loop whose turns leave states and slices."""

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, fx
 
 from fuseport.exporter.program import Program, TensorSpec
-from fuseport.exporter.program.regions import graphs
+from fuseport.exporter.program.regions import COND, graphs
 
 __all__ = ["of_all_ways"]
 
 Inputs = Mapping[str, Tensor]
 
-_COND = torch.ops.higher_order.cond
 _FAR = 16.0  # standard deviations
 
 _CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (  # of what is drawn from a normal distribution
@@ -42,7 +41,7 @@ def of_all_ways(program: Program, inputs: Inputs) -> list[Inputs] | None:
     branches = {
         _code(getattr(part, node.args[1].target), getattr(part, node.args[2].target))
         for part in graphs(program.exported.graph_module)
-        for node in part.graph.find_nodes(op="call_function", target=_COND)
+        for node in part.graph.find_nodes(op="call_function", target=COND)
     }
     if not branches:
         return []
@@ -75,7 +74,7 @@ def _run(module: fx.GraphModule, inputs: Inputs, came: dict[str, set[bool]]) -> 
 @contextmanager
 def _noted() -> Iterator[list[tuple[str, bool]]]:
     """The branches that are come by meanwhile, and their ways."""
-    kind: Any = type(_COND)
+    kind: Any = type(COND)
     own: Any = kind.__call__
     found: list[tuple[str, bool]] = []
 
