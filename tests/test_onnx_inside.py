@@ -31,6 +31,7 @@ INSIDE: dict[str, Callable[[Tensor], Tensor]] = {
     "mean by another divisor": RESAMPLING["mean by another divisor"],
     "nearest": RESAMPLING["nearest to a size"],
     "cut": lambda x: F.pad(x, (-1, 2, 1, -1)) * 2,
+    "SiLU and Mish": lambda x: F.silu(x) * F.mish(x),
     "booleans": lambda x: F.relu(x * (x > 0.3).cumsum(-1)),
     "rows by a vector": lambda x: x @ x[0, 0, 0] + (x * 3).sigmoid().sum(-1),
 }

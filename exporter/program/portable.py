@@ -1,8 +1,7 @@
 """Operators in terms of others, whose derivatives are of any size, and run outside of torch too."""
 
 import copy
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from fuseport.exporter.program.bounds import may_be_none
 from fuseport.exporter.program.regions import graphs
 from fuseport.exporter.program.volumes import grid_sampler_3d
 
-__all__ = ["DIFFERENTIABLE", "PORTABLE", "masked_select", "portable_inside"]
+__all__ = ["DIFFERENTIABLE", "PORTABLE", "computed_inside", "masked_select", "portable_inside"]
 
 aten = torch.ops.aten
 
@@ -204,13 +203,26 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
 def portable_inside(module: fx.GraphModule) -> fx.GraphModule:
     """A graph whose regions call these functions, for torch to trace their derivatives: the one
     given, if they call none of these operators."""
-    if not any(node.target in PORTABLE for body in _inside(module) for node in body.graph.nodes):
+    return computed_inside(module, PORTABLE)
+
+
+def computed_inside(
+    module: fx.GraphModule, forms: Mapping[Any, Callable[..., Any]]
+) -> fx.GraphModule:
+    """A graph whose regions call functions in the place of operators: the one given, if they call
+    none of these.
+
+    Args:
+        module: stays as it is.
+        forms: of each operator; NotImplemented leaves it.
+    """
+    if not any(node.target in forms for body in _inside(module) for node in body.graph.nodes):
         return module
     module = copy.deepcopy(module)
     for body in _inside(module):
         for node in body.graph.nodes:
-            if node.target in PORTABLE:
-                node.target = _function(node.target)
+            if node.target in forms:
+                node.target = _function(node.target, forms[node.target])
         body.recompile()
     return module
 
@@ -219,12 +231,12 @@ def _inside(module: fx.GraphModule) -> list[fx.GraphModule]:
     return [body for body in graphs(module) if body is not module]
 
 
-@functools.cache
-def _function(operator: Any) -> Callable[..., Any]:
+def _function(operator: Any, form: Callable[..., Any]) -> Callable[..., Any]:
     """The form of an operator under a name of its own, as code of a graph needs it."""
 
-    def form(*args: Any, **kwargs: Any) -> Any:
-        return PORTABLE[operator](*args, **kwargs)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        made = form(*args, **kwargs)
+        return operator(*args, **kwargs) if made is NotImplemented else made
 
-    form.__name__ = form.__qualname__ = f"portable_{str(operator).replace('.', '_')}"
-    return form
+    computed.__name__ = computed.__qualname__ = f"portable_{str(operator).replace('.', '_')}"
+    return computed
