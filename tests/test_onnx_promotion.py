@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, fx
 from torch.onnx._internal.exporter._fx_passes import insert_type_promotion_nodes
 
 from fuseport.exporter.formats._promotion import promoted_by_known_values
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+from fuseport.tests.as_files import session_of
 
 computed: list[torch.Size] = []
 
@@ -58,3 +62,19 @@ def _told(graph: fx.Graph) -> tuple[list[str], list[str]]:
     values = [node.meta.get("val") for node in graph.nodes]
     told = [f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else str(x) for x in values]
     return [node.format_node() or "output" for node in graph.nodes], told
+
+
+class FromNumbers(torch.nn.Module):
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        hidden = 1.0 - kept  # as XLNet and ProphetNet make floats of a mask
+        return x - 1e4 * hidden + (2.5 - kept[:, None].repeat(1, 2, 1)).sum(1)
+
+
+def test_integers_are_taken_from_a_float(tmp_path: Path) -> None:
+    given = {"x": torch.arange(6.0).reshape(2, 3), "kept": torch.tensor([[1, 1, 0], [1, 0, 0]])}
+    dims = ("batch", "length")
+    specs = [TensorSpec("x", "float32", dims), TensorSpec("kept", "int64", dims, high=2)]
+    net = FromNumbers()
+    forward = capture_forward(net, given, specs)
+    found = session_of(forward, tmp_path, "onnxruntime").run(given)
+    torch.testing.assert_close(found["output"], net(**given))
