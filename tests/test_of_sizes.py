@@ -31,6 +31,9 @@ KNOWN: dict[str, Callable[[Tensor], Any]] = {
     "from": lambda x: (3 - (3 - lengths(x))).max().item(),
     "a range": lambda x: torch.arange(lengths(x).max()).shape[0],
     "as a number": lambda x: torch.zeros(lengths(x).max(), 2).shape[0],
+    "a quotient": lambda x: torch.div(x.shape[1], 2, rounding_mode="trunc") * 2 + x.shape[1] % 2,
+    "of a tensor": lambda x: torch.zeros(12).expand(lengths(x).max() // 1, 12).shape[0],
+    "in a view": lambda x: x.view(-1, torch.div(8 * x.shape[1], 8, rounding_mode="floor")).shape[1],
     "twice": lambda x: [(each := lengths(x)).max().item(), each.max().item()][1],
 }
 
@@ -167,6 +170,8 @@ class Net(torch.nn.Module):
         longest = (torch.ones(x.shape[0], dtype=torch.long) * x.shape[1]).max().item()
         if x.sum() > 0:
             x = torch.tanh(x)
+        chunks = torch.div(2 * x.shape[1], 2, rounding_mode="trunc")  # as Longformer counts
+        x = x.view(-1, chunks, 4)
         if longest > 3:
             x = x * 2
         return self.linear(x) + torch.arange(longest)[:, None]
@@ -182,6 +187,8 @@ def test_what_is_decided_by_it_is_decided_by_a_size(
     bundle = api.export(checkpoint, target, model=model, inputs=inputs, format=["exported_program"])
     assert "length >= 4" in "; ".join(bundle.manifest["notes"])
     program = torch.export.load(target / "forward.pt2").module()
+    print([(n.name, str(n.target), n.args) for n in program.graph.nodes if n.op == "call_function"])
+    assert torch.ops.aten.item.default not in {node.target for node in program.graph.nodes}
     for x in torch.ones(3, 5, 4), -torch.ones(2, 7, 4):
         torch.testing.assert_close(program(x), module(x))
 

@@ -419,6 +419,7 @@ class _Asked(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        args, kwargs = _of_sizes.taken(func, args, kwargs)
         _of_sizes.forget(func, args, kwargs)
         if func is Tensor.__format__ and self._unknown:  # for a message
             return "a value"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 __all__ = ["forget", "note", "read", "taken"]
@@ -42,9 +43,14 @@ _SAME = (*_ALIKE, Tensor.amax, Tensor.amin, Tensor.clone)
 
 _PROPERTIES: tuple[Any, ...] = (Tensor.shape, Tensor.dtype, Tensor.device, Tensor.ndim)
 _READ = (Tensor.item, Tensor.dim, Tensor.size, Tensor.numel, *(p.__get__ for p in _PROPERTIES))
-_ONLY_READ = {*_COMPUTED, *_SAME, *_READ}
+_BY_FLOOR = (torch.floor_divide, Tensor.floor_divide, Tensor.__floordiv__)
+_BY_MODE = (torch.div, torch.divide, Tensor.div, Tensor.divide)
+_ONLY_READ = {*_COMPUTED, *_BY_FLOOR, *_BY_MODE, *_SAME, *_READ}
 
 _TAKE_NUMBERS = (torch.arange, torch.istft, Tensor.istft, torch.zeros, torch.ones, torch.full)
+_MAKERS = (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty)
+_TAKE_SIZES = (*_MAKERS, Tensor.view, Tensor.reshape, torch.reshape, Tensor.expand, Tensor.repeat)
+"""Of what comes first, whatever that is."""
 
 
 def read(func: Any, args: tuple[Any, ...]) -> Size | None:
@@ -54,15 +60,16 @@ def read(func: Any, args: tuple[Any, ...]) -> Size | None:
 
 def taken(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments of a call, in which sizes are no tensors where it takes numbers."""
-    if func not in _TAKE_NUMBERS:
+    if func not in _TAKE_NUMBERS and func not in _TAKE_SIZES:
         return args, kwargs
 
     def number(given: Any) -> Any:
         size = _known(given) if isinstance(given, Tensor) and not given.dim() else None
         return given if size is None else size
 
-    found: tuple[Any, Any] = pytree.tree_map(number, (args, kwargs))
-    return found
+    kept = args[: func in _TAKE_SIZES]
+    found, named = pytree.tree_map(number, (args[len(kept) :], kwargs))
+    return (*kept, *found), named
 
 
 def forget(func: Any, args: Any, kwargs: Any) -> None:
@@ -91,8 +98,22 @@ def note(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any)
     elif func in _COMPUTED and len(args) == 2 and not kwargs:
         a, b = (_known(given) for given in args)
         size = None if a is None or b is None else _COMPUTED[func](a, b)
+    elif func in _BY_FLOOR or func in _BY_MODE:
+        mode = {} if func in _BY_MODE else {"rounding_mode": "floor"}
+        size = _quotient(args, **mode, **kwargs)
     if type(size) in (int, SymInt):
         vars(made)[_KEPT] = size
+
+
+def _quotient(
+    args: tuple[Any, ...], rounding_mode: str | None = None, **others: Any
+) -> Size | None:
+    """That of two sizes, rounded; None where it is no size, or where it may be below zero."""
+    a, b = (*map(_known, args), None, None)[:2]
+    if others or rounding_mode is None or a is None or b is None:
+        return None
+    both = statically_known_true(a >= 0) and statically_known_true(b > 0)
+    return a // b if both else None
 
 
 def _known(given: Any) -> Size | None:
