@@ -82,6 +82,7 @@ OPERATORS: dict[str, list[Callable[[Tensor, Tensor], Tensor]]] = {
         lambda z, y: y * (z == z.conj()) + (z != z * 1).to(y.dtype) + z.imag,
         lambda z, y: parts(torch.view_as_complex(parts(z).flip(-1)) * z),
         lambda z, y: parts(nn.functional.pad(z, (1, 2)) * 2),
+        lambda z, y: parts(z.to(y.device) * 2),  # as Llama 4's rotary embedding
     ],
     "transforms": [
         lambda z, y: parts(torch.fft.fft(z) * torch.fft.ifft(z, norm="ortho")),
