@@ -187,7 +187,6 @@ def test_what_is_decided_by_it_is_decided_by_a_size(
     bundle = api.export(checkpoint, target, model=model, inputs=inputs, format=["exported_program"])
     assert "length >= 4" in "; ".join(bundle.manifest["notes"])
     program = torch.export.load(target / "forward.pt2").module()
-    print([(n.name, str(n.target), n.args) for n in program.graph.nodes if n.op == "call_function"])
     assert torch.ops.aten.item.default not in {node.target for node in program.graph.nodes}
     for x in torch.ones(3, 5, 4), -torch.ones(2, 7, 4):
         torch.testing.assert_close(program(x), module(x))
