@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter import api, shims
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.runtimes import Unsupported
 from fuseport.exporter.runtimes._torch_module import ModuleSession
 from fuseport.exporter.runtimes.eager import _explained
 from fuseport.exporter.shims import _cuda
@@ -302,6 +303,34 @@ def test_a_backward_that_fails_is_not_taken_for_one_that_refuses() -> None:
     session = ModuleSession(Broken.apply, [], lambda y: {"y": y}, torch.device("cpu"), _explained)
     with pytest.raises(RuntimeError, match="is invalid for input of size 3"):
         session.differentiate({"x": torch.ones(3)}, {"y": torch.ones(3)})
+
+
+class Unsaved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, saves: bool) -> Tensor:
+        if saves:
+            ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        first, second = cotangent + x
+        return torch.stack([first, second]), None
+
+
+def test_a_backward_whose_forward_saves_nothing_has_no_gradient_to_compare() -> None:
+    """As of ViG's recurrent kernel, which is for inference alone."""
+    for saves, kind, said in ((True, ValueError, "too many"), (False, Unsupported, "not saved")):
+        session = ModuleSession(
+            lambda x, saves=saves: Unsaved.apply(x, saves),
+            [],
+            lambda y: {"y": y},
+            torch.device("cpu"),
+            _explained,
+        )
+        with pytest.raises(kind, match=said):
+            session.differentiate({"x": torch.ones(3)}, {"y": torch.ones(3)})
 
 
 def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

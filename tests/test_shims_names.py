@@ -91,7 +91,7 @@ IMPORTED = {
     "corr_sampler": "forward backward",
     "causal_conv1d_cuda": "causal_conv1d_fwd causal_conv1d_bwd causal_conv1d_update",
     "causal_conv1d": "causal_conv1d_fn causal_conv1d_update",
-    "causal_conv1d.causal_conv1d_interface": "causal_conv1d_fn causal_conv1d_ref",
+    "causal_conv1d.causal_conv1d_interface": "causal_conv1d_fn causal_conv1d_ref CausalConv1dFn",
     "causal_conv1d.causal_conv1d_varlen": "causal_conv1d_varlen_states",
     "causal_conv1d.cpp_functions": "causal_conv1d_fwd_function causal_conv1d_bwd_function",
     "mamba_ssm": "Mamba Mamba2 Mamba3 MambaLMHeadModel selective_scan_fn mamba_inner_fn",

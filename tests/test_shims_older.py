@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from fuseport.exporter import shims
-from fuseport.tests.test_shims_values import close, rand, scan
+from fuseport.tests.test_shims_values import close, conv, rand, scan
 
 with shims.installed(shims.SHIMS):
     import rotary_emb
     import selective_scan
+    from causal_conv1d.causal_conv1d_interface import CausalConv1dFn
 
 
 def test_vmambas_first_package() -> None:
@@ -25,6 +26,16 @@ def test_vmambas_first_package() -> None:
     half = [t.bfloat16() for t in (u, delta, B, C)]
     y = selective_scan.selective_scan_fn(half[0], half[1], A.float(), half[2], half[3], nrows=2)
     assert y.dtype == torch.bfloat16
+
+
+def test_the_convolutions_autograd_function_as_each_version_calls_it() -> None:
+    x, weight, bias = rand(2, 3, 5), rand(3, 4), rand(3)
+    for between in ([], [None], [None, None, False, None]):
+        close(CausalConv1dFn.apply(x, weight, bias, *between, "silu"), conv(x, weight, bias))
+    close(CausalConv1dFn.apply(x, weight, bias), conv(x, weight, bias, silu=False))
+    out, states = CausalConv1dFn.apply(x, weight, bias, None, None, True, None, None)
+    close(out, conv(x, weight, bias, silu=False))
+    close(states, x[..., -3:])
 
 
 @pytest.mark.parametrize("conj", [False, True])

@@ -59,7 +59,7 @@ def run_forms(
         with regions.called() as inside:
             try:
                 expected = _real(plain(asked))
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 raise session.explained(error) from error
         without = TRACED_AGAIN if inside else ()
         forms = {name: _of(form, asked) for name, form in FORMS.items() if name not in without}

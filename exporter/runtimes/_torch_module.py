@@ -33,7 +33,7 @@ class ModuleSession:
         parameters: Iterable[tuple[str, Tensor]],
         outputs: Callable[[Any], dict[str, Tensor]],
         device: torch.device = _CPU,
-        explained: Callable[[RuntimeError], Exception] = lambda error: error,
+        explained: Callable[[RuntimeError | ValueError], Exception] = lambda error: error,
     ) -> None:
         self.device = device
         self._call = call
@@ -74,13 +74,13 @@ class ModuleSession:
         """
         try:
             return self._differentiated(inputs, cotangents)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if own_backward.in_place(error) is None:
                 raise self.explained(error) from error
         try:
             with own_backward.saving_copies():
                 return self._differentiated(inputs, cotangents)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise self.explained(error) from error
 
     def _differentiated(

@@ -91,7 +91,7 @@ def _blame_layout(module: nn.Module, inputs: Sequence[Tensor], error: Exception)
     ) from error
 
 
-def _refused(error: RuntimeError) -> str | None:
+def _refused(error: RuntimeError | ValueError) -> str | None:
     """What an autograd function of the model's own says that has no backward, or none in this mode.
 
     None where the error is another one: of a call in its backward, for one.
@@ -101,12 +101,15 @@ def _refused(error: RuntimeError) -> str | None:
     if isinstance(error, NotImplementedError):
         none = within or "backward or vjp" in str(error)
         return "an autograd function of the model's own has no backward" if none else None
-    if within and linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise"):
+    code = linecache.getline(frame.f_code.co_filename, line).strip()
+    if within and isinstance(error, ValueError) and code.endswith(".saved_tensors"):
+        return f"the model's own backward wants what its forward has not saved ({one_line(error)})"
+    if within and code.startswith("raise"):
         return f"the model's own backward refuses to be called ({one_line(error)})"
     return None
 
 
-def _explained(error: RuntimeError) -> Exception:
+def _explained(error: RuntimeError | ValueError) -> Exception:
     if (said := _refused(error)) is not None:
         return Unsupported(f"{said}: artifacts have the gradient of its forward")
     if own_backward.in_place(error) is None:

@@ -1,11 +1,14 @@
 """The functions of `causal_conv1d`, over the registered ops; see `fuseport.ops.causal_conv1d`."""
 
+from typing import Any
+
 from torch import Tensor
 
 from fuseport.exporter.shims import _conv
 from fuseport.ops.causal_conv1d import causal_conv1d
 
 __all__ = [
+    "CausalConv1dFn",
     "causal_conv1d_fn",
     "causal_conv1d_ref",
     "causal_conv1d_update",
@@ -36,6 +39,17 @@ def causal_conv1d_fn(
     if not return_final_states:
         return out
     return out, states if final_states_out is None else final_states_out.copy_(states)
+
+
+class CausalConv1dFn:
+    """What code takes that calls the autograd function by name: `CausalConv1dFn.apply(…)`."""
+
+    @staticmethod
+    def apply(x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> Any:
+        """`causal_conv1d_fn`; older versions have fewer arguments, and an activation last."""
+        if rest and isinstance(rest[-1], str):
+            rest = (*rest[:-1], *[None] * (5 - len(rest)), rest[-1])
+        return causal_conv1d_fn(x, weight, bias, *rest)
 
 
 def causal_conv1d_update(
