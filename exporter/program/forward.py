@@ -38,6 +38,7 @@ from fuseport.exporter.program import (
 from fuseport.exporter.program._asked import asked_once
 from fuseport.exporter.program._derivatives import merge_equal, taking
 from fuseport.exporter.program._detached import detach_regions
+from fuseport.exporter.program._dtypes import named_dtypes
 from fuseport.exporter.program._functions import functions
 from fuseport.exporter.program._jacobians import by_derivatives
 from fuseport.exporter.program._known import buffers_of, knowing
@@ -207,7 +208,9 @@ def _exported(
         detach_regions(exported.graph_module)
         with asked_once():
             exported = exported.run_decompositions({**DIFFERENTIABLE, **_replaced_operators()})
-    return contiguous_matrices(rolled(exported), inside=True)
+    exported = contiguous_matrices(rolled(exported), inside=True)
+    named_dtypes(exported.graph_module)
+    return exported
 
 
 def _replaced_operators() -> dict[Any, Callable[..., Any]]:

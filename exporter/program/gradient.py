@@ -29,6 +29,7 @@ from fuseport.exporter.program import (
     shape_env,
 )
 from fuseport.exporter.program._arithmetic import fails, holds
+from fuseport.exporter.program._dtypes import named_dtypes
 from fuseport.exporter.program._layouts import contiguous_gradients, contiguous_matrices
 from fuseport.exporter.program._loops import lighten
 from fuseport.exporter.program._saved_sizes import sizes_saved
@@ -79,6 +80,7 @@ def capture_gradient(forward: Program) -> Program:
     with failing_as("gradient"), _regions_named(forward), any_sizes(), loops, saved:
         joint = _trace(forward, wanted, [spec.name for spec in cotangents])
         names = [spec.name for spec in forward.outputs] + [f"grad/{n}" for n in joint.connected]
+        named_dtypes(joint.module)
         exported = _exported(forward, joint, specs, names)
     none = tuple(f"grad/{name}" for name in wanted if name not in joint.connected)
     return Program("gradient", exported, specs, output_specs(exported, specs, names), none)
