@@ -301,7 +301,7 @@ class Net(torch.nn.Module):
         self.a = torch.nn.Linear(3, 3)
 
     def forward(self, x):
-        window = np.hanning(x.shape[1])
+        window = np.ones(4) * np.cbrt(x.shape[1])
         return torch.from_numpy(self.a(x).detach().numpy() * window[:, None])
 """
 
@@ -323,7 +323,9 @@ def test_the_line_at_which_a_capture_ends_is_told_too(
 def test_an_operator_of_which_torch_knows_no_shapes_is_named(
     tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
 ) -> None:
-    code = WINDOW.replace("window = np.hanning(x.shape[1])", "solved = torch.linalg.lstsq(x, x)")
+    code = WINDOW.replace(
+        "window = np.ones(4) * np.cbrt(x.shape[1])", "solved = torch.linalg.lstsq(x, x)"
+    )
     code = code.replace("return torch.from_numpy(", "return solved[0] + (").replace(
         ".detach().numpy() * window[:, None]", ""
     )
@@ -357,7 +359,9 @@ def test_indices_that_are_out_of_range_ask_for_bounds(
     tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
 ) -> None:
     """As hours and days that an embedding looks up, which are given as floats."""
-    code = WINDOW.replace("window = np.hanning(x.shape[1])", "return self.a.weight[x.long() + 9]")
+    code = WINDOW.replace(
+        "window = np.ones(4) * np.cbrt(x.shape[1])", "return self.a.weight[x.long() + 9]"
+    )
     checkpoint, model = saved_with(code, a=torch.nn.Linear(3, 3))
     with pytest.raises(ExportFailed, match=r"integers with a bound, x:int64\[batch,length\]<9"):
         api.export(checkpoint, tmp_path / "b", model=model, inputs="x:[batch,length]")
