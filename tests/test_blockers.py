@@ -301,7 +301,7 @@ class Net(torch.nn.Module):
         self.a = torch.nn.Linear(3, 3)
 
     def forward(self, x):
-        window = np.ones(4) * np.cbrt(x.shape[1])
+        window = np.ones(1) * np.cbrt(x.shape[1])
         return torch.from_numpy(self.a(x).detach().numpy() * window[:, None])
 """
 
@@ -324,7 +324,7 @@ def test_an_operator_of_which_torch_knows_no_shapes_is_named(
     tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
 ) -> None:
     code = WINDOW.replace(
-        "window = np.ones(4) * np.cbrt(x.shape[1])", "solved = torch.linalg.lstsq(x, x)"
+        "window = np.ones(1) * np.cbrt(x.shape[1])", "solved = torch.linalg.lstsq(x, x)"
     )
     code = code.replace("return torch.from_numpy(", "return solved[0] + (").replace(
         ".detach().numpy() * window[:, None]", ""
@@ -360,7 +360,7 @@ def test_indices_that_are_out_of_range_ask_for_bounds(
 ) -> None:
     """As hours and days that an embedding looks up, which are given as floats."""
     code = WINDOW.replace(
-        "window = np.ones(4) * np.cbrt(x.shape[1])", "return self.a.weight[x.long() + 9]"
+        "window = np.ones(1) * np.cbrt(x.shape[1])", "return self.a.weight[x.long() + 9]"
     )
     checkpoint, model = saved_with(code, a=torch.nn.Linear(3, 3))
     with pytest.raises(ExportFailed, match=r"integers with a bound, x:int64\[batch,length\]<9"):
