@@ -22,6 +22,9 @@ aten = torch.ops.aten
 
 _Calls = dict[str, fx.Node]
 
+_BODIES = ("then_branch", "else_branch", "body")
+"""The graphs of an If, in the order of torch's `cond`, and of a Scan."""
+
 _FX_NODE = "pkg.torch.onnx.fx_node"  # where torch.onnx notes what a node is of
 
 
@@ -80,11 +83,7 @@ def _graphs(graph: ir.Graph, made_of: fx.GraphModule) -> Iterator[tuple[ir.Graph
     calls = {f"%{call.name}": call for call in made_of.graph.nodes}
     yield graph, calls
     for node in graph:
-        inside = [
-            each.as_graph()
-            for each in node.attributes.values()
-            if each.type is ir.AttributeType.GRAPH
-        ]
+        inside = [node.attributes[name].as_graph() for name in _BODIES if name in node.attributes]
         call = calls.get(_name(node)) if inside else None
         taken = () if call is None else pytree.tree_leaves(call.args)
         bodies = [each for each in taken if _is_body(made_of, each)]
