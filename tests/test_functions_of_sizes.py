@@ -12,6 +12,25 @@ from fuseport.exporter import api
 from fuseport.exporter.errors import ExportFailed
 from fuseport.tests.test_integers import Saved, assert_of_any_length
 
+FLOATS = """
+import math
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        length = x.shape[1]
+        assert isinstance(0.5, float) and not isinstance(1, float) and float("7") == 7.0
+        padded = 32 * (length // 32 + 1)
+        y = self.a(x) * (float(length) / float(padded)) / math.sqrt(length)
+        scores = x @ x.mT / math.sqrt(float(length) + 0.5)
+        return y + torch.softmax(scores, -1) @ x * math.sqrt(4) + math.isqrt(length)
+"""
+
+
 FUNCTIONS = """
 import math
 import numpy as np
@@ -35,9 +54,10 @@ class Net(torch.nn.Module):
 """
 
 
-def test_functions_of_sizes_stay_dynamic(tmp_path: Path, saved_with: Saved) -> None:
-    """As scores are divided by the logarithm of a length."""
-    bundle = assert_of_any_length(FUNCTIONS, saved_with, tmp_path)
+@pytest.mark.parametrize("code", [FLOATS, FUNCTIONS])
+def test_functions_of_sizes_stay_dynamic(code: str, tmp_path: Path, saved_with: Saved) -> None:
+    """Flow networks scale what they resized so, and attention its scores by a length."""
+    bundle = assert_of_any_length(code, saved_with, tmp_path)
     assert "conditions" not in bundle.manifest["programs"]["forward"]
 
 

@@ -199,31 +199,6 @@ def test_quotients_of_sizes_are_rounded_as_python_does(tmp_path: Path, saved_wit
     assert_of_any_length(ROUNDED, saved_with, tmp_path)
 
 
-FLOATS = """
-import math
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        length = x.shape[1]
-        assert isinstance(0.5, float) and not isinstance(1, float) and float("7") == 7.0
-        padded = 32 * (length // 32 + 1)
-        y = self.a(x) * (float(length) / float(padded)) / math.sqrt(length)
-        scores = x @ x.mT / math.sqrt(float(length) + 0.5)
-        return y + torch.softmax(scores, -1) @ x * math.sqrt(4) + math.isqrt(length)
-"""
-
-
-def test_floats_and_roots_of_sizes_stay_dynamic(tmp_path: Path, saved_with: Saved) -> None:
-    """Flow networks scale what they resized so, and attention its scores by a length."""
-    bundle = assert_of_any_length(FLOATS, saved_with, tmp_path)
-    assert "conditions" not in bundle.manifest["programs"]["forward"]
-
-
 PARTS = """
 import torch
 
