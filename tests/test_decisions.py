@@ -104,8 +104,8 @@ return torch.tanh(y)""",
 if y.max() > 1:
     a, b = y.chunk(2, -1)
 else:
-    b, a = (y * 2).chunk(2, -1)
-return torch.cat([a.sin(), a * b], -1)""",
+    b, a = y.chunk(2, -1)
+return torch.cat([a * 2, b.sin()], -1)""",
     "a number": """
 largest = y.abs().max().item()
 if largest > 1.0:
