@@ -1,6 +1,7 @@
 """Quotients of sizes, and what code rounds of them: `math.ceil(length / 2)`.
 
-Torch can write a number that is no integer to no file, but can their forms that are integers.
+Integers divided are integers in every format, and conditions on sizes can be asserted of them; what
+else is rounded, formats write out.
 """
 
 import math
