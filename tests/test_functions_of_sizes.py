@@ -6,32 +6,12 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
-from torch import Tensor
 
 from fuseport.exporter import api
 from fuseport.exporter.errors import ExportFailed
 from fuseport.tests.test_integers import Saved, assert_of_any_length
 
-FLOATS = """
-import math
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        length = x.shape[1]
-        assert isinstance(0.5, float) and not isinstance(1, float) and float("7") == 7.0
-        padded = 32 * (length // 32 + 1)
-        y = self.a(x) * (float(length) / float(padded)) / math.sqrt(length)
-        scores = x @ x.mT / math.sqrt(float(length) + 0.5)
-        return y + torch.softmax(scores, -1) @ x * math.sqrt(4) + math.isqrt(length)
-"""
-
-
-FUNCTIONS = """
+HEAD = """
 import math
 import numpy as np
 import torch
@@ -44,6 +24,18 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         length = x.shape[1]
+"""
+
+
+FLOATS = """\
+        assert isinstance(0.5, float) and not isinstance(1, float) and float("7") == 7.0
+        padded = 32 * (length // 32 + 1)
+        y = self.a(x) * (float(length) / float(padded)) / math.sqrt(length)
+        scores = x @ x.mT / math.sqrt(float(length) + 0.5)
+        return y + torch.softmax(scores, -1) @ x * math.sqrt(4) + math.isqrt(length)
+"""
+
+FUNCTIONS = """\
         assert math.log(8, 2) == 3 and sqrt(4) == 2 and hypot(3, 4) == 5 and math.cos(0) == 1
         by = math.log(length + 1, 512) / sqrt(length) + hypot(length, x.shape[2]) - isqrt(length)
         y = self.a(x) * by + np.log(length + 0.5) - np.sqrt(length) * np.arctan(length)
@@ -57,22 +49,11 @@ class Net(torch.nn.Module):
 @pytest.mark.parametrize("code", [FLOATS, FUNCTIONS])
 def test_functions_of_sizes_stay_dynamic(code: str, tmp_path: Path, saved_with: Saved) -> None:
     """Flow networks scale what they resized so, and attention its scores by a length."""
-    bundle = assert_of_any_length(code, saved_with, tmp_path)
+    bundle = assert_of_any_length(HEAD + code, saved_with, tmp_path)
     assert "conditions" not in bundle.manifest["programs"]["forward"]
 
 
-ROUNDED = """
-import math
-import numpy as np
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        length = x.shape[1]
+ROUNDED = """\
         counts = [math.floor(length * 0.29), math.ceil(length * 0.35), round(length * 0.7)]
         counts += [round(length * 1.5), math.floor(2.5 - length * 0.7), math.ceil(2.5 - length)]
         counts += [round(2.5 - 0.6 * length), int(np.ceil(length * 0.58)), int(length * 0.8 // 1.5)]
@@ -81,58 +62,28 @@ class Net(torch.nn.Module):
 """
 
 
-@pytest.fixture(scope="module")
-def rounding(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[torch.nn.Module, Path]:
-    folder = tmp_path_factory.mktemp("rounding")
-    (folder / "net.py").write_text(ROUNDED)
-    names: dict[str, type[torch.nn.Module]] = {}
-    exec(ROUNDED, names)
-    net = names["Net"]()
-    torch.save(net.state_dict(), folder / "net.pth")
-    model = f"{folder / 'net.py'}:Net"
-    api.export(
-        folder / "net.pth",
-        folder / "b",
-        model=model,
-        inputs="x:[batch,length,8]",
-        programs="forward",
-    )
-    return net, folder / "b"
-
-
-def _pt2(folder: Path) -> Callable[[Tensor], list[Tensor]]:
-    module = torch.export.load(folder / "forward.pt2").module()
-    return lambda x: list(module(x).values())
-
-
-def _torchscript(folder: Path) -> Callable[[Tensor], list[Tensor]]:
-    module = torch.jit.load(str(folder / "forward.pt"))
-    return lambda x: list(module(x).values())
-
-
-def _onnx(folder: Path) -> Callable[[Tensor], list[Tensor]]:
-    session = onnxruntime.InferenceSession(folder / "forward.onnx")
-    return lambda x: [torch.from_numpy(y) for y in session.run(None, {"x": x.numpy()})]
-
-
-@pytest.mark.parametrize("runtime", [_pt2, _torchscript, _onnx])
 def test_what_is_rounded_of_sizes_is_what_python_has(
-    rounding: tuple[torch.nn.Module, Path],
-    runtime: Callable[[Path], Callable[[Tensor], list[Tensor]]],
+    tmp_path: Path, saved_net: Callable[[str], tuple[torch.nn.Module, Path, str]]
 ) -> None:
     """Of 29 hundredths of 100 it has 28; and 0.7 of 10 is 7, and no more."""
-    net, folder = rounding
-    run = runtime(folder)
+    net, checkpoint, code = saved_net(HEAD + ROUNDED)
+    inputs, folder = "x:[batch,length,8]", tmp_path / "b"
+    api.export(checkpoint, folder, model=code, inputs=inputs, programs="forward")
+    script = torch.jit.load(str(folder / "forward.pt"))
+    program = torch.export.load(folder / "forward.pt2").module()
+    session = onnxruntime.InferenceSession(folder / "forward.onnx")
     for length in (*range(1, 42), 100, 170, 200, 450):
         x = torch.zeros(1, length, 8)
-        for found, expected in zip(run(x), net(x), strict=True):
-            torch.testing.assert_close(found, expected.detach(), msg=f"length {length}")
+        expected = [y.detach() for y in net(x)]
+        in_onnx = [torch.from_numpy(y) for y in session.run(None, {"x": x.numpy()})]
+        results = {"script": [*script(x).values()], "program": [*program(x).values()]}
+        for name, found in {**results, "onnx": in_onnx}.items():
+            said = f"{name}, length {length}"
+            torch.testing.assert_close(found, expected, msg=lambda m, s=said: f"{s}: {m}")
 
 
 def test_what_a_pt2_has_no_form_of_is_named(tmp_path: Path, saved_with: Saved) -> None:
-    code = ROUNDED.replace("round(length * 0.7)", "round(length * 0.7, 1)")
+    code = HEAD + ROUNDED.replace("round(length * 0.7)", "round(length * 0.7, 1)")
     checkpoint, model = saved_with(code, a=torch.nn.Linear(8, 8))
     with pytest.raises(ExportFailed, match=r"torch has no form of builtins\.round of a size"):
         api.export(checkpoint, tmp_path / "b", model=model, inputs="x:[batch,length,8]")

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -36,7 +35,7 @@ from fuseport.exporter.formats._sums import of_volume
 from fuseport.exporter.program.bounds import may_be_none
 from fuseport.exporter.program.portable import masked_select
 from fuseport.exporter.program.regions import nodes
-from fuseport.exporter.program.rewriting import Table
+from fuseport.exporter.program.rewriting import Table, is_composite
 
 __all__ = ["decompositions"]
 
@@ -53,7 +52,7 @@ def decompositions(exported: ExportedProgram) -> Table:
         elif isinstance(target, OpOverload) and "backward" in target._schema.name:
             if target in decomposition_table:
                 table[target] = decomposition_table[target]
-            elif target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
+            elif is_composite(target):
                 table[target] = target.decompose
         elif (inside := of_loss(node)) is not None:
             table[target] = inside

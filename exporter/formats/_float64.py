@@ -20,8 +20,6 @@ __all__ = ["IN_FLOAT32", "in_full", "of_float64"]
 
 aten = torch.ops.aten
 
-_Calls = dict[str, fx.Node]
-
 _BODIES = ("then_branch", "else_branch", "body")
 """The graphs of an If, in the order of torch's `cond`, and of a Scan."""
 
@@ -33,7 +31,7 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
 
     `int(length * 0.29)` is 28 of a length of 100, as Python has it, and would be 29.
     """
-    calls = dict(_graphs(model.graph, translated.graph_module))
+    calls = dict(_calls(model.graph, translated.graph_module))
 
     @functools.cache
     def in_float64(call: fx.Node) -> bool:
@@ -43,14 +41,8 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
             return {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.float64}
         return any(isinstance(value, torch.SymFloat) for value in values)  # of sizes
 
-    def taken(node: ir.Node) -> fx.Node | None:
-        known = calls.get(node.graph) if isinstance(node.graph, ir.Graph) else None
-        return None if known is None else known.get(_name(node))
-
-    nodes = [node for graph in calls for node in graph]
-    for node in nodes:
-        call = taken(node)
-        if call is None or not in_float64(call):
+    for node, call in calls.items():
+        if not in_float64(call):
             continue
         if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
             node.attributes["to"] = ir.AttrInt64("to", ir.DataType.DOUBLE)
@@ -65,36 +57,31 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
                 assert isinstance(node.graph, ir.Graph)
                 node.graph.insert_before(node, constant)
                 node.replace_input_with(index, constant.outputs[0])
-    for node in nodes:
-        call = taken(node)
-        if call is not None and isinstance(call.meta.get("val"), torch.SymFloat):
+    for node, call in calls.items():
+        if isinstance(call.meta.get("val"), torch.SymFloat):
             for output in node.outputs:
                 if output.dtype == ir.DataType.DOUBLE:
                     beside = [
                         (user, index)
                         for user, index in output.uses()
-                        if (of := taken(user)) is None or not in_float64(of)
+                        if (of := calls.get(user)) is None or not in_float64(of)
                     ]
                     _in_float32(output, beside)
 
 
-def _graphs(graph: ir.Graph, made_of: fx.GraphModule) -> Iterator[tuple[ir.Graph, _Calls]]:
-    """A graph and those in its nodes, each with the calls that its nodes were made of, by name."""
-    calls = {f"%{call.name}": call for call in made_of.graph.nodes}
-    yield graph, calls
+def _calls(graph: ir.Graph, made_of: fx.GraphModule) -> Iterator[tuple[ir.Node, fx.Node]]:
+    """The nodes of a graph, and of those inside of them, each with the call that it was made of."""
+    named = {f"%{call.name}": call for call in made_of.graph.nodes}
     for node in graph:
+        call = named.get(node.metadata_props.get(_FX_NODE, "").partition(" ")[0])
+        if call is None:
+            continue
+        yield node, call
         inside = [node.attributes[name].as_graph() for name in _BODIES if name in node.attributes]
-        call = calls.get(_name(node)) if inside else None
-        taken = () if call is None else pytree.tree_leaves(call.args)
-        bodies = [each for each in taken if _is_body(made_of, each)]
+        bodies = [each for each in pytree.tree_leaves(call.args) if _is_body(made_of, each)]
         if len(bodies) == len(inside):  # else torch.onnx has them for an operator of its own
             for part, body in zip(inside, bodies, strict=True):
-                yield from _graphs(part, getattr(made_of, body.target))
-
-
-def _name(node: ir.Node) -> str:
-    """That of the call that it was made of, as torch.onnx notes it."""
-    return node.metadata_props.get(_FX_NODE, "").partition(" ")[0]
+                yield from _calls(part, getattr(made_of, body.target))
 
 
 def _is_body(module: fx.GraphModule, value: Any) -> bool:

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 import torch._prims
 from torch import Tensor, fx
-from torch._C import DispatchKey
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from fuseport.exporter.formats._scalars import of_higher_rank
@@ -16,7 +14,7 @@ from fuseport.exporter.program import rebuilt
 from fuseport.exporter.program._layouts import any_layouts
 from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.portable import computed_inside
-from fuseport.exporter.program.rewriting import Rewriting, Table, Whole
+from fuseport.exporter.program.rewriting import Rewriting, Table, Whole, is_composite
 from fuseport.exporter.program.tracing import resized_to_one
 
 __all__ = ["VALUE_OF", "Lowering", "rewritten"]
@@ -74,19 +72,11 @@ class Lowering(ExportedProgram):
         inside = {**others, **{op: form for op, form in self._own.items() if op not in _SPLIT}}
         program = rewritten(self, own)
         # Torch leaves such operators in regions, whatever they are to become.
-        composite = {op: form for op, form in self._own.items() if _is_composite(op)}
+        composite = {op: form for op, form in self._own.items() if is_composite(op)}
         program._graph_module = computed_inside(program.graph_module, composite)
         with any_layouts():
             whole: ExportedProgram = program.run_decompositions(inside)
         return whole
-
-
-def _is_composite(op: Any) -> bool:
-    return (
-        isinstance(op, OpOverload)
-        and op not in _SPLIT
-        and op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
-    )
 
 
 class _OfAnyRank(Rewriting):

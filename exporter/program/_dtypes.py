@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._C import DispatchKey
 from torch._ops import OpOverload
 
 from fuseport.exporter.program.provenance import within
-from fuseport.exporter.program.regions import graphs
+from fuseport.exporter.program.regions import nodes
+from fuseport.exporter.program.rewriting import is_composite
 
 __all__ = ["named_dtypes"]
 
@@ -22,24 +22,20 @@ def named_dtypes(module: fx.GraphModule) -> None:
     of who loads a program: of what is made without a dtype (`torch.ones(n)`), and of what is
     computed of integers alone (`counts / 2`).
     """
-    for part in graphs(module):
-        for node in list(part.graph.nodes):
-            value = node.meta.get("val")
-            if not isinstance(node.target, OpOverload) or not isinstance(value, Tensor):
-                continue
-            if not _is_float(node):
-                continue
-            given = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
-            if any(_is_float(n) for n in given):
-                continue
-            if node.target.overloadpacket is aten.where:
-                _choose(node, value)
-                continue
-            if given and _computes(node):
-                for x in given:
-                    node.replace_input_with(x, _cast(node, x, value.dtype))
-            elif not given and _names_dtype(node.target):
-                node.update_kwarg("dtype", node.kwargs.get("dtype") or value.dtype)
+    for node in [*nodes(module)]:
+        if not isinstance(node.target, OpOverload) or not _is_float(node):
+            continue
+        given = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
+        if any(map(_is_float, given)):
+            continue
+        value = node.meta["val"]
+        if node.target.overloadpacket is aten.where:
+            _choose(node, value)
+        elif given and _computes(node):
+            for x in given:
+                node.replace_input_with(x, _cast(node, x, value.dtype))
+        elif not given and _names_dtype(node.target):
+            node.update_kwarg("dtype", node.kwargs.get("dtype") or value.dtype)
 
 
 def _names_dtype(operator: OpOverload) -> bool:
@@ -47,8 +43,8 @@ def _names_dtype(operator: OpOverload) -> bool:
 
 
 def _is_float(node: fx.Node) -> bool:
-    value = node.meta["val"]
-    return bool(value.is_floating_point() or value.is_complex())
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _computes(node: fx.Node) -> bool:
@@ -56,9 +52,7 @@ def _computes(node: fx.Node) -> bool:
     assert isinstance(node.target, OpOverload)
     if any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values())):
         return False
-    return torch.Tag.pointwise in node.target.tags or (
-        node.target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
-    )
+    return torch.Tag.pointwise in node.target.tags or is_composite(node.target)
 
 
 def _cast(before: fx.Node, x: fx.Node, dtype: torch.dtype) -> fx.Node:

@@ -16,7 +16,7 @@ from torch import SymFloat, SymInt, Tensor
 __all__ = ["OF_SIZES", "functions", "logarithm"]
 
 _NAMES = (
-    *("log", "log10", "log1p", "exp", "expm1", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
+    *("log10", "log1p", "exp", "expm1", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
     *("asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma"),
 )
 _OTHERS = {"arcsin": "asin", "arccos": "acos", "arctan": "atan"}
@@ -35,15 +35,14 @@ def logarithm(size: SymInt) -> Any:
 def _of_size(name: str) -> Callable[..., Any]:
     number, function = getattr(math, name), getattr(torch, name)
 
-    def computed(x: Any, /, *others: Any) -> Any:
-        if not others:
-            return _number(function, x) if isinstance(x, SymInt | SymFloat) else number(x)
-        if not any(isinstance(each, SymInt | SymFloat) for each in (x, *others)):
-            return number(x, *others)
-        (base,) = others  # of a logarithm
-        return computed(x) / computed(base)
+    def computed(x: Any, /) -> Any:
+        return _number(function, x) if isinstance(x, SymInt | SymFloat) else number(x)
 
     return computed
+
+
+def _log(x: Any, /, *base: Any) -> Any:
+    return _natural(x) / _natural(*base) if base else _natural(x)
 
 
 def _sqrt(x: Any, /) -> Any:
@@ -60,10 +59,12 @@ def _hypot(*sides: Any) -> Any:
     return _DISTANCE(*sides)
 
 
+_natural = _of_size("log")
 _ROOT, _WHOLE_ROOT, _DISTANCE = math.sqrt, math.isqrt, math.hypot
 
 OF_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     **{getattr(math, name): _of_size(name) for name in _NAMES},
+    math.log: _log,
     _ROOT: _sqrt,
     _WHOLE_ROOT: _isqrt,
     _DISTANCE: _hypot,

@@ -6,7 +6,7 @@ its solvers of linear systems have one column after the other.
 
 import copy
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -76,21 +76,18 @@ def contiguous_gradients() -> Iterator[None]:
     scans: Any = importlib.import_module("torch._higher_order_ops.scan")  # a function has its name
     branches: Any = importlib.import_module("torch._higher_order_ops.cond")
     of: Any = getattr(scans, "ScanAutogradImpl", None)
-    separate: Callable[..., Any] | None = getattr(of, _SEPARATE, None)
-    backward: Callable[..., Any] | None = getattr(of, _BACKWARD, None)
-    derive: Callable[..., Any] | None = getattr(branches, _DERIVE, None)
+    separate: Any = getattr(of, _SEPARATE, None)
+    backward: Any = getattr(of, _BACKWARD, None)
+    derive: Any = getattr(branches, _DERIVE, None)
 
     def separated(self: Any) -> None:
-        assert separate is not None
         separate(self)
         _lay_out(self.hop_partitioned_graph.bw_gm, len(self.init))
 
     def called(self: Any, *gradients: Any) -> Any:
-        assert backward is not None
         return backward(self, *map(_whole, gradients))
 
     def derived(*given: Any, **by: Any) -> Any:
-        assert derive is not None
         gradients = derive(*given, **by)
         return lambda *arguments: [*map(_whole, gradients(*arguments))]
 

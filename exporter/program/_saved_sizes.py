@@ -34,7 +34,7 @@ def sizes_saved() -> Iterator[None]:
         given, spec = self.additional_inputs, self.fw_spec
         taken = _as_given(graph, self.hop_partitioned_graph.n_fw_outputs)
         # Torch saves what turns are given as it is.
-        self.additional_inputs = (*given, *taken.values())
+        self.additional_inputs = (*given, *(placeholder.meta["val"] for placeholder in taken))
         self.fw_spec = pytree.tree_structure((self.init, self.xs, self.additional_inputs))
         sort(self)
         self.additional_inputs, self.fw_spec = given, spec
@@ -46,20 +46,19 @@ def sizes_saved() -> Iterator[None]:
         yield
 
 
-def _as_given(graph: fx.Graph, count: int) -> dict[fx.Node, SymInt]:
-    """Have a turn return placeholders for the sizes after so many outputs: what they are."""
+def _as_given(graph: fx.Graph, count: int) -> list[fx.Node]:
+    """Have a turn return placeholders for the sizes after so many outputs: those made."""
     output = graph.output_node()
     left: Any = output.args[0]
     last = graph.find_nodes(op="placeholder")[-1]
-    found: dict[fx.Node, SymInt] = {}
-    placeholders: dict[fx.Node, fx.Node] = {}
+    made: dict[fx.Node, fx.Node] = {}
     for node in left[count:]:
         size = node.meta.get("val") if isinstance(node, fx.Node) else None
         if not isinstance(size, SymInt) or free_unbacked_symbols(size):
             continue
-        if node.op != "placeholder" and node not in placeholders:
+        if node.op != "placeholder" and node not in made:
             with graph.inserting_after(last):
-                last = placeholders[node] = graph.placeholder(f"{node.name}_saved")
-            last.meta["val"] = found[last] = size
-    output.args = ((*left[:count], *(placeholders.get(node, node) for node in left[count:])),)
-    return found
+                last = made[node] = graph.placeholder(f"{node.name}_saved")
+            last.meta["val"] = size
+    output.args = ((*left[:count], *(made.get(node, node) for node in left[count:])),)
+    return [*made.values()]

@@ -36,10 +36,10 @@ from fuseport.exporter.program._saved_sizes import sizes_saved
 from fuseport.exporter.program.bounds import may_be_zero, of_inputs
 from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import failing_as, output_specs
-from fuseport.exporter.program.portable import PORTABLE, portable_inside
+from fuseport.exporter.program.portable import PORTABLE, computed_inside
 from fuseport.exporter.program.provenance import Provenance
 from fuseport.exporter.program.real_regions import differentiable
-from fuseport.exporter.program.regions import graphs, refuse_writers, regions, view_of
+from fuseport.exporter.program.regions import graphs, nodes, refuse_writers, regions, view_of
 from fuseport.exporter.program.tracing import any_sizes
 
 __all__ = ["capture_gradient"]
@@ -130,13 +130,10 @@ class _Joint:
 def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -> _Joint:
     exported = contiguous_matrices(differentiable(forward.exported))
     names = _placeholder_names(forward, cotangents)
-    nodes = list(exported.graph.nodes)
-    fakes = {
-        name: node.meta["val"]
-        for name, node in zip(names, (n for n in nodes if n.op == "placeholder"), strict=True)
-    }
-    results = [node.meta["val"] for node in nodes[-1].args[0]]
-    inner = portable_inside(exported.graph_module)
+    placeholders = exported.graph.find_nodes(op="placeholder")
+    fakes = {name: node.meta["val"] for name, node in zip(names, placeholders, strict=True)}
+    results = [node.meta["val"] for node in exported.graph.output_node().args[0]]
+    inner = computed_inside(exported.graph_module, PORTABLE)
     connected: list[str] = []
     provenance = Provenance()
 
@@ -187,7 +184,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
                 _return_apart(part.graph)
                 part.recompile()  # it may be run again
         # Some derivatives do, inside.
-        if any(mutates(node) for part in graphs(module) for node in part.graph.nodes):
+        if any(map(mutates, nodes(module))):
             interpreted = fx.Interpreter(module)  # which keeps the marks of nodes
             with torch.no_grad():  # what is written to parts of complex numbers has no derivative
                 module = make_fx(functionalize(interpreted.run))(*arguments)

@@ -5,14 +5,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import DispatchKey
-from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program.complex_forms import Complex, as_it_is, is_complex
 from fuseport.exporter.program.regions import view_of
-from fuseport.exporter.program.rewriting import Rewriting, Table
+from fuseport.exporter.program.rewriting import Rewriting, Table, is_composite
 
 __all__ = ["InParts", "composites", "has_complex", "inside_in_parts"]
 
@@ -43,9 +41,7 @@ def composites(graph: fx.Graph, forms: Table) -> Table:
     return {
         node.target: node.target.decompose
         for node in graph.nodes
-        if isinstance(node.target, OpOverload) and has_complex(node)
-        if _named(node) not in forms
-        if node.target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+        if is_composite(node.target) and has_complex(node) and _named(node) not in forms
     }
 
 

@@ -19,7 +19,7 @@ from fuseport.exporter.program.bounds import may_be_none
 from fuseport.exporter.program.regions import graphs
 from fuseport.exporter.program.volumes import grid_sampler_3d
 
-__all__ = ["DIFFERENTIABLE", "PORTABLE", "computed_inside", "masked_select", "portable_inside"]
+__all__ = ["DIFFERENTIABLE", "PORTABLE", "computed_inside", "masked_select"]
 
 aten = torch.ops.aten
 
@@ -198,12 +198,6 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     **{pool: partial(_adaptive_avg_pool, pool) for pool in _ADAPTIVE_AVG_POOLS},
 }
 """What the gradient program computes instead of an operator of the forward program."""
-
-
-def portable_inside(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph whose regions call these functions, for torch to trace their derivatives: the one
-    given, if they call none of these operators."""
-    return computed_inside(module, PORTABLE)
 
 
 def computed_inside(

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -16,7 +18,7 @@ from fuseport.exporter.program import mutates
 from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.provenance import within
 
-__all__ = ["Rewriting", "Table", "Whole"]
+__all__ = ["Rewriting", "Table", "Whole", "is_composite"]
 
 aten = torch.ops.aten
 _SIZE = aten.sym_size.int
@@ -24,6 +26,12 @@ _SIZE = aten.sym_size.int
 Table = Mapping[Any, Callable[..., Any]]
 """Operators, each with a function that computes the same from the same arguments. One that returns
 NotImplemented leaves the operator where it is."""
+
+
+def is_composite(operator: Any) -> bool:
+    """Whether it is an operator that torch computes by others, whatever the tensors are."""
+    composite = DispatchKey.CompositeImplicitAutograd
+    return isinstance(operator, OpOverload) and operator.has_kernel_for_dispatch_key(composite)
 
 
 class Rewriting:
