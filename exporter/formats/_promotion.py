@@ -4,12 +4,11 @@ It asks for the dtypes of what each operator is given, and computes the whole pr
 fakes, to know them. A program has them with its nodes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import fx
 from torch.onnx._internal.fx.passes import type_promotion
 
@@ -23,30 +22,9 @@ def promoted_by_known_values() -> Iterator[None]:
     """Within, torch.onnx computes only the nodes that it adds or changes."""
     with (
         mock.patch.object(type_promotion, "_TypePromotionInterpreter", _Promoting),
-        mock.patch.object(type_promotion, _FOUND, _of_numbers(getattr(type_promotion, _FOUND))),
         _overloads(),
     ):
         yield
-
-
-_FOUND = "find_compatible_op_overload"
-
-
-def _of_numbers(found: Callable[..., Any]) -> Callable[..., Any]:
-    """Finds an overload, too, for a number before a tensor: `1.0 - x`, whose `x` was cast.
-
-    Torch calls the overload of two tensors with it, which no schema says.
-    """
-
-    def of_numbers(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return found(op, args, kwargs)
-        except RuntimeError:
-            if not args or not isinstance(args[0], int | float):
-                raise
-            return found(op, (torch.tensor(args[0]), *args[1:]), kwargs)
-
-    return of_numbers
 
 
 class _Known(fx.Interpreter):
