@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fuseport.exporter.program import TensorSpec
-from fuseport.exporter.program._addresses import ALIGNED, Address
 from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.instead._addresses import ALIGNED, Address
 
 SPEC = TensorSpec("x", "float32", ("batch", 4))
 

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuseport.exporter.program import TensorSpec, _folds
-from fuseport.exporter.program._by_values import BY_VALUES
+from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter.program.instead._by_values import BY_VALUES
+from fuseport.exporter.program.portable import _folds
 
 FUNCTIONS: dict[str, tuple[Any, Callable[[Tensor, int], Tensor]]] = {
     "cumsum": (_folds._CumulativeSum, torch.cumsum),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program import _grouped
+from fuseport.exporter.program.portable import _grouped
 
 # Filters of each sample's own, as StyleGAN2 has them.
 NET = """

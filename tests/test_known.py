@@ -12,8 +12,8 @@ from fuseport.exporter import api
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec
-from fuseport.exporter.program._known import buffers_of, knowing
 from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.sizes._known import buffers_of, knowing
 
 SPEC = TensorSpec("x", "float32", ("batch", "length", 4))
 

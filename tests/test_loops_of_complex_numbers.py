@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec
-from fuseport.exporter.program.complex_forms import FORMS
+from fuseport.exporter.program.complex_numbers.complex_forms import FORMS
+from fuseport.exporter.program.complex_numbers.in_parts import has_complex
+from fuseport.exporter.program.complex_numbers.real_regions import differentiable, real_regions
 from fuseport.exporter.program.forward import capture_forward
-from fuseport.exporter.program.in_parts import has_complex
-from fuseport.exporter.program.real_regions import differentiable, real_regions
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 

@@ -12,9 +12,9 @@ from torch._higher_order_ops.scan import scan
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.complex_numbers.real_regions import differentiable
 from fuseport.exporter.program.conditions import admits, forget, violated
 from fuseport.exporter.program.forward import capture_forward
-from fuseport.exporter.program.real_regions import differentiable
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 

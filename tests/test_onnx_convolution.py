@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fuseport.exporter import formats
-from fuseport.exporter.formats._decompositions import decompositions
+from fuseport.exporter.formats._onnx.decompositions import decompositions
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient

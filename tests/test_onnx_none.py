@@ -10,8 +10,8 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fuseport.exporter import api
-from fuseport.exporter.formats import _decompositions, _none
-from fuseport.exporter.program.bounds import may_be_none
+from fuseport.exporter.formats._onnx import decompositions, none
+from fuseport.exporter.program.sizes.bounds import may_be_none
 
 CODE = """
 import torch
@@ -133,8 +133,8 @@ def test_verification_sees_it(
     saved_net: Callable[[str], tuple[nn.Module, Path, str]],
 ) -> None:
     """Where ONNX has the forms that torch gives it."""
-    monkeypatch.setattr(_none, "_OF_NONE", {})
-    monkeypatch.delitem(_decompositions._OWN, torch.ops.aten.repeat_interleave.self_int)
+    monkeypatch.setattr(none, "_OF_NONE", {})
+    monkeypatch.delitem(decompositions._OWN, torch.ops.aten.repeat_interleave.self_int)
     _, checkpoint, name = saved_net(CODE.replace("FORMULA", FORMULAS[formula]))
     api.export(checkpoint, tmp_path / "b", model=name, inputs=INPUTS, format="onnx")
     report = api.verify(tmp_path / "b", model=name, runtime=["onnxruntime"])

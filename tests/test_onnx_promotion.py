@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.onnx._internal.exporter._fx_passes import insert_type_promotion_nodes
 
-from fuseport.exporter.formats._promotion import promoted_by_known_values
+from fuseport.exporter.formats._onnx.promotion import promoted_by_known_values
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.tests.as_files import session_of

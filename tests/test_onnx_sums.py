@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseport.exporter import formats
-from fuseport.exporter.formats._sums import one_axis_at_a_time
+from fuseport.exporter.formats._onnx.sums import one_axis_at_a_time
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fuseport.exporter import api
 from fuseport.exporter.program import TensorSpec
-from fuseport.exporter.program._logarithms import Logarithm
 from fuseport.exporter.program.forward import capture_forward
+from fuseport.exporter.program.sizes._logarithms import Logarithm
 
 NET = """
 import math

@@ -13,11 +13,11 @@ from torch.utils._sympy.functions import Mod
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import TensorSpec
-from fuseport.exporter.program._arithmetic import holds
-from fuseport.exporter.program._instead import INSTEAD
 from fuseport.exporter.program.conditions import violated
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter.program.instead import INSTEAD
+from fuseport.exporter.program.sizes._arithmetic import holds
 from fuseport.tests.test_program import (
     SEQUENCE,
     SIZES,

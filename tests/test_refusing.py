@@ -19,9 +19,9 @@ from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Max, Mod, Modular
 from fuseport.exporter import api, formats
 from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program._arithmetic import Unknown, computed, fails, holds, of_integers
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.refusing import HOLDS, checks
+from fuseport.exporter.program.sizes._arithmetic import Unknown, computed, fails, holds, of_integers
 from fuseport.exporter.verify.mutants.onnx_edits import EDITS, sites
 from fuseport.tests.test_program import SEQUENCE, SIZES, inputs_of
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program._triangles import TRIANGLES, _of_growing
+from fuseport.exporter.program.instead._triangles import TRIANGLES, _of_growing
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 

@@ -5,7 +5,7 @@ import operator
 import torch
 from torch import fx
 
-from fuseport.exporter.program._unbound import forget_beyond
+from fuseport.exporter.program.tracing._unbound import forget_beyond
 
 HELD = torch.ops.aten._assert_scalar.default
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fuseport.exporter import api
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.program._losses import LOSSES
+from fuseport.exporter.program.instead._losses import LOSSES
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 

@@ -7,7 +7,7 @@ import torch
 
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program.volumes import grid_sampler_3d
+from fuseport.exporter.program.portable.volumes import grid_sampler_3d
 
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["bilinear", "nearest"])

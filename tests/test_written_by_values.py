@@ -10,8 +10,8 @@ from torch import nn
 
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
-from fuseport.exporter.program._written_by_values import written
-from fuseport.exporter.program.symbolic import Symbolic
+from fuseport.exporter.program.instead._written_by_values import written
+from fuseport.exporter.program.sizes.symbolic import Symbolic
 
 SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
 

@@ -17,7 +17,7 @@ from torch import SymBool, SymInt, Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fuseport.exporter.program.listed import Listed
+from fuseport.exporter.program.sizes.listed import Listed
 
 __all__ = ["Enumerated"]
 

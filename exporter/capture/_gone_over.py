@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.program._parts import named
+from fuseport.exporter.program.instead._parts import named
 
 __all__ = ["JOINS", "Parts", "is_dynamic", "is_long", "joining", "lists_of", "part_of"]
 

@@ -19,7 +19,7 @@ from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import Entry, Program, count_nodes, named_outputs, one_line
 from fuseport.exporter.program.conditions import nearly_fixed
 from fuseport.exporter.program.forward import FixedDimension, capture_forward
-from fuseport.exporter.program.rolled import Unrolled
+from fuseport.exporter.program.loops.rolled import Unrolled
 from fuseport.exporter.user_code import own_backward
 
 __all__ = ["Attempt", "Code", "went"]

@@ -29,13 +29,14 @@ from torch.overrides import TorchFunctionMode
 
 from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.program import Program, _of_sizes, _tables, one_line, rebuilt
+from fuseport.exporter.program import Program, one_line, rebuilt
 from fuseport.exporter.program.joining import alike, joined
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker, unmark
-from fuseport.exporter.program.numbers import as_number
 from fuseport.exporter.program.refusing import asserted
 from fuseport.exporter.program.regions import regions
 from fuseport.exporter.program.rounding import close
+from fuseport.exporter.program.sizes import _of_sizes, _tables
+from fuseport.exporter.program.sizes.numbers import as_number
 
 __all__ = [
     "MOST",

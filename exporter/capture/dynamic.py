@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from fuseport.exporter.program import TensorSpec, named_outputs
-from fuseport.exporter.program._known import buffers_of, knowing
 from fuseport.exporter.program.forward import entry, failing_as
-from fuseport.exporter.program.symbolic import Symbolic
+from fuseport.exporter.program.sizes._known import buffers_of, knowing
+from fuseport.exporter.program.sizes.symbolic import Symbolic
 from fuseport.exporter.program.tracing import any_sizes, known_constants
 
 __all__ = ["found_dynamic"]

@@ -8,8 +8,8 @@ from torch import Tensor, fx, nn
 from fuseport.exporter.capture.counts import Call
 from fuseport.exporter.program import Program
 from fuseport.exporter.program.conditions import admits
+from fuseport.exporter.program.loops.rolled import Unrolled
 from fuseport.exporter.program.matching import marked, unmark
-from fuseport.exporter.program.rolled import Unrolled
 from fuseport.exporter.program.rounding import same
 
 __all__ = ["hold"]

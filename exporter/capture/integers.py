@@ -22,12 +22,12 @@ from fuseport.exporter.capture import _associative, turns
 from fuseport.exporter.capture._gone_over import Parts, is_long
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.turns import turning
-from fuseport.exporter.program import _known, listed
-from fuseport.exporter.program._functions import OF_SIZES
-from fuseport.exporter.program._logarithms import Logarithm
-from fuseport.exporter.program.bounds import not_negative
-from fuseport.exporter.program.listed import Item, Listed, vector_of
-from fuseport.exporter.program.quotients import quotient_of
+from fuseport.exporter.program.sizes import _known, listed
+from fuseport.exporter.program.sizes._functions import OF_SIZES
+from fuseport.exporter.program.sizes._logarithms import Logarithm
+from fuseport.exporter.program.sizes.bounds import not_negative
+from fuseport.exporter.program.sizes.listed import Item, Listed, vector_of
+from fuseport.exporter.program.sizes.quotients import quotient_of
 
 __all__ = ["LOOPS", "Place", "noticed", "symbolic", "unseen"]
 

@@ -36,8 +36,7 @@ from fuseport.exporter.capture._gone_over import (
 from fuseport.exporter.capture._turn_numbers import TurnNumber, noting
 from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.capture.decisions import place_of
-from fuseport.exporter.program.matching import ASSERT
-from fuseport.exporter.program.rolled import (
+from fuseport.exporter.program.loops.rolled import (
     END,
     TURNS,
     Unrolled,
@@ -45,6 +44,7 @@ from fuseport.exporter.program.rolled import (
     stack_turns,
     turn_marker,
 )
+from fuseport.exporter.program.matching import ASSERT
 from fuseport.exporter.user_code.known_calls import stand_in
 
 __all__ = ["Taken", "Turning", "turning"]

@@ -16,9 +16,9 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from fuseport.exporter.program import rebuilt
-from fuseport.exporter.program._sizes import Sizes
 from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.regions import graphs
+from fuseport.exporter.program.sizes.of_graph import Sizes
 
 __all__ = ["FORMS", "written_out"]
 

@@ -30,9 +30,9 @@ from fuseport.exporter.errors import ExportFailed, Missing
 from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
-from fuseport.exporter.program._branches import alike_merged
 from fuseport.exporter.program.forward import dynamic_sizes, is_dynamic
 from fuseport.exporter.program.refusing import checked
+from fuseport.exporter.program.tracing._branches import alike_merged
 from fuseport.ops import build
 
 __all__ = ["BOUND", "COMPILED", "DEFAULT", "SUFFIX", "write"]

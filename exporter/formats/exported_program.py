@@ -12,7 +12,7 @@ from fuseport.exporter.formats._numbers import FORMS, written_out
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
-from fuseport.exporter.program.real_regions import differentiable
+from fuseport.exporter.program.complex_numbers.real_regions import differentiable
 from fuseport.exporter.program.refusing import checked
 
 __all__ = ["DEFAULT", "SUFFIX", "write"]

@@ -31,29 +31,30 @@ from torch.onnx._internal.exporter import _constants
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.formats import Options, _columns
-from fuseport.exporter.formats._axes import from_the_front
-from fuseport.exporter.formats._bfloat16 import in_float32
-from fuseport.exporter.formats._checks import refuse, refuse_values, returning_conditions
-from fuseport.exporter.formats._complex import in_parts
-from fuseport.exporter.formats._decompositions import decompositions
-from fuseport.exporter.formats._float64 import in_full
-from fuseport.exporter.formats._lacking import lacking
-from fuseport.exporter.formats._lowering import VALUE_OF, Lowering
+from fuseport.exporter.formats import Options
 from fuseport.exporter.formats._numbers import written_out
-from fuseport.exporter.formats._promotion import promoted_by_known_values
+from fuseport.exporter.formats._onnx.axes import from_the_front
+from fuseport.exporter.formats._onnx.bfloat16 import in_float32
+from fuseport.exporter.formats._onnx.checks import refuse, refuse_values, returning_conditions
+from fuseport.exporter.formats._onnx.complex import in_parts
+from fuseport.exporter.formats._onnx.decompositions import decompositions
+from fuseport.exporter.formats._onnx.float64 import in_full
+from fuseport.exporter.formats._onnx.functions import columns
+from fuseport.exporter.formats._onnx.lacking import lacking
+from fuseport.exporter.formats._onnx.lowering import VALUE_OF, Lowering
+from fuseport.exporter.formats._onnx.promotion import promoted_by_known_values
+from fuseport.exporter.formats._onnx.singular import asserting_regular
+from fuseport.exporter.formats._onnx.splits import without_sequences
+from fuseport.exporter.formats._onnx.sums import in_blocks, one_axis_at_a_time
+from fuseport.exporter.formats._onnx.versions import inside_of_version
 from fuseport.exporter.formats._quiet import quiet
-from fuseport.exporter.formats._singular import asserting_regular
-from fuseport.exporter.formats._splits import without_sequences
-from fuseport.exporter.formats._sums import in_blocks, one_axis_at_a_time
-from fuseport.exporter.formats._versions import inside_of_version
 from fuseport.exporter.program import Program, one_line, shape_env
-from fuseport.exporter.program._asked import asked_once
-from fuseport.exporter.program._branches import alike_merged
-from fuseport.exporter.program._unbound import unbound_sizes
 from fuseport.exporter.program.forward import dynamic_sizes, is_dynamic
 from fuseport.exporter.program.regions import refuse_writers
 from fuseport.exporter.program.rewriting import Table
+from fuseport.exporter.program.tracing._asked import asked_once
+from fuseport.exporter.program.tracing._branches import alike_merged
+from fuseport.exporter.program.tracing._unbound import unbound_sizes
 from fuseport.ops import OPS
 from fuseport.ops.registration import implementation
 from fuseport.ops.spec import OpSpec
@@ -346,7 +347,7 @@ def _strip_metadata(model: ir.Model) -> None:
 def _attach_functions(model: ir.Model, opset: int) -> None:
     used = {(node.domain, node.op_type) for node in model.graph.all_nodes()}
     lowerings: Iterator[Any] = (op.lowering() for op in OPS.values() if op.lowers)
-    for lowering in (_columns, *lowerings):
+    for lowering in (columns, *lowerings):
         for function in lowering.functions(opset):
             if (function.domain, function.name) in used:
                 body = ir.serde.deserialize_function(function)

@@ -20,8 +20,8 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseport.exporter.program import Program, near, shape_env
-from fuseport.exporter.program._arithmetic import fails, holds
 from fuseport.exporter.program.regions import scans
+from fuseport.exporter.program.sizes._arithmetic import fails, holds
 
 __all__ = [
     "admits",

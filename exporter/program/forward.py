@@ -35,24 +35,24 @@ from fuseport.exporter.program import (
     rebuilt,
     shape_env,
 )
-from fuseport.exporter.program._asked import asked_once
-from fuseport.exporter.program._derivatives import merge_equal, taking
-from fuseport.exporter.program._detached import detach_regions
 from fuseport.exporter.program._dtypes import named_dtypes
-from fuseport.exporter.program._functions import functions
-from fuseport.exporter.program._jacobians import by_derivatives
-from fuseport.exporter.program._known import buffers_of, knowing
-from fuseport.exporter.program._layouts import contiguous_matrices
-from fuseport.exporter.program._logarithms import logarithms
-from fuseport.exporter.program._single import single
-from fuseport.exporter.program._unbound import forget_beyond
-from fuseport.exporter.program.bounds import of_inputs
-from fuseport.exporter.program.listed import listing
-from fuseport.exporter.program.packed import packing, with_values
+from fuseport.exporter.program.derivatives import merge_equal, taking
+from fuseport.exporter.program.derivatives._detached import detach_regions
+from fuseport.exporter.program.derivatives._jacobians import by_derivatives
+from fuseport.exporter.program.instead._single import single
+from fuseport.exporter.program.loops.rolled import rolled
 from fuseport.exporter.program.portable import DIFFERENTIABLE
-from fuseport.exporter.program.rolled import rolled
-from fuseport.exporter.program.symbolic import Symbolic
+from fuseport.exporter.program.sequences.packed import packing, with_values
+from fuseport.exporter.program.sizes._functions import functions
+from fuseport.exporter.program.sizes._known import buffers_of, knowing
+from fuseport.exporter.program.sizes._logarithms import logarithms
+from fuseport.exporter.program.sizes.bounds import of_inputs
+from fuseport.exporter.program.sizes.listed import listing
+from fuseport.exporter.program.sizes.symbolic import Symbolic
 from fuseport.exporter.program.tracing import any_sizes, known_constants
+from fuseport.exporter.program.tracing._asked import asked_once
+from fuseport.exporter.program.tracing._layouts import contiguous_matrices
+from fuseport.exporter.program.tracing._unbound import forget_beyond
 from fuseport.ops import OPS
 
 __all__ = [

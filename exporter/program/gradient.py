@@ -28,19 +28,19 @@ from fuseport.exporter.program import (
     rebuilt,
     shape_env,
 )
-from fuseport.exporter.program._arithmetic import fails, holds
 from fuseport.exporter.program._dtypes import named_dtypes
-from fuseport.exporter.program._layouts import contiguous_gradients, contiguous_matrices
-from fuseport.exporter.program._loops import lighten
-from fuseport.exporter.program._saved_sizes import sizes_saved
-from fuseport.exporter.program.bounds import may_be_zero, of_inputs
+from fuseport.exporter.program.complex_numbers.real_regions import differentiable
 from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import failing_as, output_specs
+from fuseport.exporter.program.loops._lightened import lighten
+from fuseport.exporter.program.loops._saved_sizes import sizes_saved
 from fuseport.exporter.program.portable import PORTABLE, computed_inside
 from fuseport.exporter.program.provenance import Provenance
-from fuseport.exporter.program.real_regions import differentiable
 from fuseport.exporter.program.regions import graphs, nodes, refuse_writers, regions, view_of
+from fuseport.exporter.program.sizes._arithmetic import fails, holds
+from fuseport.exporter.program.sizes.bounds import may_be_zero, of_inputs
 from fuseport.exporter.program.tracing import any_sizes
+from fuseport.exporter.program.tracing._layouts import contiguous_gradients, contiguous_matrices
 
 __all__ = ["capture_gradient"]
 

@@ -13,9 +13,9 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from fuseport.exporter.program import Program, rebuilt
-from fuseport.exporter.program._arithmetic import Step, computed, of_integers
 from fuseport.exporter.program.conditions import needed, summarised
 from fuseport.exporter.program.matching import ASSERT
+from fuseport.exporter.program.sizes._arithmetic import Step, computed, of_integers
 
 __all__ = ["HOLDS", "asserted", "checked", "checks", "requirement", "seen", "verdicts"]
 

@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program import mutates
-from fuseport.exporter.program.bounds import not_negative
 from fuseport.exporter.program.provenance import within
+from fuseport.exporter.program.sizes.bounds import not_negative
 
 __all__ = ["Rewriting", "Table", "Whole", "is_composite"]
 

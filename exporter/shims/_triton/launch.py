@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fuseport.exporter.program.numbers import is_number
+from fuseport.exporter.program.sizes.numbers import is_number
 from fuseport.exporter.shims._triton.blocks import BlockPointer
 from fuseport.exporter.shims._triton.memory import Memory, Pointer
 from fuseport.exporter.shims._triton.places import Size, is_one, same, strides

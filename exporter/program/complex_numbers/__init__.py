@@ -1,0 +1,1 @@
+"""Programs of complex numbers, as programs of real ones."""

@@ -1,0 +1,1 @@
+"""Sizes in a capture, and numbers that code computes of them, or reads of tensors, in Python."""
