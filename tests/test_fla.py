@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuseport.exporter import shims
-from fuseport.exporter.models._huggingface_library import library
+from fuseport.exporter.models._huggingface.library import library
 from fuseport.exporter.program.float64 import Float64
 from fuseport.exporter.shims import _fla, _overlay
 from fuseport.exporter.shims._dtypes import beside

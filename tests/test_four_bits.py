@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from fuseport.cli import main
 from fuseport.exporter import api, checkpoint, models
 from fuseport.exporter.errors import CorruptInput, Missing
-from fuseport.exporter.models._four_bits import FourBitLinear, Stored
+from fuseport.exporter.models._quantized.four_bits import FourBitLinear, Stored
 from fuseport.exporter.verify.report import Report
 from fuseport.ops.nf4_linear import dequantize_4bit, quantize_4bit
 from fuseport.ops.nf4_linear.storage import CODES

@@ -16,7 +16,7 @@ from transformers.models.deformable_detr import modeling_deformable_detr as detr
 from fuseport import shims
 from fuseport.cli import main
 from fuseport.exporter.inspect.guess import guessed
-from fuseport.exporter.models._huggingface_library import library
+from fuseport.exporter.models._huggingface.library import library
 from fuseport.ops import OPS
 from fuseport.ops.evidence import Evidence
 

@@ -146,7 +146,7 @@ def test_what_a_manifest_says_of_adapters_is_looked_at() -> None:
     for said in ("x", {**known, "saved": ["y"]}, {"saved": [], "layers": {"backbone": [1, 1.0]}}):
         other = models.build("huggingface", {k: v for k, v in model.config.items() if k != "lora"})
         with pytest.raises(CorruptInput, match="what is said of adapters fits no Falcon"):
-            models._lora.place(other.module, {"lora": said})
+            models.lora.place(other.module, {"lora": said})
 
 
 def test_a_file_of_checkpoints_may_name_one(tmp_path: Path, saved: Saved) -> None:

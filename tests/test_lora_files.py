@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fuseport.exporter import checkpoint, models
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing
-from fuseport.exporter.models import Model, _lora, weights
+from fuseport.exporter.models import Model, weights
+from fuseport.exporter.models._quantized import lora as adapters
 
 Q = "model.layers.0.self_attn.q_proj"
 
@@ -157,7 +158,7 @@ def test_a_block_used_twice_has_one_adapter(tmp_path: Path) -> None:
     pair = lora("block.0", 4, 4)
     twice = {**pair, **{name.replace("block", "again"): t.clone() for name, t in pair.items()}}
     model = Model(Shared(), "user", {}, (), {})
-    model, _ = _lora.adapted(model, written(tmp_path / "a", twice))
+    model, _ = adapters.adapted(model, written(tmp_path / "a", twice))
     x = torch.randn(3, 4)
     layer: Any = model.module.get_submodule("again.0")
     a, b = pair.values()
@@ -166,7 +167,7 @@ def test_a_block_used_twice_has_one_adapter(tmp_path: Path) -> None:
 
 def test_a_layer_of_two_names_is_not_adapted_under_both(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="one has other names in the model"):
-        _lora.adapted(
+        adapters.adapted(
             Model(Shared(), "user", {}, (), {}), written(tmp_path / "a", lora("one", 4, 4))
         )
 

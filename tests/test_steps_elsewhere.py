@@ -13,7 +13,8 @@ from torch import Tensor
 from fuseport.exporter import api, models
 from fuseport.exporter.checkpoint import load
 from fuseport.exporter.errors import ExportFailed, FuseportError, UsageError
-from fuseport.exporter.models import _huggingface_step, user
+from fuseport.exporter.models import user
+from fuseport.exporter.models._huggingface import step as decoding
 from fuseport.exporter.models.model import Model, at
 from fuseport.exporter.verify.decoding import decoded
 from fuseport.tests import test_huggingface
@@ -115,12 +116,12 @@ def test_a_step_that_loses_a_state_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = loaded(saved("Mamba", tmp_path))
-    right = _huggingface_step._forward
+    right = decoding._forward
 
     def forgetful(self: Any, ids: Tensor, *past: Tensor, **known: Any) -> Any:
         return right(self, ids, past[0], torch.zeros_like(past[1]), **known)
 
-    monkeypatch.setattr(_huggingface_step, "_forward", forgetful)
+    monkeypatch.setattr(decoding, "_forward", forgetful)
     (row,) = decoded(model, {"step": {}}, 0, lambda _: None)
     assert row.verdict == "fail"
 

@@ -17,12 +17,11 @@ from torch import nn
 
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.errors import CorruptInput, Missing, UsageError
-from fuseport.exporter.models import _four_bits as four_bits
-from fuseport.exporter.models import _lora as lora
 from fuseport.exporter.models import _quantized as quantized_layers
 from fuseport.exporter.models import user, weights
 from fuseport.exporter.models._forward import ordered, takes
 from fuseport.exporter.models._inputs import with_inputs
+from fuseport.exporter.models._quantized import four_bits, lora
 from fuseport.exporter.models.fresh import remember
 from fuseport.exporter.models.given import Given, specs_of
 from fuseport.exporter.models.model import OWN_CODE, Model

@@ -21,12 +21,12 @@ from torch import nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
-from fuseport.exporter.models import _huggingface_step as decoding
 from fuseport.exporter.models import _quantized as quantized
 from fuseport.exporter.models._forward import ordered
-from fuseport.exporter.models._huggingface_library import Library, library
-from fuseport.exporter.models._huggingface_ops import fused, modelings
-from fuseport.exporter.models._huggingface_weights import offline, quiet, renamed
+from fuseport.exporter.models._huggingface import step as decoding
+from fuseport.exporter.models._huggingface.library import Library, library
+from fuseport.exporter.models._huggingface.ops import fused, modelings
+from fuseport.exporter.models._huggingface.weights import offline, quiet, renamed
 from fuseport.exporter.models._inputs import kept, with_inputs
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models.model import OWN_CODE, Model

@@ -19,12 +19,11 @@ from fuseport.exporter import shims, user_code
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing, UsageError
 from fuseport.exporter.interrupts import Interrupted
-from fuseport.exporter.models import _bitsandbytes as bitsandbytes
-from fuseport.exporter.models import _four_bits as four_bits
 from fuseport.exporter.models import huggingface
 from fuseport.exporter.models._capturable import capturable
 from fuseport.exporter.models._forward import ordered, rewrap
 from fuseport.exporter.models._inputs import kept, with_inputs
+from fuseport.exporter.models._quantized import bitsandbytes, four_bits
 from fuseport.exporter.models._stand_ins import call_under
 from fuseport.exporter.models._views import renew
 from fuseport.exporter.models.given import Given, flat, specs_of

@@ -14,8 +14,8 @@ from torch import nn
 
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
-from fuseport.exporter.models import _four_bits as four_bits
-from fuseport.exporter.models._four_bits import Stored
+from fuseport.exporter.models._quantized import four_bits
+from fuseport.exporter.models._quantized.four_bits import Stored
 from fuseport.exporter.models.weights import unwrap
 
 __all__ = ["place"]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput, Missing
-from fuseport.exporter.models._four_bits import features
+from fuseport.exporter.models._quantized.four_bits import features
 from fuseport.exporter.models.model import Model
 
 __all__ = ["ADAPTER", "adapted", "command", "place"]

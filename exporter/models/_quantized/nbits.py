@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import CorruptInput
-from fuseport.exporter.models._four_bits import features
-from fuseport.exporter.models._nbits_formats import SIGNS, Stored, said_by
+from fuseport.exporter.models._quantized.four_bits import features
+from fuseport.exporter.models._quantized.nbits_formats import SIGNS, Stored, said_by
 from fuseport.ops.matmul_nbits import dequantize_nbits, matmul_nbits
 from fuseport.ops.matmul_nbits.storage import BITS, groups_of, row_bytes, whole_row
 

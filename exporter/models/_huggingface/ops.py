@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuseport.exporter.models import _huggingface_step as decoding
+from fuseport.exporter.models._huggingface import step as decoding
 from fuseport.ops.causal_conv1d import causal_conv1d
 from fuseport.ops.gated_delta_rule import gated_delta_rule
 from fuseport.ops.ms_deform_attn import ms_deform_attn

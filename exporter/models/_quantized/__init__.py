@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from fuseport.exporter.checkpoint import Checkpoint
 from fuseport.exporter.checkpoint.content import show
 from fuseport.exporter.errors import Missing
-from fuseport.exporter.models import _four_bits as four_bits
-from fuseport.exporter.models import _nbits as nbits
-from fuseport.exporter.models._nbits_formats import said_by
+from fuseport.exporter.models._quantized import four_bits, nbits
+from fuseport.exporter.models._quantized.nbits_formats import said_by
 
 __all__ = ["described", "layers", "named", "place", "taken", "without"]
 
