@@ -9,7 +9,11 @@ from fuseport.exporter.program import Program
 
 __all__ = ["session_of"]
 
-_FORMATS = {"torchscript": "torchscript", "onnxruntime": "onnx"}
+_FORMATS = {
+    "exported_program": "exported_program",
+    "onnxruntime": "onnx",
+    "torchscript": "torchscript",
+}
 
 
 def session_of(program: Program, folder: Path, runtime: str) -> Any:

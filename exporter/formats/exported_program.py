@@ -13,6 +13,7 @@ from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.formats._sink import sink
 from fuseport.exporter.program import Program, one_line
 from fuseport.exporter.program.complex_numbers.real_regions import differentiable
+from fuseport.exporter.program.loops import until
 from fuseport.exporter.program.refusing import checked
 
 __all__ = ["DEFAULT", "SUFFIX", "write"]
@@ -33,7 +34,10 @@ def write(program: Program, path: Path, options: Options) -> dict[str, Any]:
     del options
     try:
         with quiet("torch._export.serde.serialize"), sink(path) as file:
-            whole = differentiable(checked(program))
+            whole = checked(program)
+            if program.kind == "forward":
+                whole = until.differentiable(whole)
+            whole = differentiable(whole)
             torch.export.save(written_out(whole, FORMS), file)
     except (OSError, MemoryError):
         raise

@@ -50,6 +50,7 @@ from fuseport.exporter.formats._onnx.versions import inside_of_version
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.program import Program, one_line, shape_env
 from fuseport.exporter.program.forward import dynamic_sizes, is_dynamic
+from fuseport.exporter.program.loops.until import carrying
 from fuseport.exporter.program.regions import refuse_writers
 from fuseport.exporter.program.rewriting import Table
 from fuseport.exporter.program.tracing._asked import asked_once
@@ -145,7 +146,7 @@ def _translate(
     program: Program, opset: int, instead: Decompositions
 ) -> tuple[ir.Model, dict[str, str]]:
     """The model, and which of its values each node of the program's graph is, by name."""
-    whole = written_out(in_parts(program.exported), {round})
+    whole = written_out(in_parts(carrying(program.exported)), {round})
     exported, asserted = returning_conditions(asserting_regular(whole))
     lowering = Lowering(exported, _table(exported, instead))
     sizes = unbound_sizes(shape_env(exported))

@@ -283,6 +283,26 @@ def _map(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> It
     yield from _loop(module, graph, values[node.name], [], *given)
 
 
+def _while(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> Iterator[str]:
+    """`while_loop(graph, graph, states, others)` as a loop: the last states."""
+    arguments: Any = node.args
+    condition, body, *rest = arguments
+    name = values[node.name]
+    first, others = ([_value(value, values) for value in part] for part in rest)
+    carried = [f"{name}__state{i}" for i in range(len(first))]
+    yield from (f"{state} = {value}" for state, value in zip(carried, first, strict=True))
+    yield f"{name}__on = True"
+    yield f"while {name}__on:"
+    (on,), lines = _inlined(module, condition, [*carried, *others], f"{name}__if__")
+    yield from lines
+    yield f"    {name}__on = bool({on})"
+    yield f"    if {name}__on:"
+    new, lines = _inlined(module, body, [*carried, *others], f"{name}__do__")
+    yield from (f"    {line}" for line in lines)
+    yield f"        {', '.join(carried)}, = {', '.join(new)},"
+    yield f"{name} = [{', '.join(carried)}]"
+
+
 def _loop(
     module: fx.GraphModule,
     graph: Any,
@@ -314,6 +334,7 @@ def _inlined(
     values = {p.name: value for p, value in zip(placeholders, given, strict=True)}
     lines = list(_body(inside, values, within))
     results = inside.graph.output_node().args[0]
+    results = [results] if isinstance(results, fx.Node) else results  # that of a condition
     return [_value(result, values) for result in results], lines
 
 
@@ -321,6 +342,7 @@ _REGIONS: dict[str, Callable[[fx.GraphModule, fx.Node, Mapping[str, str]], Itera
     "cond": _cond,
     "map_impl": _map,
     "scan": _scan,
+    "while_loop": _while,
 }
 
 

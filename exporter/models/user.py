@@ -30,7 +30,13 @@ from fuseport.exporter.models.given import Given, flat, specs_of
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.models.weights import some
 from fuseport.exporter.program import TensorSpec, one_line
-from fuseport.exporter.user_code import compiled, flex_attention, own_backward, plain_subclasses
+from fuseport.exporter.user_code import (
+    compiled,
+    flex_attention,
+    own_backward,
+    plain_subclasses,
+    while_loop,
+)
 
 __all__ = ["NAME", "model", "parse_inputs", "rebuild"]
 
@@ -159,6 +165,7 @@ def model(
             bitsandbytes that have no form here.
     """
     flex_attention.allow()
+    while_loop.allow()
     with shims.installed(shim) as used:
         file, function = _find(code)
         passed = _passed(function, hyper_parameters)

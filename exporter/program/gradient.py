@@ -34,6 +34,7 @@ from fuseport.exporter.program.conditions import depends_on, dimensions
 from fuseport.exporter.program.forward import failing_as, output_specs
 from fuseport.exporter.program.loops._lightened import lighten
 from fuseport.exporter.program.loops._saved_sizes import sizes_saved
+from fuseport.exporter.program.loops.until import counted
 from fuseport.exporter.program.portable import PORTABLE, computed_inside
 from fuseport.exporter.program.provenance import Provenance
 from fuseport.exporter.program.regions import graphs, nodes, refuse_writers, regions, view_of
@@ -111,7 +112,7 @@ def _regions_named(forward: Program) -> Iterator[None]:
         ) from error
 
 
-_DIFFERENTIABLE = {"cond", "map_impl", "scan"}
+_DIFFERENTIABLE = {"cond", "map_impl", "scan", "while_loop"}
 # What has a gradient in the place of a region that has none; of those not named here, torch.where.
 _INSTEAD = {"associative_scan": 'its combine_mode="generic" (--shim auto calls that)'}
 
@@ -128,7 +129,7 @@ class _Joint:
 
 
 def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -> _Joint:
-    exported = contiguous_matrices(differentiable(forward.exported))
+    exported = contiguous_matrices(differentiable(counted(forward.exported)))
     names = _placeholder_names(forward, cotangents)
     placeholders = exported.graph.find_nodes(op="placeholder")
     fakes = {name: node.meta["val"] for name, node in zip(names, placeholders, strict=True)}
@@ -378,7 +379,8 @@ def _exported(
         node._rename(spec.arg.name)
         node.target = node.name
         inputs[i] = replace(spec, arg=TensorArgument(node.name))
-    for node in graph.nodes:  # sizes that depend on values have other names than in the forward
+    # Sizes that depend on values have other names than in the forward program.
+    for node in nodes(joint.module):
         new = node in placeholders and free_unbacked_symbols(node.meta["val"])
         for size in new or node.meta.get("unbacked_bindings") or ():
             original.range_constraints[size] = shape_env(original).var_to_range[size]

@@ -16,6 +16,7 @@ from fuseport.exporter.errors import ExportFailed
 __all__ = [
     "COND",
     "SCAN",
+    "WHILE",
     "called",
     "graphs",
     "nodes",
@@ -32,6 +33,9 @@ COND = torch.ops.higher_order.cond
 
 SCAN = torch.ops.higher_order.scan
 """The operator of a loop whose turns leave states and slices."""
+
+WHILE = torch.ops.higher_order.while_loop
+"""The operator of a loop until a value is reached."""
 
 
 def regions(graph: fx.Graph) -> list[fx.Node]:

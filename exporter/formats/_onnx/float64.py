@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.formats._onnx.functions.special import log1p
+from fuseport.exporter.program.regions import WHILE
 from fuseport.exporter.program.rewriting import Table
 
 __all__ = ["IN_FLOAT32", "in_full", "of_float64"]
@@ -21,7 +22,7 @@ __all__ = ["IN_FLOAT32", "in_full", "of_float64"]
 aten = torch.ops.aten
 
 _BODIES = ("then_branch", "else_branch", "body")
-"""The graphs of an If, in the order of torch's `cond`, and of a Scan."""
+"""The graphs of an If, in the order of torch's `cond`, and of a Scan or a Loop."""
 
 _FX_NODE = "pkg.torch.onnx.fx_node"  # where torch.onnx notes what a node is of
 
@@ -79,6 +80,8 @@ def _calls(graph: ir.Graph, made_of: fx.GraphModule) -> Iterator[tuple[ir.Node, 
         yield node, call
         inside = [node.attributes[name].as_graph() for name in _BODIES if name in node.attributes]
         bodies = [each for each in pytree.tree_leaves(call.args) if _is_body(made_of, each)]
+        if call.target is WHILE:  # of which nothing is computed to tell whether it goes on
+            bodies = bodies[1:]
         if len(bodies) == len(inside):  # else torch.onnx has them for an operator of its own
             for part, body in zip(inside, bodies, strict=True):
                 yield from _calls(part, getattr(made_of, body.target))

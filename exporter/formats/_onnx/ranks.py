@@ -104,8 +104,16 @@ RANKS: Table = {
     torch.ops.prims.prod.default: _prod,
 }
 
+
+def _either(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    both = isinstance(b, Tensor) and a.dtype == b.dtype == torch.bool
+    return a | b if both and alpha == 1 else NotImplemented
+
+
 OF_INTEGERS: Table = {
+    aten.add.Tensor: _either,
     aten.max.dim: _largest_of_booleans,
     aten.relu.default: lambda x: x.clamp(min=0),
 }
-"""What gradients of `cumprod` ask of booleans and integers: ONNX's ArgMax and Relu take none."""
+"""What gradients of `cumprod` ask of booleans and integers, and those of loops: ONNX's ArgMax, Relu
+and Add take none."""

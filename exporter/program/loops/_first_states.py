@@ -6,6 +6,7 @@ the turns leave of it has none either: gradients of all turns but the last are l
 
 import copy
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fuseport.exporter.program.provenance import within
 from fuseport.exporter.program.regions import scans
 from fuseport.exporter.program.sizes.of_graph import Sizes
 
-__all__ = ["with_gradients"]
+__all__ = ["chosen_beside", "with_gradients"]
 
 aten = torch.ops.aten
 
@@ -40,18 +41,23 @@ def with_gradients(exported: ExportedProgram) -> ExportedProgram:
 
 
 def _anchor(sizes: Sizes, scan: fx.Node) -> None:
-    """Have each state be chosen beside what hangs on all else that goes into a scan."""
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = sizes.call(scan, target, *args, **kwargs)
-        within(made, scan)
-        return made
-
     body, states, slices, others = scan.args
     given: Any = (*slices, *others)  # type: ignore[misc]
+    scan.args = (body, chosen_beside(sizes, scan, states, given), slices, others)
+
+
+def chosen_beside(sizes: Sizes, loop: fx.Node, states: Any, given: Sequence[Any]) -> list[Any]:
+    """The first states of a loop, with a gradient where something of what is given has one: each
+    is chosen beside what hangs on all of that."""
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        made = sizes.call(loop, target, *args, **kwargs)
+        within(made, loop)
+        return made
+
     sums = [call(aten.sum.default, each) for each in given if _is_floating(each)]
     if not sums:
-        return
+        return [*states]
     double = [call(aten.to.dtype, each, torch.float64) for each in sums]
     anchor = functools.reduce(lambda a, b: call(aten.add.Tensor, a, b), double)
 
@@ -62,7 +68,7 @@ def _anchor(sizes: Sizes, scan: fx.Node) -> None:
         never = call(aten.full.default, [], False, dtype=torch.bool, device=value.device)
         return call(aten.where.self, never, call(aten.to.dtype, anchor, value.dtype), state)
 
-    scan.args = (body, [chosen(state) for state in states], slices, others)  # type: ignore[union-attr]
+    return [chosen(state) for state in states]
 
 
 def _is_floating(given: Any) -> bool:

@@ -10,13 +10,14 @@ from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
+from fuseport.exporter.program.loops.until import below_autograd
 from fuseport.exporter.program.portable._antialiased import antialiased
 from fuseport.exporter.program.portable._bags import BAGS, bilinear
 from fuseport.exporter.program.portable._booleans import chosen, filled
 from fuseport.exporter.program.portable._folds import FOLDS
 from fuseport.exporter.program.portable._grouped import convolution, transposed_convolution
 from fuseport.exporter.program.portable.volumes import grid_sampler_3d
-from fuseport.exporter.program.regions import graphs
+from fuseport.exporter.program.regions import WHILE, graphs
 from fuseport.exporter.program.sizes.bounds import may_be_none
 
 __all__ = ["DIFFERENTIABLE", "PORTABLE", "computed_inside", "masked_select"]
@@ -193,6 +194,7 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.bilinear.default: bilinear,
     **{bag: partial(_bag, bag) for bag in BAGS},
     aten.group_norm.default: _group_norm,
+    WHILE: below_autograd,  # it counts the turns of another loop
     **FOLDS,
     **{product: partial(_of_one_feature, product) for product in _PRODUCTS},
     **{pool: partial(_adaptive_avg_pool, pool) for pool in _ADAPTIVE_AVG_POOLS},

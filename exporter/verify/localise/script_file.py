@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fuseport.exporter.program import Program
 from fuseport.exporter.verify.localise.written import Written
@@ -192,8 +193,9 @@ def _of_several(function: ast.FunctionDef, nodes: Sequence[fx.Node]) -> dict[str
                 found.setdefault(statement.value.func.attr, []).append(made)
     owners: dict[str, list[fx.Node]] = {}
     for node in nodes:
-        if isinstance(node.meta.get("val"), tuple | list) and node.op == "call_function":
-            name = node.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
+        several = isinstance(node.meta.get("val"), tuple | list)
+        if several and isinstance(node.target, OpOverload):  # not a loop, nor a branch
+            name = node.target._schema.name.partition("::")[2]
             owners.setdefault(name, []).append(node)
     names: dict[str, str] = {}
     for name, turns in found.items():
