@@ -1,6 +1,7 @@
 """Loops until a value is reached, torch's `while_loop`: any number of turns, none too."""
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,37 @@ def test_a_model_is_exported_and_verified(tmp_path: Path, saved_with: SavedWith)
     assert {row.verdict for row in report.results} == {"pass"}
     gradients = {row.runtime for row in report.results if row.tensor == "grad/a.bias"}
     assert {"eager", "exported_program", "torchscript", "onnxruntime", "libtorch"} <= gradients
+
+
+IN_PYTHON = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        {loop}
+            h = h * 0.97
+            {end}
+        return h
+"""
+_LARGE = "h.abs().max() > 0.01"
+
+
+@pytest.mark.parametrize(
+    ("loop", "end"), [(f"while {_LARGE}:", ""), ("while True:", f"if not {_LARGE}: break")]
+)
+def test_a_loop_of_python_s_is_told_what_takes_its_place(
+    loop: str, end: str, tmp_path: Path, saved_with: SavedWith
+) -> None:
+    checkpoint, model = saved_with(IN_PYTHON.format(loop=loop, end=end), a=nn.Linear(4, 4))
+    with pytest.raises(ExportFailed) as raised:
+        api.export(checkpoint, tmp_path / "b", model=model, inputs=parse_inputs(["x:[batch,4]"]))
+    (said,) = raised.value.details
+    assert re.search(r"decides by a tensor's value, .*; have torch\.while_loop go on", said)
 
 
 def test_what_is_carried_keeps_its_form() -> None:

@@ -6,6 +6,7 @@ leaves torch: functions of extension modules, memory handed out, operators witho
 kernels. What a `torch.autograd.Function` does in it is noted as its.
 """
 
+import ast
 import linecache
 import re
 import sys
@@ -270,8 +271,22 @@ class _Handed(TorchFunctionMode):
             self._watch.note("memory", f"Tensor.{name}", _MEMORY[name], sys._getframe(1))
         elif ours and name in _VALUES:
             do = "compute with tensors instead, or make it a constant of the module"
+            if name == "__bool__" and _ends_a_loop(users_frame(sys._getframe(1))):
+                do = "have torch.while_loop go on until it is reached, which is exported"
             self._watch.note("value", f"Tensor.{name}", _VALUES[name], sys._getframe(1), do=do)
         return func(*args, **(kwargs or {}))
+
+
+def _ends_a_loop(frame: FrameType) -> bool:
+    """Whether code asks there if a loop goes on: `while …:`, or `if …: break` in one."""
+    lines = "".join(linecache.getlines(frame.f_code.co_filename))
+    for node in ast.walk(ast.parse(lines)):
+        leaves = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break)
+        if isinstance(node, ast.While) or leaves:
+            test = node.test  # type: ignore[attr-defined]
+            if test.lineno <= frame.f_lineno <= (test.end_lineno or test.lineno):
+                return True
+    return False
 
 
 def _caller(frame: FrameType) -> FrameType:
