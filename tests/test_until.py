@@ -20,6 +20,8 @@ from fuseport.exporter.user_code import while_loop
 from fuseport.exporter.verify.localise import script_file
 from fuseport.tests.as_files import session_of
 
+while_loop.allow()  # as where a model's code is imported
+
 SavedWith = Callable[..., tuple[Path, str]]
 
 Loop = Callable[[Callable[..., Any], Callable[..., Any], tuple[Any, ...]], Any]
@@ -75,6 +77,16 @@ def one_after_another(loop: Loop, layer: nn.Module, x: Tensor) -> Tensor:
     return z + y
 
 
+def about_where_it_began(loop: Loop, layer: nn.Module, x: Tensor) -> Tensor:
+    """What is carried first is asked for in each turn."""
+
+    def turn(h: Tensor, x_: Tensor) -> tuple[Tensor, Tensor]:
+        return h * 0.7 * (x - h).cos() * layer(h).tanh(), x_.sin()
+
+    h, sines = loop(lambda h, _: large(h / (1 + x.abs())), turn, (x, x))
+    return h * sines
+
+
 def within_a_branch(loop: Loop, layer: nn.Module, x: Tensor) -> Tensor:
     def yes(x: Tensor) -> Tensor:
         return loop(large, lambda h: (h * 0.5 * h.cos(),), (x * 1,))[0]
@@ -88,6 +100,7 @@ FUNCTIONS: dict[str, Callable[[Loop, nn.Module, Tensor], Tensor]] = {
     "settled": settled,
     "counted": counted,
     "one after another": one_after_another,
+    "about where it began": about_where_it_began,
     "within a branch": within_a_branch,
 }
 NAMES = ("y", "grad/x", "grad/layer.weight", "grad/layer.bias")
@@ -223,7 +236,6 @@ def test_a_loop_of_python_s_is_told_what_takes_its_place(
 
 
 def test_what_is_carried_keeps_its_form() -> None:
-    while_loop.allow()
     with pytest.raises(TypeError, match="gives something else than it is given"):
         torch.while_loop(lambda h: h < 3, lambda h: (h + 1, h), (torch.zeros(()),))
     first = torch.zeros(())

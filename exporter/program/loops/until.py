@@ -137,8 +137,10 @@ class _Loop:
             aten.arange.default, self._call(operator.add, size, 1), device=self._device
         )
         # Torch takes a tensor that is given twice for one and the same in each turn.
-        first = [self._call(aten.clone.default, state) for state in self._carried]
-        given = ([*self._carried], [numbers], (count, *first, *self._others))
+        states, first = (
+            [self._call(aten.clone.default, state) for state in self._carried] for _ in range(2)
+        )
+        given = (states, [numbers], (count, *first, *self._others))
         self._loop.replace_all_uses_with(
             self._region(SCAN, (self._turn(), *given), self._loop.meta["val"])
         )
