@@ -24,7 +24,7 @@ struct Weight {
 
   // RUN values of one group that are not decoded yet.
   struct Asked {
-    Pack<uint8_t, RUN> bytes;  // or as many as these codes are in
+    uint32_t words[RUN / 4];  // or as many as these codes are in
     int zero;
     Real scale;
   };
@@ -33,9 +33,9 @@ struct Weight {
     const uint8_t* const at = p.packed + row * p.row_bytes() + (column >> 3) * p.bits;
     const int64_t group = quotient_of(column, p.group);
     Asked asked{{}, p.zero_point(row, group), scale(row, group)};
-    if (p.bits == 4) load<RUN / 2>(at, asked);
-    else if (p.bits == 8) load<RUN>(at, asked);
-    else load<RUN / 4>(at, asked);
+    if (p.bits == 4) load<4>(at, asked);
+    else if (p.bits == 8) load<8>(at, asked);
+    else load<2>(at, asked);
     return asked;
   }
 
@@ -55,20 +55,20 @@ struct Weight {
     return ((const Real*)p.scales)[row * p.groups + group];
   }
 
-  template <int COUNT>
+  template <int BITS>
   static FUSEPORT_DEVICE void load(const uint8_t* from, Asked& asked) {
-    const auto bytes = *(const Pack<uint8_t, COUNT>*)from;
+    constexpr int COUNT = RUN * BITS / 32;
+    const auto words = *(const Pack<uint32_t, COUNT>*)from;
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) asked.bytes.at[i] = bytes.at[i];
+    for (int i = 0; i < COUNT; ++i) asked.words[i] = words.at[i];
   }
 
   template <int BITS>
   static FUSEPORT_DEVICE void decode_codes(const Asked& asked, Real* to) {
-    constexpr int PER_BYTE = 8 / BITS;
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
-      const int code = asked.bytes.at[i / PER_BYTE] >> (i % PER_BYTE * BITS) & ((1 << BITS) - 1);
-      to[i] = (Real)(code - asked.zero) * asked.scale;
+      const uint32_t from = asked.words[i * BITS / 32] >> (i * BITS % 32);
+      to[i] = (Real)((int)(from & ((1u << BITS) - 1)) - asked.zero) * asked.scale;
     }
   }
 };

@@ -235,6 +235,38 @@ def test_onnx_runtimes_library_says_what_it_lacks(
     assert cuda.ARCHITECTURES in str(none.value)
 
 
+def test_all_kernels_say_how_many_threads_they_have() -> None:
+    """And have shared memory by their launch: what a GPU refuses else, a CPU in its place does not.
+
+    Registers for so many threads there are then, and a launch asks for memory that GPUs have to be
+    asked for: it knows of all that there is.
+    """
+    device = build.OPS_FOLDER / "native" / "cuda_device.cuh"
+    for source in build.OPS_FOLDER.rglob("*.cu*"):
+        text = source.read_text()
+        kernels = text.count("__global__")
+        assert text.count("__global__ void __launch_bounds__(") == kernels, source
+        assert source == device or not re.search("__shared__|<<<", text), source
+
+
+@needs_nvcc
+def test_what_is_asked_for_of_a_weight_leaves_registers_for_the_product(tmp_path: Path) -> None:
+    source = tmp_path / "product.cu"
+    source.write_text("""
+#include "matmul_nbits/kernel.cuh"
+#include "native/cuda_stored_products.cuh"
+using namespace fuseport;
+template __global__ void stored::cuda::product_kernel<
+    matmul_nbits::cuda::Weight, cuda::Tilings<cuda::Half>::Large, false>(
+    matmul_nbits::Problem, stored::cuda::Product);
+""")
+    command = [*cuda.compile_command((90,)), "-Xptxas=-v", "-c", source, "-o", f"{source}.o"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    spilled = re.findall(r"(\d+) bytes spill", done.stderr)
+    assert spilled
+    assert set(spilled) == {"0"}
+
+
 @needs_nvcc
 def test_onnx_runtimes_library_loads_without_a_gpu(
     fused_library: Path, monkeypatch: pytest.MonkeyPatch
