@@ -36,8 +36,8 @@ def test_operations_are_given_what_their_operators_take(scripts: dict[str, Any])
     """Hardly any of it is computed: it would be gigabytes."""
     for operation in scripts["gpu_ops"].OPERATIONS:
         shape, computed = operation.make.__self__, FakeTensorMode
-        if operation.op == "nf4_linear":  # what is quantised is looked at
-            shape, computed = replace(shape, in_features=64, out_features=2), nullcontext
+        if operation.op in ("nf4_linear", "matmul_nbits"):  # what is quantised is looked at
+            shape, computed = replace(shape, in_features=128, out_features=2), nullcontext
         with computed():
             inputs = shape.make(torch.bfloat16, 0)
         assert tuple(inputs) == operation.operator.inputs, operation

@@ -16,9 +16,11 @@ from gpu_peers import peer_module, peer_time
 from torch import Tensor
 
 from fuseport.ops import OPS, cuda, registration
+from fuseport.ops.correlation.cases import _Shape as VolumeShape
 from fuseport.ops.cross_scan.cases import ImageShape
 from fuseport.ops.dplr_delta_rule.cases import _Shape as LowRankShape
 from fuseport.ops.gated_delta_rule.cases import _Shape as DeltaShape
+from fuseport.ops.matmul_nbits.cases import _Shape as BitsShape
 from fuseport.ops.ms_deform_attn.cases import _MAPS
 from fuseport.ops.ms_deform_attn.cases import _Shape as DeformShape
 from fuseport.ops.nf4_linear.cases import _Shape as LinearShape
@@ -58,6 +60,17 @@ def _linear(rows: int, out: int, inner: int) -> Operation:
     return Operation("nf4_linear", f"{rows},{out},{inner}", shape.make, 2.0 * rows * out * inner)
 
 
+def _of_bits(rows: int, out: int, inner: int) -> Operation:
+    shape = BitsShape((rows,), inner, out, 4, 128)
+    return Operation("matmul_nbits", f"{rows},{out},{inner}", shape.make, 2.0 * rows * out * inner)
+
+
+def _volume(b: int, c: int, height: int, width: int, patch: int, apart: int) -> Operation:
+    shape = VolumeShape(b, c, (height, width), patch=(patch, patch), dilation_patch=(apart, apart))
+    name = f"{b},{c},{height},{width}; patch {patch}, {apart} apart"
+    return Operation("correlation", name, shape.make, 2.0 * b * c * height * width * patch**2)
+
+
 _IMAGE = ImageShape(32, 192, 56, 56)
 _WALKS = ImageShape(32, 192, 56, 56, walks=True)
 OPERATIONS = (
@@ -71,6 +84,9 @@ OPERATIONS = (
         )
         for b, q in ((4, 300), (4, 8500))
     ),
+    *(_of_bits(rows, *sizes) for sizes in ((4096, 4096), (11008, 4096)) for rows in (1, 16, 2048)),
+    _volume(8, 64, 48, 112, 9, 1),  # PWC-Net's
+    _volume(8, 256, 48, 64, 21, 2),  # FlowNetC's
     *(_linear(rows, *sizes) for sizes in ((4096, 4096), (11008, 4096)) for rows in (1, 16, 2048)),
     Operation("swiglu", "16384,11008", GatedShape((16384, 11008)).make),
     Operation("rotary_embedding", "8,32,2048,128", RotaryShape(8, 32, 2048, 128, 64).make),
