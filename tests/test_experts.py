@@ -10,7 +10,10 @@ import torch
 
 from fuseport.exporter import api
 from fuseport.exporter.bundle import Bundle
+from fuseport.exporter.capture import capture
+from fuseport.exporter.models import user
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.tests.as_files import session_of
 
 NET = """
 import torch
@@ -76,3 +79,35 @@ def test_what_is_wrong_is_located(exported: tuple[str, Bundle], tmp_path: Path) 
     assert diagnosis.divergence is not None
     assert diagnosis.divergence.op in ("aten::index_add", "aten::index_put")  # by torch's version
     assert "weight experts.1.weight is not the model's" in diagnosis.reason
+
+
+MIXTRAL = """
+import torch
+from transformers import MixtralConfig, MixtralModel
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        settings = MixtralConfig(
+            vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=1, num_local_experts=3, use_cache=False,
+        )
+        self.inner = MixtralModel(settings)
+
+    def forward(self, input_ids):
+        return self.inner(input_ids).last_hidden_state
+"""
+
+
+def test_experts_of_transformers_layers_in_a_model_of_the_users_own(tmp_path: Path) -> None:
+    """Also where nothing else of these layers is computed by an op."""
+    (tmp_path / "net.py").write_text(MIXTRAL)
+    model = user.model(
+        f"{tmp_path / 'net.py'}:Net", {}, parse_inputs(["input_ids:int64[batch,length]<30"])
+    )
+    (program,) = capture(model, ["forward"])
+    session = session_of(program, tmp_path, "onnxruntime")
+    ids = torch.randint(30, (3, 7), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = model.module(ids)
+    torch.testing.assert_close(session.run({"input_ids": ids})["output"], expected)

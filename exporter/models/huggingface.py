@@ -303,10 +303,8 @@ def readied(module: nn.Module) -> list[str]:
     Returns:
         The modeling files of these layers, for `fused`; none as a rule.
     """
-    found = modelings(module)
-    if found:
-        for part in module.modules():
-            settings: Any = getattr(part, "config", None)
-            if hasattr(settings, "_experts_implementation"):
-                settings._experts_implementation = _EXPERTS
-    return found
+    for part in module.modules():
+        settings: Any = getattr(part, "config", None)
+        if hasattr(settings, "_experts_implementation"):
+            settings._experts_implementation = _EXPERTS
+    return modelings(module)
