@@ -1,6 +1,7 @@
 """Loops until a value is reached, torch's `while_loop`: any number of turns, none too."""
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -129,6 +130,12 @@ def programs(net: Net) -> tuple[Any, Any]:
     return forward, capture_gradient(forward)
 
 
+@functools.cache
+def programs_of(name: str) -> tuple[Net, Any, Any]:
+    net = Net(FUNCTIONS[name])
+    return net, *programs(net)
+
+
 def close(found: Sequence[Tensor], expected: Sequence[Tensor], what: Any) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10, msg=lambda m: f"{what} {m}")
@@ -137,8 +144,7 @@ def close(found: Sequence[Tensor], expected: Sequence[Tensor], what: Any) -> Non
 @pytest.mark.parametrize("runtime", ["exported_program", "torchscript", "onnxruntime"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_they_go_round_as_often_as_values_say(name: str, runtime: str, tmp_path: Path) -> None:
-    net = Net(FUNCTIONS[name])
-    forward, gradient = programs(net)
+    net, forward, gradient = programs_of(name)
     sessions = [session_of(program, tmp_path, runtime) for program in (forward, gradient)]
     names = [spec.name for spec in gradient.outputs]
     assert set(names) <= set(NAMES)
@@ -154,8 +160,7 @@ def test_they_go_round_as_often_as_values_say(name: str, runtime: str, tmp_path:
 def test_autograd_through_the_file_is_right(tmp_path: Path) -> None:
     """Torch's own of a `while_loop` goes through one turn of none, and not from turn to turn where
     what is carried first has no gradient."""
-    net = Net(settled)
-    forward, _ = programs(net)
+    net, forward, _ = programs_of("settled")
     session = session_of(forward, tmp_path, "exported_program")
     for x in examples():
         cotangent = torch.ones_like(x)
@@ -246,7 +251,7 @@ def test_what_is_carried_keeps_its_form() -> None:
 
 def test_what_a_loop_gives_is_no_operator_s_of_several() -> None:
     """Failures in a TorchScript file are located by what its operators give."""
-    _, gradient = programs(Net(counted))
+    _, _, gradient = programs_of("counted")
     (function,) = ast.parse("def forward(self, x):\n    a, b = torch.while_loop(x)\n").body
     assert isinstance(function, ast.FunctionDef)
     assert script_file._of_several(function, [*gradient.exported.graph.nodes]) == {}
