@@ -350,10 +350,10 @@ REFUSED = {
         n = 0
         for row in x.unbind(1):
             n += 1
-            ys.append(self.a(row) if n != 9 else row)
+            ys.append(self.a(row) if n < 900 else row)
         return torch.stack(ys, 1)
 """,
-        "does otherwise in some of its turns: at batch=.* gives something else than the model",
+        r"goes on otherwise in some of its turns, as net\.py:22 decides",
     ),
     "how many there are": (
         """

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from fuseport.exporter.capture._counters import Counters
 from fuseport.exporter.capture._gone_over import (
     JOINS,
     Parts,
@@ -210,13 +211,16 @@ class Turning(TorchFunctionMode):
         self.loops.setdefault(loop.place, stand_in(users_frame(frame).f_code.co_name))
         self._loops.append(loop)
         self._within.append(loop)
+        counters = Counters(users_frame(frame))
         try:
             with loop.longer(self._held):
                 for number in builtins.range(TURNS):
+                    counters.turn()
                     loop.mark(number)
                     yield value(number)
                     loop.refuse()
                 loop.mark(END)
+                counters.end(count)
         finally:
             self._within.remove(loop)
 
