@@ -88,6 +88,16 @@ def about_where_it_began(loop: Loop, layer: nn.Module, x: Tensor) -> Tensor:
     return h * sines
 
 
+def to_nothing(loop: Loop, layer: nn.Module, x: Tensor) -> Tensor:
+    """A turn more would go through a root at 0, whose derivative is infinite."""
+
+    def turn(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return h - 1, y * 0.5 + h.sqrt() * layer(y).tanh()
+
+    three = 3 + (x - x.detach()).sum()
+    return loop(lambda h, y: h > 0, turn, (three, x))[1]
+
+
 def within_a_branch(loop: Loop, layer: nn.Module, x: Tensor) -> Tensor:
     def yes(x: Tensor) -> Tensor:
         return loop(large, lambda h: (h * 0.5 * h.cos(),), (x * 1,))[0]
@@ -102,6 +112,7 @@ FUNCTIONS: dict[str, Callable[[Loop, nn.Module, Tensor], Tensor]] = {
     "counted": counted,
     "one after another": one_after_another,
     "about where it began": about_where_it_began,
+    "to nothing": to_nothing,
     "within a branch": within_a_branch,
 }
 NAMES = ("y", "grad/x", "grad/layer.weight", "grad/layer.bias")
