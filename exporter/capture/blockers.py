@@ -7,6 +7,7 @@ kernels. What a `torch.autograd.Function` does in it is noted as its.
 """
 
 import ast
+import functools
 import linecache
 import re
 import sys
@@ -279,14 +280,19 @@ class _Handed(TorchFunctionMode):
 
 def _ends_a_loop(frame: FrameType) -> bool:
     """Whether code asks there if a loop goes on: `while …:`, or `if …: break` in one."""
-    lines = "".join(linecache.getlines(frame.f_code.co_filename))
-    for node in ast.walk(ast.parse(lines)):
+    return frame.f_lineno in _ends_of_loops("".join(linecache.getlines(frame.f_code.co_filename)))
+
+
+@functools.cache
+def _ends_of_loops(source: str) -> frozenset[int]:
+    """The lines of code that ask so."""
+    found: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
         leaves = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break)
         if isinstance(node, ast.While) or leaves:
             test = node.test  # type: ignore[attr-defined]
-            if test.lineno <= frame.f_lineno <= (test.end_lineno or test.lineno):
-                return True
-    return False
+            found.update(range(test.lineno, (test.end_lineno or test.lineno) + 1))
+    return frozenset(found)
 
 
 def _caller(frame: FrameType) -> FrameType:

@@ -17,6 +17,7 @@ __all__ = [
     "COND",
     "SCAN",
     "WHILE",
+    "added",
     "called",
     "graphs",
     "nodes",
@@ -51,6 +52,14 @@ def graphs(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
 def nodes(module: fx.GraphModule) -> Iterator[Any]:
     """Those of a graph, and those of the ones inside."""
     return itertools.chain.from_iterable(part.graph.nodes for part in graphs(module))
+
+
+def added(module: fx.GraphModule, inside: fx.GraphModule, stem: str) -> str:
+    """Have a graph inside of another one, under a name of its own: the stem, and a number."""
+    names = (f"{stem}_{i}" for i in itertools.count())
+    name = next(each for each in names if not hasattr(module, each))
+    module.add_submodule(name, inside)
+    return name
 
 
 def scans(module: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, fx.Node]]:

@@ -8,7 +8,6 @@ values inside.
 """
 
 import copy
-import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from fuseport.exporter.program.complex_numbers.in_parts import has_complex, insi
 from fuseport.exporter.program.loops._first_states import with_gradients
 from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.provenance import within
-from fuseport.exporter.program.regions import SCAN, graphs, regions
+from fuseport.exporter.program.regions import SCAN, added, graphs, regions
 from fuseport.exporter.program.rewriting import Table
 from fuseport.exporter.program.sizes.of_graph import Sizes
 from fuseport.exporter.program.tracing import any_sizes
@@ -106,9 +105,7 @@ def _of_reals(part: fx.GraphModule, call: fx.Node, mode: Any, which: _Which, for
     inside: dict[fx.Node, fx.Node] = {}
     for taken, body in _inside(part, call).items():
         changed = copy.deepcopy(body)  # another call may have the same
-        names = (f"of_reals_{i}" for i in itertools.count())
-        name = next(each for each in names if not hasattr(part, each))
-        part.add_submodule(name, changed)
+        name = added(part, changed, "of_reals")
         _change(changed.graph, len(states), mode, which)
         inside_in_parts(changed, mode, forms)
         with part.graph.inserting_before(call):

@@ -1,6 +1,5 @@
 """Turns of a loop, as `scan`."""
 
-import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from fuseport.exporter.program.loops._turns import (
     Turns,
 )
 from fuseport.exporter.program.provenance import within
-from fuseport.exporter.program.regions import SCAN
+from fuseport.exporter.program.regions import SCAN, added
 from fuseport.exporter.program.sizes.bounds import not_negative
 from fuseport.exporter.program.sizes.of_graph import Sizes, Unlike
 
@@ -365,9 +364,7 @@ class _Loop:
         return given, dict(zip(kept, results[len(lasts) :], strict=True))
 
     def _outside_call(self, firsts: list[fx.Node], slices: list[fx.Node]) -> fx.Node:
-        names = (f"turns_{i}" for i in itertools.count())
-        name = next(each for each in names if not hasattr(self._module, each))
-        self._module.add_submodule(name, fx.GraphModule(self._module, self._body))
+        name = added(self._module, fx.GraphModule(self._module, self._body), "turns")
         sizes = (self._sizes.node(symbol, self._turns.end) for symbol in self._sizes_given)
         others = *self._apart(slices), *sizes
         with self._module.graph.inserting_before(self._turns.end):

@@ -7,7 +7,6 @@ more, which changes nothing: a `scan` has one turn at the least.
 """
 
 import copy
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from fuseport.exporter.program import rebuilt
 from fuseport.exporter.program.loops._first_states import chosen_beside
 from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.provenance import within
-from fuseport.exporter.program.regions import SCAN, WHILE, graphs
+from fuseport.exporter.program.regions import SCAN, WHILE, added, graphs
 from fuseport.exporter.program.sizes.of_graph import Sizes
 
 __all__ = ["below_autograd", "carrying", "counted", "differentiable"]
@@ -210,8 +209,7 @@ class _Loop:
         return made
 
     def _inside(self, module: fx.GraphModule) -> fx.Node:
-        name = _free_name(self._part)
-        self._part.add_submodule(name, module)
+        name = added(self._part, module, "until")
         with self._loop.graph.inserting_before(self._loop):
             return self._loop.graph.get_attr(name)
 
@@ -305,16 +303,9 @@ def _inlined(
         with into.graph.inserting_before(before):
             copied = made[node] = into.graph.node_copy(node, made.__getitem__)
         if node.op == "get_attr":
-            name = _free_name(into)
-            into.add_submodule(name, getattr(module, str(node.target)))
-            copied.target = name
+            copied.target = added(into, getattr(module, str(node.target)), "until")
     left: Any = fx.node.map_arg(module.graph.output_node().args[0], made.__getitem__)
     return tuple(left) if isinstance(left, tuple | list) else (left,)
-
-
-def _free_name(module: fx.GraphModule) -> str:
-    names = (f"until_{i}" for i in itertools.count())
-    return next(each for each in names if not hasattr(module, each))
 
 
 def _chosen(call: Callable[..., fx.Node], condition: Any, yes: Any, no: Any) -> fx.Node:
