@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._higher_order_ops.while_loop import while_loop
 
 from fuseport import ops
 from fuseport.exporter import api, formats
@@ -347,11 +346,6 @@ def test_the_data_of_a_tensor_is_it_without_a_gradient() -> None:
     torch.testing.assert_close(found, cotangent / x.abs().amax())
 
 
-class Region(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]
-
-
 class Smooth(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.aten._upsample_bicubic2d_aa.default(x[None], (4, 4), False)
@@ -362,7 +356,6 @@ class Smooth(nn.Module):
     [
         (Smooth, "for sizes that are numbers alone, as interpolation with antialias: .* --input"),
         (Complex, "output output is torch.complex64, .* torch.view_as_real"),
-        (Region, "no gradient through torch.while_loop: use torch.where, or .* --program forward"),
         (Products, "derivative in the gradient program holds for few sizes of length: give the"),
         (Fixed, "dimension 1 of input x comes out fixed at 16"),
         (Counting, "forward writes to calls"),
