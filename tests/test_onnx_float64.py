@@ -51,6 +51,7 @@ IN_FLOAT64 = {
     "beside float32": lambda x: x * 0.1 + (x > 0.3) * 0.1 + x.float() * 0.7 + x * 0.7,
     "branches": _branches,
     "turns": _turns,
+    "products": lambda x: 0.1 * x @ x.mT / 3 + ((x @ (x * 0.7).mT) * 0.3) @ (x / 7 @ x.mT),
     "attention": lambda x: F.scaled_dot_product_attention(x, x.cos(), x),
 }
 

@@ -38,7 +38,7 @@ from fuseport.exporter.formats._onnx.bfloat16 import in_float32
 from fuseport.exporter.formats._onnx.checks import refuse, refuse_values, returning_conditions
 from fuseport.exporter.formats._onnx.complex import in_parts
 from fuseport.exporter.formats._onnx.decompositions import decompositions
-from fuseport.exporter.formats._onnx.float64 import in_full
+from fuseport.exporter.formats._onnx.float64 import factors_apart, in_full
 from fuseport.exporter.formats._onnx.functions import columns
 from fuseport.exporter.formats._onnx.lacking import lacking
 from fuseport.exporter.formats._onnx.lowering import VALUE_OF, Lowering
@@ -172,6 +172,7 @@ def _translate(
     assert onnx_program.exported_program is not None
     inside_of_version(model, opset)
     in_full(model, onnx_program.exported_program)
+    factors_apart(model)
     without_sequences(model)
     in_float32(model)
     in_blocks(model)

@@ -17,7 +17,7 @@ from fuseport.exporter.formats._onnx.functions.special import log1p
 from fuseport.exporter.program.regions import WHILE
 from fuseport.exporter.program.rewriting import Table
 
-__all__ = ["IN_FLOAT32", "in_full", "of_float64"]
+__all__ = ["IN_FLOAT32", "factors_apart", "in_full", "of_float64"]
 
 aten = torch.ops.aten
 
@@ -68,6 +68,75 @@ def in_full(model: ir.Model, translated: ExportedProgram) -> None:
                         if (of := calls.get(user)) is None or not in_float64(of)
                     ]
                     _in_float32(output, beside)
+
+
+def factors_apart(model: ir.Model) -> None:
+    """Have something stand between products of matrices of float64 and a number that they are
+    multiplied by: ONNX Runtime takes that into the product, and as one of float32."""
+    products = [node for node in model.graph.all_nodes() if _is_product(node)]
+    before = (_turned(value) for node in products for value in node.inputs)
+    behind = (user for node in products for user, _ in node.outputs[0].uses())
+    for node in dict.fromkeys(each for each in (*before, *behind) if each is not None):
+        _part(node)
+
+
+def _is_product(node: ir.Node | None) -> bool:
+    """Whether it is one of matrices of float64."""
+    if node is None or node.op_type != "MatMul":
+        return False
+    return any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.outputs)
+
+
+def _turned(value: ir.Value | None) -> ir.Node | None:
+    """What makes a value, but for transposes, which go into a product, too."""
+    node = None if value is None else value.producer()
+    return _turned(node.inputs[0]) if node is not None and node.op_type == "Transpose" else node
+
+
+def _is_taken(value: ir.Value) -> bool:
+    """Whether a product takes it, be it transposed."""
+    users = [user for user, _ in value.uses()]
+    turned = (user.outputs[0] for user in users if user.op_type == "Transpose")
+    return any(map(_is_product, users)) or any(map(_is_taken, turned))
+
+
+def _part(node: ir.Node) -> None:
+    """Have a product by a number be one by its negative, of which the negative is taken."""
+    at = 1 if _number(node.inputs[-1]) is not None else 0
+    number = _number(node.inputs[at])
+    if node.domain or node.op_type not in ("Mul", "Div")[: 1 + at] or number is None:
+        return
+    x, product, graph = node.inputs[1 - at], node.outputs[0], node.graph
+    assert x is not None
+    assert graph is not None
+    if _is_product(x.producer()):
+        other = ir.node("Neg", [x])
+        graph.insert_before(node, other)
+        other.outputs[0].type, other.outputs[0].shape = x.type, x.shape
+        node.replace_input_with(1 - at, other.outputs[0])
+        number = -number
+    if _is_taken(product):
+        other = ir.node("Neg", [product])
+        graph.insert_after(node, other)
+        whole = other.outputs[0]
+        whole.name, product.name = product.name, f"{product.name}_negative"
+        whole.type, whole.shape = product.type, product.shape
+        product.replace_all_uses_with(whole, replace_graph_outputs=True)
+        other.replace_input_with(0, product)
+        number = -number
+    constant = ir.node("Constant", [], {"value": ir.tensor(np.float64(number))})
+    graph.insert_before(node, constant)
+    node.replace_input_with(at, constant.outputs[0])
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """The constant that a value is; None if it is none, or not one of float64."""
+    while value is not None and (made := value.producer()) is not None and made.op_type == "Cast":
+        if made.attributes["to"].as_int() != ir.DataType.DOUBLE:
+            return None
+        value = made.inputs[0]
+    known = None if value is None else ir.convenience.get_const_tensor(value)
+    return float(known.numpy().item()) if known is not None and known.size == 1 else None
 
 
 def _calls(graph: ir.Graph, made_of: fx.GraphModule) -> Iterator[tuple[ir.Node, fx.Node]]:
