@@ -230,10 +230,12 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         h = torch.tanh(self.a(x))
+        found = [h]
         {loop}
             h = h * 0.97
+            found.append(h)
             {end}
-        return h
+        return torch.stack(found).sum(0)
 """
 _LARGE = "h.abs().max() > 0.01"
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from fuseport.exporter import shims
-from fuseport.exporter.capture import blockers, counts, decisions, sizes
+from fuseport.exporter.capture import blockers, counts, decisions, sizes, until
 from fuseport.exporter.capture.attempts import Attempt, Code, went
 from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.capture.guards import guards
@@ -218,17 +218,28 @@ def _decided(attempt: Attempt) -> Program:
     """
     model, inputs = attempt.model, attempt.inputs
     code: Code | None = None  # not known before a first capture
+    loops: until.Loops | None = None
+    endless: Inseparable | None = None
+    try:
+        loops = until.loops(attempt)
+    except Inseparable as error:
+        endless = error
 
-    def run(answers: Mapping[str, bool]) -> tuple[Sequence[Decision], list[torch.Tensor]]:
-        return went(model, inputs, answers)
+    def run(
+        answers: Mapping[str, bool], given: Mapping[str, torch.Tensor] = inputs
+    ) -> tuple[Sequence[Decision], list[torch.Tensor]]:
+        return went(model, given, answers, loops.as_values_say() if loops else None)
 
-    def captured(made: Sequence[Decision]) -> Program:
+    def of_way(way: Attempt) -> Program:
         nonlocal code
-        way = replace(attempt, made=made)
         if code is None:
             (program, code), *_ = way.found()
             return program
         return way.program(code)
+
+    def captured(made: Sequence[Decision]) -> Program:
+        way = replace(attempt, made=made)
+        return loops.program(way, of_way) if loops else of_way(way)
 
     def called(program: Program) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -236,13 +247,15 @@ def _decided(attempt: Attempt) -> Program:
         return [result] if isinstance(result, torch.Tensor) else list(result.values())
 
     def joined() -> Program:
+        if loops and not run({})[0]:
+            return captured([])
         try:
             return decisions.decided(run, captured, called)
-        except Inseparable:
+        except Inseparable as error:
             others = itertools.islice(sizes.others(model), 3)
-            found = guards([run, *(partial(went, model, each) for each in others)])
+            found = guards([run, *(partial(run, given=each) for each in others)])
             if not found:
-                raise
+                raise (endless or error) from error
             return decisions.decided(run, captured, called, found)
 
     try:

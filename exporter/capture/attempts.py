@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fuseport.exporter.capture import blockers, counts, decisions, integers, sizes
+from fuseport.exporter.capture._ends import Ends
 from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.capture.holding import hold
 from fuseport.exporter.errors import ExportFailed, Missing
@@ -42,15 +43,24 @@ Found = tuple[Program, Code]
 
 
 def went(
-    model: Model, inputs: Mapping[str, torch.Tensor], answers: Mapping[str, bool]
+    model: Model,
+    inputs: Mapping[str, torch.Tensor],
+    answers: Mapping[str, bool],
+    ends: Ends | None = None,
 ) -> tuple[list[Decision], list[torch.Tensor]]:
     """The decisions by values that a model makes, some of which come out as told, and its outputs.
 
     What the call keeps in the model is not in it afterwards.
+
+    Args:
+        model: the model.
+        inputs: of the call.
+        answers: what decisions come to, by name.
+        ends: of its loops, which are no decisions then.
     """
 
     def call(*tensors: torch.Tensor) -> tuple[list[Decision], object]:
-        with decisions.noted(answers) as made:
+        with decisions.noted(answers, *([ends.asked] if ends else [])) as made:
             return made, model.module.forward(*tensors)
 
     with as_now(model.module), model.fused(), torch.no_grad(), own_backward.inlined():
@@ -68,6 +78,7 @@ class Attempt:
         entry: what of it.
         state: the module as it is meanwhile; see `models.fresh`.
         made: what its code decides by values, or None if such a decision is an error.
+        ends: makes what answers when loops are left by a value; None if that is one of these.
     """
 
     model: Model
@@ -75,6 +86,7 @@ class Attempt:
     entry: Entry
     state: Callable[[nn.Module], AbstractContextManager[None]]
     made: Sequence[Decision] | None = None
+    ends: Callable[[], Ends] | None = None
 
     def found(self) -> list[Found]:
         """The program; before it, those whose sizes stay dynamic where the model's code makes
@@ -186,8 +198,15 @@ class Attempt:
         @contextmanager
         def within() -> Iterator[None]:
             counted.clear()
-            following = nullcontext() if self.made is None else decisions.following(self.made)
-            with following, counts.answered(counted, turned, fixed):
+            with ExitStack() as stack:
+                asked = []
+                if self.ends is not None:
+                    ends = self.ends()
+                    stack.enter_context(ends.noting())
+                    asked.append(ends.asked)
+                if self.made is not None:
+                    stack.enter_context(decisions.following(self.made, *asked))
+                stack.enter_context(counts.answered(counted, turned, fixed))
                 yield
 
         model = self.model
@@ -221,7 +240,8 @@ class Attempt:
         def call(
             given: Mapping[str, torch.Tensor],
         ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            _, outputs = went(self.model, given, answers)
+            ends = None if self.ends is None else self.ends()
+            _, outputs = went(self.model, given, answers, ends)
             return list(given.values()), outputs
 
         for given in inputs:

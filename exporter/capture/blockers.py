@@ -6,8 +6,6 @@ leaves torch: functions of extension modules, memory handed out, operators witho
 kernels. What a `torch.autograd.Function` does in it is noted as its.
 """
 
-import ast
-import functools
 import linecache
 import re
 import sys
@@ -30,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuseport.exporter.capture._tests_of_loops import asks_there
 from fuseport.exporter.program import near, one_line
 from fuseport.exporter.user_code import hint
 from fuseport.exporter.user_code.known_calls import OWN_OP, advice, stand_in
@@ -272,27 +271,10 @@ class _Handed(TorchFunctionMode):
             self._watch.note("memory", f"Tensor.{name}", _MEMORY[name], sys._getframe(1))
         elif ours and name in _VALUES:
             do = "compute with tensors instead, or make it a constant of the module"
-            if name == "__bool__" and _ends_a_loop(users_frame(sys._getframe(1))):
+            if name == "__bool__" and asks_there(users_frame(sys._getframe(1))):
                 do = "have torch.while_loop go on until it is reached, which is exported"
             self._watch.note("value", f"Tensor.{name}", _VALUES[name], sys._getframe(1), do=do)
         return func(*args, **(kwargs or {}))
-
-
-def _ends_a_loop(frame: FrameType) -> bool:
-    """Whether code asks there if a loop goes on: `while …:`, or `if …: break` in one."""
-    return frame.f_lineno in _ends_of_loops("".join(linecache.getlines(frame.f_code.co_filename)))
-
-
-@functools.cache
-def _ends_of_loops(source: str) -> frozenset[int]:
-    """The lines of code that ask so."""
-    found: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        leaves = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break)
-        if isinstance(node, ast.While) or leaves:
-            test = node.test  # type: ignore[attr-defined]
-            found.update(range(test.lineno, (test.end_lineno or test.lineno) + 1))
-    return frozenset(found)
 
 
 def _caller(frame: FrameType) -> FrameType:

@@ -22,6 +22,7 @@ from torch import SymBool, SymInt, Tensor, fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from fuseport.exporter.capture import _enumerated
+from fuseport.exporter.capture._tests_of_loops import asks_there
 from fuseport.exporter.capture.blockers import is_users
 from fuseport.exporter.capture.decisions import Decision, place_of
 from fuseport.exporter.capture.integers import unseen
@@ -83,6 +84,7 @@ Captured = Callable[[Mapping[str, bool]], Marked]
 # Decisions by which something else is computed: of graphs in graphs, torch loses such sizes.
 _MOST_BOTH = 1
 _MOST_TURNS = 1000  # of a loop that decides in each
+_FEW_TURNS = 16  # of one that is left by a value, which is no size
 _MOST_IN_ALL = 10  # times as many, in what it calls
 _SOME = 1_000_003  # values that are selected
 _ALL = 1_000_000_007  # of so many
@@ -111,11 +113,13 @@ def answered(
     """
     own: Callable[[SymBool], bool] = SymBool.__bool__
 
+    def of_sizes(condition: SymBool) -> bool:
+        node: Any = condition.node
+        return bool(node.shape_env.size_like >= free_unbacked_symbols(node.expr))
+
     def mark(condition: SymBool, place: str, value: bool) -> bool:
         before = sum(each.decision.place == place for each in found)
-        node: Any = condition.node
-        of_sizes = node.shape_env.size_like >= free_unbacked_symbols(node.expr)
-        counted = Counted(Decision(place, before, value), of_sizes)
+        counted = Counted(Decision(place, before, value), of_sizes(condition))
         value = (fixed or {}).get(counted.name, value)
         found.append(replace(counted, decision=replace(counted.decision, value=value)))
         held: Any = condition
@@ -130,11 +134,13 @@ def answered(
 
     turns: Counter[FrameType] = Counter()  # by frames that go on
 
-    def refuse_endless(frame: FrameType, place: str) -> None:
+    def refuse_endless(condition: SymBool, frame: FrameType, place: str) -> None:
         for ended in turns.keys() - set(_and_its_callers(frame)):
             del turns[ended]
         turns[frame] += 1
-        if turns[frame] > _MOST_TURNS or len(found) > _MOST_IN_ALL * _MOST_TURNS:
+        by_value = asks_there(frame) and not of_sizes(condition)
+        most = _FEW_TURNS if by_value else _MOST_TURNS
+        if turns[frame] > most or len(found) > _MOST_IN_ALL * _MOST_TURNS:
             raise ExportFailed(
                 f"the program cannot be captured: {place} decides by a size or a number that hangs "
                 "on values, again and again: a loop has no end there that a capture comes to"
@@ -147,7 +153,7 @@ def answered(
             if frame is None or not is_users(frame):
                 raise
         place = place_of(frame)
-        refuse_endless(frame, place)
+        refuse_endless(condition, frame, place)
         return mark(condition, place, _of_some(condition.node.expr) is not (place in turned))
 
     def of_condition(condition: SymBool) -> bool:

@@ -12,35 +12,32 @@ import itertools
 import linecache
 import os
 import re
-import sys
 import traceback
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
+from fuseport.exporter.capture._asked import Asked
 from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, one_line, rebuilt
 from fuseport.exporter.program.joining import alike, joined
+from fuseport.exporter.program.loops.reached import Condition
 from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, marker, unmark
 from fuseport.exporter.program.refusing import asserted
 from fuseport.exporter.program.regions import regions
 from fuseport.exporter.program.rounding import close
-from fuseport.exporter.program.sizes import _of_sizes, _tables
-from fuseport.exporter.program.sizes.numbers import as_number
 
 __all__ = [
     "MOST",
     "Decision",
+    "Ends",
     "Run",
     "decided",
     "following",
@@ -77,6 +74,9 @@ class Decision:
         """What it is called, whatever it comes to."""
         return f"{self.place}, {self.time}"
 
+
+Ends = Callable[[Tensor, FrameType], Condition | None]
+"""What a condition comes to that code asks for in a frame, if it is about the end of a loop."""
 
 Run = Callable[[Mapping[str, bool]], tuple[Sequence[Decision], Sequence[Tensor]]]
 Captured = Callable[[Sequence[Decision]], Program]
@@ -371,112 +371,62 @@ def _always(program: Program) -> set[str]:
     return {name for name, mark in marks.items() if mark.args[0] in found}
 
 
+def _of_nothing(condition: Tensor, frame: FrameType) -> None:
+    """That no condition is about the end of a loop."""
+
+
 @contextmanager
-def noted(answers: Mapping[str, bool]) -> Iterator[list[Decision]]:
-    """The decisions that code makes meanwhile, some of which come out as told, by name."""
+def noted(answers: Mapping[str, bool], ends: Ends = _of_nothing) -> Iterator[list[Decision]]:
+    """The decisions that code makes meanwhile, some of which come out as told, by name.
+
+    Args:
+        answers: what these come to.
+        ends: what others come to, which are about how many turns a loop takes.
+    """
     found: list[Decision] = []
 
-    def answer(condition: Tensor, place: str) -> bool:
+    def answer(condition: Tensor, frame: FrameType) -> bool:
+        if (asked := ends(condition, frame)) is not None:
+            return asked.value
+        place = place_of(frame)
         decision = _next(found, place, bool(condition))
         value = answers.get(decision.name, decision.value)
         found.append(replace(decision, value=value))
         return value
 
-    with _Asked(answer):
+    with Asked(answer):
         yield found
 
 
 @contextmanager
-def following(decisions: Sequence[Decision]) -> Iterator[None]:
+def following(decisions: Sequence[Decision], ends: Ends = _of_nothing) -> Iterator[None]:
     """In a capture: code decides as told meanwhile, which is marked in the graph.
+
+    Args:
+        decisions: all of them, in their order.
+        ends: as of `noted`.
 
     Raises:
         Inseparable: it makes other decisions.
     """
     waiting = iter(decisions)
 
-    def answer(condition: Tensor, place: str) -> bool:
-        decision = next(waiting, None)
+    def answer(condition: Tensor, frame: FrameType) -> bool:
+        if (asked := ends(condition, frame)) is not None:
+            ASSERT(condition, marker(asked.name))
+            return asked.value
+        decision, place = next(waiting, None), place_of(frame)
         if decision is None or decision.place != place:
             raise Inseparable(f"{place} is reached in a capture only")
         ASSERT(condition, marker(decision.name))
         return decision.value
 
-    with _Asked(answer, unknown=True):
+    with Asked(answer, unknown=True):
         yield
 
 
 def _next(before: Sequence[Decision], place: str, value: bool) -> Decision:
     return Decision(place, sum(decision.place == place for decision in before), value)
-
-
-class _Asked(TorchFunctionMode):
-    """Answers code that asks for a value to decide by; numbers of tensors stay tensors meanwhile,
-    for what is computed of them to be seen."""
-
-    def __init__(self, answer: Callable[[Tensor, str], bool], *, unknown: bool = False) -> None:
-        super().__init__()
-        self._answer, self._unknown = answer, unknown
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        args, kwargs = _of_sizes.taken(func, args, kwargs)
-        _of_sizes.forget(func, args, kwargs)
-        if func is Tensor.__format__ and self._unknown:  # for a message
-            return "a value"
-        if func in _CHECKING:
-            # torch hides from a mode what its functions in Python ask themselves.
-            asked = mock.patch.object(functional, "has_torch_function_variadic", return_value=False)
-            with asked, self:
-                return func(*args, **kwargs)
-        if (size := _of_sizes.read(func, args)) is not None:
-            return size
-        if func in _NUMBERS and _is_single(args[0]):
-            size = _tables.read(func, args)
-            return as_number(args[0]) if size is None else size
-        condition = _CONDITIONS[func](*args, **kwargs) if func in _CONDITIONS else None
-        if condition is None:
-            result = func(*args, **kwargs)
-            _of_sizes.note(func, args, kwargs, result)
-            return result
-        with torch.no_grad():
-            return self._answer(condition, place_of(sys._getframe(1)))
-
-
-def _is_single(x: Tensor) -> bool:
-    return not x.is_complex() and all(isinstance(n, int) and n == 1 for n in x.shape)
-
-
-def _truth(x: Tensor) -> Tensor | None:
-    """Whether a tensor of one number is true, as a tensor of no dimension."""
-    if not _is_single(x):
-        return None
-    single = x.detach().reshape(())
-    return single if single.dtype == torch.bool else single != 0
-
-
-def _equal(a: Tensor, b: Tensor) -> Tensor | None:
-    return (a == b).all() if a.shape == b.shape else None
-
-
-def _close(
-    a: Tensor, b: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Tensor:
-    return torch.isclose(a, b, rtol, atol, equal_nan).all()
-
-
-_NUMBERS = (Tensor.item,)
-_CHECKING = (functional.gaussian_nll_loss,)  # torch's functions that raise errors by values
-
-_CONDITIONS: dict[Any, Callable[..., Tensor | None]] = {
-    Tensor.__bool__: _truth,
-    Tensor.is_nonzero: _truth,
-    torch.is_nonzero: _truth,
-    Tensor.equal: _equal,
-    torch.equal: _equal,
-    Tensor.allclose: _close,
-    torch.allclose: _close,
-}
 
 
 def place_of(frame: FrameType) -> str:

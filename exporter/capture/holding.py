@@ -12,7 +12,7 @@ from fuseport.exporter.program.loops.rolled import Unrolled
 from fuseport.exporter.program.matching import marked, unmark
 from fuseport.exporter.program.rounding import same
 
-__all__ = ["hold"]
+__all__ = ["going_its_way", "hold"]
 
 
 def hold(program: Program, calls: Iterable[Call]) -> None:
@@ -27,10 +27,7 @@ def hold(program: Program, calls: Iterable[Call]) -> None:
             both can be asked.
     """
     compared = set()
-    module = program.exported.module(check_guards=False)
-    assert isinstance(module, fx.GraphModule)
-    unmark(module.graph, marked(module.graph))  # the calls go the program's way
-    module.recompile()
+    module = going_its_way(program)
     for call in calls:
         try:
             inputs, expected = call()
@@ -53,6 +50,15 @@ def hold(program: Program, calls: Iterable[Call]) -> None:
             "a loop over a dynamic size is not known to do the same in all of its turns: there are "
             "no two sizes at which the model runs"
         )
+
+
+def going_its_way(program: Program) -> nn.Module:
+    """A program to be called where the model is made to decide as it does, whatever the values."""
+    module = program.exported.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
+    unmark(module.graph, marked(module.graph))
+    module.recompile()
+    return module
 
 
 def _is_same(module: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:

@@ -32,7 +32,7 @@ from fuseport.exporter.program.matching import (
 )
 from fuseport.exporter.program.regions import COND
 
-__all__ = ["alike", "joined"]
+__all__ = ["Region", "alike", "either", "joined", "keep_guards", "sort"]
 
 aten = torch.ops.aten
 
@@ -73,7 +73,7 @@ def joined(
             else:
                 _mark(other.graph, each, value)
     matched = Matched(with_constants(yes.exported, no.exported), no.exported)
-    _keep_guards(yes.exported, no.exported)
+    keep_guards(yes.exported, no.exported)
     marks = marked(matched.one), marked(matched.other)
     if name not in marks[0] or marks[0].keys() != marks[1].keys():
         raise Inseparable("such a decision leads to others")
@@ -91,8 +91,8 @@ def _mark(graph: fx.Graph, name: str, value: bool) -> None:
         graph.call_function(ASSERT, (always, marker(name)))
 
 
-def _keep_guards(one: ExportedProgram, other: ExportedProgram) -> None:
-    """What torch took for granted of sizes in either capture is so of the first one's, from now on.
+def keep_guards(one: ExportedProgram, other: ExportedProgram) -> None:
+    """Have what torch took for granted of sizes in either capture be so of the first one's.
 
     Raises:
         Inseparable: their sizes have other names, or other ranges.
@@ -132,7 +132,7 @@ class _Join:
             mark.args = self._chosen(mark.args, marks[1][name].args)
         output = graph.output_node()
         output.args = self._chosen(output.args, self._matched.other.output_node().args)
-        _sort(graph)
+        sort(graph)
         graph.eliminate_dead_code()
         graph.lint()
         self._matched.module.recompile()
@@ -199,29 +199,60 @@ class _Join:
     def _cond(self, graph: fx.Graph, pairs: Sequence[Pair], *, differentiable: bool) -> None:
         module, common = self._matched.module, self._matched.common
         placeholders = self._matched.one.find_nodes(op="placeholder")
-        ours = _Region(module, {node: node for node in (*self._shared, *placeholders)})
-        theirs = _Region(self._matched.other_module, common)
-        results = [(region, [pair[i] for pair in pairs]) for i, region in enumerate((ours, theirs))]
-        operands = list(
-            dict.fromkeys(node for region, own in results for node in region.operands(own))
-        )
-        given = tuple(operands)
-        if not differentiable:
-            given = tuple(graph.call_function(aten.detach.default, (node,)) for node in operands)
-            for node in given:
-                evaluate(node, operands[0].meta["val"].fake_mode)
-        taken = dict(module.named_children())
-        count = next(i for i in itertools.count() if f"yes_{i}" not in taken)
-        bodies = []
-        for name, (region, own) in zip((f"yes_{count}", f"no_{count}"), results, strict=True):
-            module.add_submodule(name, region.graph(operands, own))
-            bodies.append(graph.get_attr(name))
-        call = graph.call_function(COND, (self._predicate, *bodies, given))
-        call.meta["val"] = tuple(a.meta["val"] for a, _ in pairs)
-        for i, pair in enumerate(pairs):
-            result = graph.call_function(operator.getitem, (call, i))
-            result.meta["val"] = call.meta["val"][i]
-            self._joins[pair] = _with_whole_gradient(result) if differentiable else result
+        ours = Region(module, {node: node for node in (*self._shared, *placeholders)})
+        theirs = Region(self._matched.other_module, common)
+        ways = [(region, [pair[i] for pair in pairs]) for i, region in enumerate((ours, theirs))]
+        chosen = either(module, self._predicate, *ways, differentiable=differentiable)
+        self._joins |= zip(pairs, chosen, strict=True)
+
+
+def either(
+    module: fx.GraphModule,
+    predicate: fx.Node,
+    yes: tuple["Region", Sequence[fx.Node]],
+    no: tuple["Region", Sequence[fx.Node]],
+    *,
+    differentiable: bool,
+) -> list[fx.Node]:
+    """Have a `cond` where its graph inserts.
+
+    Args:
+        module: whose graph gets it.
+        predicate: by which it decides.
+        yes: what it computes where that is true, and what it returns of that.
+        no: where it is false.
+        differentiable: whether what is returned has gradients, all of it.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        Inseparable: either way has other sizes, or what no graph inside can have.
+    """
+    graph = module.graph
+    operands = list(
+        dict.fromkeys(node for region, own in (yes, no) for node in region.operands(own))
+    )
+    given = tuple(operands)
+    if not differentiable:
+        given = tuple(graph.call_function(aten.detach.default, (node,)) for node in operands)
+        for node in given:
+            evaluate(node, operands[0].meta["val"].fake_mode)
+    taken = dict(module.named_children())
+    count = next(i for i in itertools.count() if f"yes_{i}" not in taken)
+    inside = [region.graph(operands, own) for region, own in (yes, no)]
+    names = [f"{way}_{count}" for way in ("yes", "no")]
+    for name, body in zip(names, inside, strict=True):
+        module.add_submodule(name, body)
+    call = graph.call_function(COND, (predicate, *map(graph.get_attr, names), given))
+    left: Any = inside[0].graph.output_node().args[0]
+    call.meta["val"] = tuple(node.meta["val"] for node in left)
+    results = []
+    for i, value in enumerate(call.meta["val"]):
+        result = graph.call_function(operator.getitem, (call, i))
+        result.meta["val"] = value
+        results.append(_with_whole_gradient(result) if differentiable else result)
+    return results
 
 
 def _with_whole_gradient(node: fx.Node) -> fx.Node:
@@ -242,8 +273,8 @@ def _with_whole_gradient(node: fx.Node) -> fx.Node:
     return call(aten.reshape.default, call(aten.reshape.default, node, [-1]), sizes)
 
 
-class _Region:
-    """What one of the programs computes that both do not.
+class Region:
+    """What one of two programs computes that both do not.
 
     Args:
         root: the program's.
@@ -259,7 +290,7 @@ class _Region:
             if self._is_given(node):
                 yield self._shared[node]
 
-    def graph(self, operands: list[fx.Node], results: list[fx.Node]) -> fx.GraphModule:
+    def graph(self, operands: list[fx.Node], results: Sequence[fx.Node]) -> fx.GraphModule:
         """It as a graph of `operands` that returns copies of `results`."""
         graph = fx.Graph()
         made: dict[fx.Node, fx.Node] = {}
@@ -346,7 +377,7 @@ def _signature(node: fx.Node) -> Hashable:
     return str(tuple(value.shape)), value.dtype, value.device
 
 
-def _sort(graph: fx.Graph) -> None:
+def sort(graph: fx.Graph) -> None:
     """Put each node behind what it takes, and otherwise leave the order as it is."""
     order: dict[fx.Node, None] = {}
     for node in graph.nodes:

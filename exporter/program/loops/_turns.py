@@ -148,6 +148,10 @@ class Turns:
         turn, at = self._at.get(node, (-1, -1)) if isinstance(node, fx.Node) else (-1, -1)
         return (turn - self.first, at) if turn >= self.first else None
 
+    def node(self, turn: int, at: int) -> fx.Node:
+        """The node of a turn, counted from `first`, at a place there."""
+        return self._lists[self.first + turn][at]
+
     @property
     def all_nodes(self) -> list[fx.Node]:
         """Of all turns from `first` on."""
