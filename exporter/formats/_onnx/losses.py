@@ -21,9 +21,11 @@ def of_loss(node: torch.fx.Node) -> Callable[..., Any] | None:
     if node.target is aten.nll_loss_forward.default:
         # Of a mean it has 1 for the sum of the weights, which the gradient divides by.
         return decomposition_table[node.target]
-    x: Any = node.args[0] if node.target in _OF_NONE else None
-    if isinstance(x, torch.fx.Node) and is_none_ever(x):
-        return _OF_NONE[node.target]
+    if node.target in _OURS:
+        x: Any = node.args[0]
+        # The class that is left out is an attribute of ONNX's own, and may be a size here.
+        if is_none_ever(x) or any(isinstance(given, torch.fx.Node) for given in node.args[4:5]):
+            return _OURS[node.target]
     if node.target is aten.cross_entropy_loss.default and _more_than_classes(node):
         return aten.cross_entropy_loss.default.decompose
     return None
@@ -37,7 +39,7 @@ def _more_than_classes(loss: torch.fx.Node) -> bool:
     return bool(smoothing != 0.0 or target.meta["val"].is_floating_point())
 
 
-def _of_none(loss: Callable[..., Any]) -> Callable[..., Tensor]:
+def _ours(loss: Callable[..., Any]) -> Callable[..., Tensor]:
     # ONNX's own make a volume of each example, of none of which sizes do not say how large.
     def form(
         x: Tensor,
@@ -54,10 +56,10 @@ def _of_none(loss: Callable[..., Any]) -> Callable[..., Tensor]:
     return form
 
 
-_OF_NONE: dict[Any, Callable[..., Tensor]] = {
-    aten.cross_entropy_loss.default: _of_none(LOSSES[F.cross_entropy]),
+_OURS: dict[Any, Callable[..., Tensor]] = {
+    aten.cross_entropy_loss.default: _ours(LOSSES[F.cross_entropy]),
     **{
-        op.default: _of_none(LOSSES[F.nll_loss])
+        op.default: _ours(LOSSES[F.nll_loss])
         for op in (aten.nll_loss, aten.nll_loss2d, aten.nll_loss_nd)
     },
 }
