@@ -18,7 +18,7 @@ from fuseport.exporter.bundle import open_bundle
 from fuseport.exporter.capture.dynamic import found_dynamic
 from fuseport.exporter.capture.prepare import prepared
 from fuseport.exporter.errors import UsageError
-from fuseport.exporter.models.given import Dynamic, Given, parse_dynamic, specs_of
+from fuseport.exporter.models.given import Dynamic, Given, fitted, parse_dynamic, specs_of
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.verify.sample import read_all
 
@@ -161,6 +161,25 @@ def test_a_built_in_architecture_takes_given_inputs() -> None:
     assert found.given["input_ids"].tolist() == [[1, 2, 3, 4, 5]]
     assert sorted(found.sizes.values()) == [1, 5]
     assert found.inputs == model.inputs
+
+
+class Loss(nn.Module):
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(x, labels)
+
+
+@pytest.mark.parametrize("label", [-100, -1, 0, 1, 2])
+def test_integers_have_the_bounds_of_those_that_are_given(label: int) -> None:
+    """Below 0, too: labels that a loss leaves out are -100."""
+    given = Given("here", {"x": torch.randn(3, 5), "labels": torch.tensor([3, label, 4])})
+    specs = specs_of(given, Loss())
+    assert (specs[1].low, specs[1].high) == (min(label, 1), 5)
+    model = fitted(models.Model(Loss(), "own", {}, specs, {}), given)
+    assert model.given is not None
+    assert model.given["labels"].tolist() == [3, label, 4]
+    below = Given("here", {**given.values, "labels": torch.tensor([3, -101, 4])})
+    with pytest.raises(UsageError, match=f"labels has values outside of {min(label, 1)} to 4"):
+        fitted(model, below)
 
 
 class Tied(nn.Module):

@@ -201,9 +201,10 @@ def fitted(model: Model, given: Given) -> Model:
                 f"--inputs {given.place}: {name} is {_dtype(tensor)}{list(tensor.shape)}, and the "
                 f"model takes {spec.dtype}[{', '.join(map(str, spec.dims))}]"
             )
-        if isinstance(spec.high, int) and not 0 <= tensor.min() <= tensor.max() < spec.high:
+        low, high = spec.low, spec.high
+        if isinstance(high, int) and not low <= tensor.min() <= tensor.max() < high:
             raise UsageError(
-                f"--inputs {given.place}: {name} has values outside of 0 to {spec.high - 1}"
+                f"--inputs {given.place}: {name} has values outside of {low} to {high - 1}"
             )
         if isinstance(spec.high, tuple) and not _within(tensor, spec.high):
             raise UsageError(
@@ -233,7 +234,7 @@ def _spec(name: str, tensor: Tensor) -> TensorSpec:
     volume = volume_of(tensor)
     if volume is not None:
         return TensorSpec(name, _dtype(tensor), tuple(tensor.shape), volume)
-    high, low = max(1, int(tensor.max()) + 1), int(tensor.min() > 0)  # of lengths, 0 is none
+    high, low = max(1, int(tensor.max()) + 1), min(1, int(tensor.min()))  # of lengths, 0 is none
     return TensorSpec(name, _dtype(tensor), tuple(tensor.shape), high, low)
 
 
