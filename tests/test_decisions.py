@@ -353,3 +353,20 @@ def test_what_torchs_functions_check_is_an_error_of_the_artifacts(
     ):
         with pytest.raises(Exception, match=by_artifact):
             run()
+
+
+CHECKED = {
+    "a decision": "if y.max() > 1:\n    y = self.m(y)",
+    "a loop": "y = torch.stack([self.m(row) for row in y])",
+}
+
+
+@pytest.mark.parametrize("beside", CHECKED)
+def test_numbers_of_tensors_may_be_checked(
+    exported: Callable[[str], tuple[Bundle, str]], beside: str
+) -> None:
+    checks = "torch._check_tensor_all(y < 1e4)\ntorch._check(y.max().item() < 1e4)"
+    bundle, model = exported(f"{checks}\n{CHECKED[beside]}\nreturn torch.tanh(y)")
+    module = the_model(bundle, model)
+    for x in (SMALL, LARGE, LARGE.repeat(2, 1)):
+        held(bundle, module, x)

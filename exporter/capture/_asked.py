@@ -1,7 +1,8 @@
 """Code that asks for a value of a tensor to decide by is answered."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -14,10 +15,40 @@ from torch.overrides import TorchFunctionMode
 from fuseport.exporter.program.sizes import _of_sizes, _tables
 from fuseport.exporter.program.sizes.numbers import as_number
 
-__all__ = ["Asked"]
+__all__ = ["answered"]
+
+aten = torch.ops.aten
 
 
-class Asked(TorchFunctionMode):
+@contextmanager
+def answered(
+    answer: Callable[[Tensor, FrameType], bool], *, unknown: bool = False
+) -> Iterator[None]:
+    """Meanwhile, code that asks for a value to decide by is answered.
+
+    Args:
+        answer: what a condition comes to that code asks for in a frame.
+        unknown: whether there are no values yet.
+    """
+    with _Asked(answer, unknown=unknown), _checking():
+        yield
+
+
+@contextmanager
+def _checking() -> Iterator[None]:
+    """Meanwhile `torch._check` and its kin take numbers that stay tensors, for what they are."""
+    own: Callable[..., None] = torch._check_with
+
+    def check(error: type[Exception], condition: Any, message: Any) -> None:
+        if isinstance(condition, Tensor):
+            condition = aten._local_scalar_dense.default(condition)
+        own(error, condition, message)
+
+    with mock.patch.object(torch, "_check_with", check):
+        yield
+
+
+class _Asked(TorchFunctionMode):
     """Answers code that asks for a value to decide by; numbers of tensors stay tensors meanwhile,
     for what is computed of them to be seen."""
 

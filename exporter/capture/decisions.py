@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind
 
-from fuseport.exporter.capture._asked import Asked
+from fuseport.exporter.capture._asked import answered
 from fuseport.exporter.capture.blockers import is_users, users_frame
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program, one_line, rebuilt
@@ -394,7 +394,7 @@ def noted(answers: Mapping[str, bool], ends: Ends = _of_nothing) -> Iterator[lis
         found.append(replace(decision, value=value))
         return value
 
-    with Asked(answer):
+    with answered(answer):
         yield found
 
 
@@ -421,7 +421,7 @@ def following(decisions: Sequence[Decision], ends: Ends = _of_nothing) -> Iterat
         ASSERT(condition, marker(decision.name))
         return decision.value
 
-    with Asked(answer, unknown=True):
+    with answered(answer, unknown=True):
         yield
 
 
