@@ -239,6 +239,14 @@ def test_turns_may_take_a_matrix_and_what_is_turned_of_it(
     assert report.exit_code(strict=True) == 0, report.failures()
 
 
+def test_a_layer_takes_each_row_alone(saved_net: SavedNet, tmp_path: Path) -> None:
+    """Which its gradient needs again: what a turn returns, and a Gemm of a turned matrix takes."""
+    body = "        return torch.stack([self.a(row) for row in self.a(x[:, 0])])\n"
+    _, bundle, code = exported(saved_net, body, tmp_path / "b", format="onnx")
+    report = api.verify(bundle.folder, model=code, runtime="onnxruntime")
+    assert report.exit_code(strict=True) == 0, report.failures()
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_a_loop_has_as_many_turns_as_its_input_says(
     name: str, saved_net: SavedNet, tmp_path: Path

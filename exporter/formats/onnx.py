@@ -46,6 +46,7 @@ from fuseport.exporter.formats._onnx.promotion import promoted_by_known_values
 from fuseport.exporter.formats._onnx.singular import asserting_regular
 from fuseport.exporter.formats._onnx.splits import without_sequences
 from fuseport.exporter.formats._onnx.sums import in_blocks, one_axis_at_a_time
+from fuseport.exporter.formats._onnx.turned import turned_by_themselves
 from fuseport.exporter.formats._onnx.versions import inside_of_version
 from fuseport.exporter.formats._quiet import quiet
 from fuseport.exporter.program import Program, one_line, shape_env
@@ -178,6 +179,7 @@ def _translate(
     in_blocks(model)
     one_axis_at_a_time(model)
     from_the_front(model)
+    turned_by_themselves(model)
     values = _values(model, onnx_program.exported_program)
     with quiet("onnx_ir"):
         _clean(model)
@@ -271,20 +273,13 @@ def _part_outputs(model: ir.Model, program: Program) -> None:
             node = value.producer()
             # One that comes from outside a graph, or goes straight through, needs a node there.
             outside = node is None or node.graph is not graph
-            if value in values[:i] or outside or (graph is not model.graph and _is_turned(value)):
+            if value in values[:i] or outside:
                 copy = ir.node("Identity", [value])
                 copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
                 graph.append(copy)
                 values[i] = copy.outputs[0]
     for value, spec in zip(model.graph.outputs, program.outputs, strict=True):
         value.name = spec.name
-
-
-def _is_turned(value: ir.Value) -> bool:
-    """Whether it is turned, and used beside: ONNX Runtime, 1.31 at least, has a Gemm that uses it
-    take what is not turned, and leaves the other out though the turn of a Scan returns it."""
-    node = value.producer()
-    return node is not None and node.op_type == "Transpose" and any(value.uses())
 
 
 def _name_apart(model: ir.Model) -> None:
