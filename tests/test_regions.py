@@ -163,3 +163,28 @@ def test_torchscript_has_branches_and_loops(name: str, tmp_path: Path) -> None:
         results = gradient(x.detach(), dy)
         torch.testing.assert_close(results["output"], y.detach())
         torch.testing.assert_close(results["grad/x"], dx)
+
+
+class Carrying(nn.Module):
+    """Two of what a loop leaves have one cotangent, and are no two of a kind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def step(states: tuple[Tensor, ...], row: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+            a, b, c = states
+            return (a.tanh() * 0.9 + row, b * 0.5 + a.sin(), c + b), a.sin()
+
+        (a, _, c), _ = scan(step, (x[0] * 1, x[0].sin(), x[0].cos()), x)
+        return a + c
+
+
+def test_each_state_of_a_loop_has_a_cotangent_of_its_own() -> None:
+    x, cotangent = torch.randn(3, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    spec = TensorSpec("x", "float64", ("length", 4))
+    gradient = capture_gradient(capture_forward(Carrying(), {"x": x}, [spec]))
+    x.requires_grad_()
+    a, b, c = x[0], x[0].sin(), x[0].cos()
+    for row in x:
+        a, b, c = a.tanh() * 0.9 + row, b * 0.5 + a.sin(), c + b
+    (expected,) = torch.autograd.grad(a + c, x, cotangent)
+    found = gradient.exported.module()(x.detach(), cotangent)["grad/x"]
+    torch.testing.assert_close(found, expected)

@@ -37,7 +37,7 @@ from fuseport.exporter.program.loops._saved_sizes import sizes_saved
 from fuseport.exporter.program.loops.until import counted
 from fuseport.exporter.program.portable import PORTABLE, computed_inside
 from fuseport.exporter.program.provenance import Provenance
-from fuseport.exporter.program.regions import graphs, nodes, refuse_writers, regions, view_of
+from fuseport.exporter.program.regions import SCAN, graphs, nodes, refuse_writers, regions, view_of
 from fuseport.exporter.program.sizes._arithmetic import fails, holds
 from fuseport.exporter.program.sizes.bounds import may_be_zero, of_inputs
 from fuseport.exporter.program.tracing import any_sizes
@@ -361,7 +361,26 @@ class _Differentiable(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator."""
-        return super().call_function(PORTABLE.get(target, target), args, kwargs)
+        result = super().call_function(PORTABLE.get(target, target), args, kwargs)
+        if target is SCAN:
+            states = len(args[1])
+            return (*map(_Apart.apply, result[:states]), *result[states:])
+        return result
+
+
+class _Apart(torch.autograd.Function):
+    """A state that a `scan` leaves, with a cotangent of its own: one that is another's, too, torch
+    takes in the loop back for one and the same at each step."""
+
+    @staticmethod
+    def forward(ctx: Any, state: Tensor) -> Tensor:
+        """The same."""
+        return state.detach()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        """A copy."""
+        return cotangent.clone()
 
 
 def _exported(
