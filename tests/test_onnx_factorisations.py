@@ -203,7 +203,7 @@ def test_a_gradient_program_refuses_singular_matrices_too(tmp_path: Path) -> Non
 
 SINGULAR = [
     [[0.0, 0, 0], [0, 0, 0], [0, 0, 0]],
-    [[1, 2, 3], [2, 4, 6], [0, 1, 5]],
+    [[1, 2, 4], [2, 4, 8], [0, 1, 5]],  # exactly, by rows and by columns
     [[0, 1, 2], [0, 3, 4], [0, 5, 6]],
 ]
 ODD = [
