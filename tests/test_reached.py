@@ -109,6 +109,14 @@ REACHED = {
             h = self.a(h).tanh() * h * 0.9
         return h if h.sum() > 0 else h * 2
 """,
+    "one under two names": """
+        h, last, before = x, x * 3, x.sin()
+        while h.abs().max() > 0.25:
+            before = h
+            h = self.a(h).tanh() * h * 0.9
+            last = h
+        return h + last.cos() + before
+""",
     "of each row": """
         h = x
         while (large := h.norm(dim=1) > 0.5).any():
@@ -269,6 +277,15 @@ REFUSED = {
         return h / (n + 1)
 """,
         "net.py:17 ends .*what is computed behind it hangs on how many turns",
+    ),
+    "what was before the one before": (
+        """
+        h, before, older = x, x, x
+        while h.norm() > 0.1:
+            older, before, h = before, h, self.a(h).tanh() * h * 0.4
+        return h + older
+""",
+        "net.py:17 ends .*something of a turn before the last is taken behind it",
     ),
     "what it decides by their number": (
         """
