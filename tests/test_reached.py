@@ -278,6 +278,16 @@ REFUSED = {
 """,
         "net.py:17 ends .*what is computed behind it hangs on how many turns",
     ),
+    "what is done by whether there were turns": (
+        """
+        h, n = x, 0
+        while h.norm() > 0.1:
+            h = self.a(h).tanh() * h * 0.4
+            n += 1
+        return x.exp() if n else h
+""",
+        "net.py:17 ends .*what is computed behind it hangs on how many turns",
+    ),
     "what was before the one before": (
         """
         h, before, older = x, x, x

@@ -22,7 +22,6 @@ __all__ = ["MOST_TURNS", "Ends", "Entered"]
 MOST_TURNS = 1024
 """Of a loop that no value is to end, for it to be known how many it takes."""
 
-
 _ROOM = 2**28  # bytes of tensors that code may hold in turns that no value is to end
 
 
@@ -76,7 +75,7 @@ class Ends:
 
         Raises:
             Unreached: such a loop is in another one, or its turns are not alike.
-        ExportFailed: it takes ever more memory.
+            ExportFailed: it takes ever more memory.
         """
         frame = users_frame(frame)
         found, place = test_at(frame), place_of(frame)

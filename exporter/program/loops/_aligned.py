@@ -205,6 +205,7 @@ class _Ends:
         self._nodes = {node.name: node for node in module.graph.nodes}
         self._marks = _once_each(module.graph, number)
         self._turns = turns_of(module, self._marks)
+        self._known = _before(module.graph, self._marks[0])
         self._taken: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
         self._brought: dict[fx.Node, fx.Node] = {}
         self.own: dict[fx.Node, fx.Node] = {}
@@ -212,6 +213,8 @@ class _Ends:
     def mark(self, use: _Use, none: Matched) -> None:
         """Mark what something takes, of which the other program has what there is after no turn."""
         some = self._nodes[use.one.name]
+        if some not in self._known and self._turns.at(some) is None:  # it is computed behind
+            raise Unlike(OTHERWISE)
         self._give(use, self._behind(self._stands.get(some, some), self._bring(use.other, none)))
 
     def end(self, uses: Sequence[_Use], ended: Matched) -> None:
