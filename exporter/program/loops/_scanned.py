@@ -1,13 +1,12 @@
 """Turns of a loop, as `scan`."""
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from fuseport.exporter.program.loops._left import Buffer, Last, Stacked, buffers, uses
 from fuseport.exporter.program.loops._turn import Number, Slice, Turn
@@ -180,15 +179,6 @@ class _Loop(Turn):
         within(call, self._turns.nodes[0])
         return call
 
-    def _apart(self, slices: Sequence[fx.Node]) -> Iterator[fx.Node]:
-        """What is shared, as no views of each other or of what turns have a part of: torch's `scan`
-        refuses these."""
-        seen = {_viewed(node) for node in slices}
-        for node in self._shared:
-            of = _viewed(node)
-            yield self._outside(aten.clone.default, node, **_CONTIGUOUS) if of in seen else node
-            seen.add(of)
-
     def _all_of(self, use: Stacked, stacked: fx.Node) -> fx.Node:
         """What is stacked, behind what a first turn that is unlike the others made of it."""
         if not use.before:
@@ -208,20 +198,6 @@ class _Loop(Turn):
             *(aten.slice_scatter.default, buffer.first, parts, buffer.dim, start, end),
             abs(buffer.along.step),
         )
-
-
-def _viewed(node: fx.Node) -> fx.Node:
-    """The tensor that a node gives a view of; itself where it gives none."""
-    while node.target is operator.getitem or _is_view(node.target):
-        whole = node.args[0]
-        assert isinstance(whole, fx.Node)
-        node = whole
-    return node
-
-
-def _is_view(target: Any) -> bool:
-    returns = target._schema.returns if isinstance(target, OpOverload) else ()
-    return any(each.alias_info is not None for each in returns)
 
 
 def _is_real(node: fx.Node) -> bool:

@@ -1,12 +1,14 @@
 """What one turn of a loop does, as a graph of its own."""
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program.loops._left import fixed
@@ -234,6 +236,14 @@ class Turn(ABC):
             within(self._once[argument.at], node)
         return self._once[argument.at]
 
+    def _apart(self, others: Sequence[fx.Node]) -> Iterator[fx.Node]:
+        """What is shared, as no views of each other or of others, which torch's loops refuse."""
+        seen = {_viewed(node) for node in others}
+        for node in self._shared:
+            of = _viewed(node)
+            yield self._outside(aten.clone.default, node, **_CONTIGUOUS) if of in seen else node
+            seen.add(of)
+
     def _give_sizes(self) -> None:
         """Have the turn be given the sizes of all its tensors."""
         for symbol in _symbols(self._body):
@@ -252,6 +262,20 @@ _WITH_TENSOR = {
     aten.gt.Scalar: aten.gt.Tensor,
     aten.ge.Scalar: aten.ge.Tensor,
 }
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """The tensor that a node gives a view of; itself where it gives none."""
+    while node.target is operator.getitem or _is_view(node.target):
+        whole = node.args[0]
+        assert isinstance(whole, fx.Node)
+        node = whole
+    return node
+
+
+def _is_view(target: Any) -> bool:
+    returns = target._schema.returns if isinstance(target, OpOverload) else ()
+    return any(each.alias_info is not None for each in returns)
 
 
 def _symbols(graph: fx.Graph) -> list[Any]:

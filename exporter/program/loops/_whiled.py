@@ -149,7 +149,7 @@ class _Loop(Turn):
         self._body.lint()
         bodies = [self._condition([*inside, *others], going), self._body]
         sizes = (self._sizes.node(symbol, self._turns.end) for symbol in self._sizes_given)
-        given = tuple(firsts), (*self._shared, *sizes)
+        given = tuple(firsts), (*self._apart([]), *sizes)
         names = [
             added(self._module, fx.GraphModule(self._module, body), "until") for body in bodies
         ]
