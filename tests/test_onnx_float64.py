@@ -3,12 +3,15 @@
 import math
 from pathlib import Path
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
 
+from fuseport.exporter.formats._onnx.float64 import factors_apart
 from fuseport.tests.test_onnx_plain import assert_holds
 
 
@@ -59,3 +62,14 @@ IN_FLOAT64 = {
 @pytest.mark.parametrize("name", IN_FLOAT64)
 def test_numbers_of_float64_are_not_rounded_to_float32(name: str, tmp_path: Path) -> None:
     assert_holds(IN_FLOAT64[name], tmp_path, torch.float64)
+
+
+def test_a_product_by_a_matrix_that_is_in_the_file_stays_as_it_is() -> None:
+    x = ir.val("x", ir.DataType.DOUBLE, (2, 2))
+    matrix = ir.node("Constant", [], {"value": ir.tensor(np.eye(2))})
+    product = ir.node("MatMul", [x, matrix.outputs[0]])
+    product.outputs[0].dtype = ir.DataType.DOUBLE
+    opsets = {"": 20}
+    graph = ir.Graph([x], product.outputs, nodes=[matrix, product], opset_imports=opsets)
+    factors_apart(ir.Model(graph, ir_version=10))
+    assert [*graph] == [matrix, product]

@@ -102,9 +102,11 @@ def _is_taken(value: ir.Value) -> bool:
 
 def _part(node: ir.Node) -> None:
     """Have a product by a number be one by its negative, of which the negative is taken."""
-    at = 1 if _number(node.inputs[-1]) is not None else 0
+    if node.domain or node.op_type not in ("Mul", "Div"):
+        return
+    at = 1 if _number(node.inputs[1]) is not None else 0
     number = _number(node.inputs[at])
-    if node.domain or node.op_type not in ("Mul", "Div")[: 1 + at] or number is None:
+    if number is None or (node.op_type == "Div" and at == 0):
         return
     x, product, graph = node.inputs[1 - at], node.outputs[0], node.graph
     assert x is not None
