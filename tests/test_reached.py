@@ -1,6 +1,5 @@
 """Loops of Python's that go on until a value is reached: `while error > 0.1:`, `if …: break`."""
 
-import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from fuseport.exporter.bundle import Bundle
 from fuseport.exporter.capture import until
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.tests.test_decisions import the_model
 
 SavedWith = Callable[..., tuple[Path, str]]
 
@@ -163,17 +163,6 @@ REACHED = {
 SCALES = (0.01, 0.5, 1.0, -1.0, 3.0, 0.2, -9.0)
 
 
-def the_model(code: str, checkpoint: Path) -> nn.Module:
-    spec = importlib.util.spec_from_file_location("again", code.removesuffix(":Net"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    net: nn.Module = module.Net()
-    net.load_state_dict(torch.load(checkpoint))
-    return net
-
-
 @pytest.fixture
 def exported(saved_with: SavedWith, tmp_path: Path) -> Callable[..., tuple[Bundle, nn.Module]]:
     def export(body: str, **only: Any) -> tuple[Bundle, nn.Module]:
@@ -182,7 +171,7 @@ def exported(saved_with: SavedWith, tmp_path: Path) -> Callable[..., tuple[Bundl
         checkpoint, code = saved_with(HEAD + body, **layers)
         inputs = parse_inputs(["x:float64[batch,4]"])
         bundle = api.export(checkpoint, tmp_path / "bundle", model=code, inputs=inputs, **only)
-        return bundle, the_model(code, checkpoint)
+        return bundle, the_model(bundle, code)
 
     return export
 
@@ -361,7 +350,7 @@ def test_others_are_refused(name: str, exported: Callable[..., tuple[Bundle, nn.
 def test_programs_are_held_against_the_model(
     exported: Callable[..., tuple[Bundle, nn.Module]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(until, "same", lambda *_: False)
+    monkeypatch.setattr(until, "is_same", lambda *_: False)
     with pytest.raises(ExportFailed) as raised:
         exported(REACHED["while"], programs="forward", format="onnx")
     assert "its program gives something else than the model" in "\n".join(raised.value.details)

@@ -128,8 +128,9 @@ class Ends:
                 loop.place, f"it goes on otherwise in some of its turns, as {loop.by} decides"
             )
         if self._most(number) == MOST_TURNS:
-            loop.held = loop.held or _held(frame)
-            if _held(frame) > max(_ROOM, 2 * loop.held):
+            held = _held(frame)
+            loop.held = loop.held or held
+            if held > max(_ROOM, 2 * loop.held):
                 raise ExportFailed(
                     f"the program cannot be captured: a loop goes on until {loop.place} says, and "
                     "what it holds grows from turn to turn"

@@ -60,7 +60,7 @@ def went(
     """
 
     def call(*tensors: torch.Tensor) -> tuple[list[Decision], object]:
-        with decisions.noted(answers, *([ends.asked] if ends else [])) as made:
+        with decisions.noted(answers, ends.asked if ends else None) as made:
             return made, model.module.forward(*tensors)
 
     with as_now(model.module), model.fused(), torch.no_grad(), own_backward.inlined():
@@ -144,7 +144,7 @@ class Attempt:
         looped = any(called == integers.LOOPS for _, called in code)
         program = self._by_counts(sizes.roomy(self.model) if looped else self.inputs)
         if loops:
-            hold(program, self._calls(sizes.about(self.model)))
+            hold(program, self.calls(sizes.about(self.model)))
             program = replace(program, decided=(*program.decided, *_said_of(loops)))
         return program
 
@@ -162,7 +162,7 @@ class Attempt:
             try:
                 program, counted = counts.joined(captured, both, {})
                 if counted:
-                    calls = self._calls(itertools.chain([inputs], sizes.others(self.model)))
+                    calls = self.calls(itertools.chain([inputs], sizes.others(self.model)))
                     program = counts.settled(program, counted, calls, both, fatal)
                 break
             except counts.Otherwise as error:
@@ -199,13 +199,13 @@ class Attempt:
         def within() -> Iterator[None]:
             counted.clear()
             with ExitStack() as stack:
-                asked = []
-                if self.ends is not None:
-                    ends = self.ends()
+                ends = None if self.ends is None else self.ends()
+                if ends is not None:
                     stack.enter_context(ends.noting())
-                    asked.append(ends.asked)
                 if self.made is not None:
-                    stack.enter_context(decisions.following(self.made, *asked))
+                    stack.enter_context(
+                        decisions.following(self.made, ends.asked if ends else None)
+                    )
                 stack.enter_context(counts.answered(counted, turned, fixed))
                 yield
 
@@ -233,7 +233,7 @@ class Attempt:
                 raise
         return program, counted
 
-    def _calls(self, inputs: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[counts.Call]:
+    def calls(self, inputs: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[counts.Call]:
         """The model at some inputs, as it goes there, but for decisions by values."""
         answers = {decision.name: decision.value for decision in self.made or ()}
 

@@ -37,7 +37,7 @@ from fuseport.exporter.program.rounding import close
 __all__ = [
     "MOST",
     "Decision",
-    "Ends",
+    "Ending",
     "Run",
     "decided",
     "following",
@@ -75,7 +75,7 @@ class Decision:
         return f"{self.place}, {self.time}"
 
 
-Ends = Callable[[Tensor, FrameType], Condition | None]
+Ending = Callable[[Tensor, FrameType], Condition | None]
 """What a condition comes to that code asks for in a frame, if it is about the end of a loop."""
 
 Run = Callable[[Mapping[str, bool]], tuple[Sequence[Decision], Sequence[Tensor]]]
@@ -371,12 +371,8 @@ def _always(program: Program) -> set[str]:
     return {name for name, mark in marks.items() if mark.args[0] in found}
 
 
-def _of_nothing(condition: Tensor, frame: FrameType) -> None:
-    """That no condition is about the end of a loop."""
-
-
 @contextmanager
-def noted(answers: Mapping[str, bool], ends: Ends = _of_nothing) -> Iterator[list[Decision]]:
+def noted(answers: Mapping[str, bool], ends: Ending | None = None) -> Iterator[list[Decision]]:
     """The decisions that code makes meanwhile, some of which come out as told, by name.
 
     Args:
@@ -386,7 +382,7 @@ def noted(answers: Mapping[str, bool], ends: Ends = _of_nothing) -> Iterator[lis
     found: list[Decision] = []
 
     def answer(condition: Tensor, frame: FrameType) -> bool:
-        if (asked := ends(condition, frame)) is not None:
+        if ends and (asked := ends(condition, frame)) is not None:
             return asked.value
         place = place_of(frame)
         decision = _next(found, place, bool(condition))
@@ -399,7 +395,7 @@ def noted(answers: Mapping[str, bool], ends: Ends = _of_nothing) -> Iterator[lis
 
 
 @contextmanager
-def following(decisions: Sequence[Decision], ends: Ends = _of_nothing) -> Iterator[None]:
+def following(decisions: Sequence[Decision], ends: Ending | None = None) -> Iterator[None]:
     """In a capture: code decides as told meanwhile, which is marked in the graph.
 
     Args:
@@ -412,7 +408,7 @@ def following(decisions: Sequence[Decision], ends: Ends = _of_nothing) -> Iterat
     waiting = iter(decisions)
 
     def answer(condition: Tensor, frame: FrameType) -> bool:
-        if (asked := ends(condition, frame)) is not None:
+        if ends and (asked := ends(condition, frame)) is not None:
             ASSERT(condition, marker(asked.name))
             return asked.value
         decision, place = next(waiting, None), place_of(frame)

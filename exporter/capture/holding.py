@@ -12,7 +12,7 @@ from fuseport.exporter.program.loops.rolled import Unrolled
 from fuseport.exporter.program.matching import marked, unmark
 from fuseport.exporter.program.rounding import same
 
-__all__ = ["going_its_way", "hold"]
+__all__ = ["going_its_way", "hold", "is_same"]
 
 
 def hold(program: Program, calls: Iterable[Call]) -> None:
@@ -38,7 +38,7 @@ def hold(program: Program, calls: Iterable[Call]) -> None:
         sizes = {dim: size for dim, size in pairs if isinstance(dim, str)}
         if not admits(program, sizes):
             continue
-        if not _is_same(module, inputs, expected):
+        if not is_same(module, inputs, expected):
             at = ", ".join(f"{dim}={size}" for dim, size in sizes.items())
             raise Unrolled(
                 f"a loop over a dynamic size does otherwise in some of its turns: at {at} its "
@@ -61,7 +61,7 @@ def going_its_way(program: Program) -> nn.Module:
     return module
 
 
-def _is_same(module: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+def is_same(module: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """Whether a program gives what its model does."""
     try:
         with torch.no_grad():

@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from fuseport.exporter.capture import sizes
 from fuseport.exporter.capture._ends import Ends, Entered
 from fuseport.exporter.capture.attempts import Attempt, went
-from fuseport.exporter.capture.holding import going_its_way
+from fuseport.exporter.capture.holding import going_its_way, is_same
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import Program
 from fuseport.exporter.program.loops.reached import Loop, Reached, Unreached
 from fuseport.exporter.program.loops.rolled import TURNS
-from fuseport.exporter.program.rounding import same
 
 __all__ = ["Loops", "loops"]
 
@@ -70,7 +67,7 @@ class Loops:
         for number, turns in self._tried():
             exactly = reached.program({**self._few, number: turns})
             given = None if turns == _most(self.entered[number]) else turns
-            if not _is_same(exactly, way, partial(self._ends, {number: given})):
+            if not _is_same(exactly, after({number: given})):
                 place = self.entered[number].place
                 raise Unreached(place, "its program gives something else than the model")
         return replace(program, decided=(*program.decided, *self._said()))
@@ -135,22 +132,19 @@ def loops(attempt: Attempt) -> Loops | None:
     return Loops(found) if found else None
 
 
-def _is_same(program: Program, way: Attempt, ends: Callable[[], Ends]) -> bool:
+def _is_same(program: Program, way: Attempt) -> bool:
     """Whether a program gives what its model does, whose loops take as many turns."""
-    answers = {decision.name: decision.value for decision in way.made or ()}
     module = going_its_way(program)
     others = itertools.islice(sizes.others(way.model), _INPUTS - 1)
-    for inputs in itertools.chain([way.inputs], others):
+    for number, call in enumerate(way.calls(itertools.chain([way.inputs], others))):
         try:
-            _, expected = went(way.model, inputs, answers, ends())
+            inputs, expected = call()
         except Unreached:
             raise
         except Exception:  # the model's own, which may take no such sizes
-            if inputs is way.inputs:
+            if number == 0:
                 raise
             continue
-        with torch.no_grad():
-            result = module(*inputs.values())
-        if not same(result, expected):
+        if not is_same(module, inputs, expected):
             return False
     return True

@@ -4,7 +4,6 @@ What both compute is computed once. From where they part, as far as they do othe
 a graph of its own in the `cond`; behind it, what both do to what differs is done to its results.
 """
 
-import itertools
 import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from fuseport.exporter.program.matching import (
     plain,
     with_constants,
 )
-from fuseport.exporter.program.regions import COND
+from fuseport.exporter.program.regions import COND, added
 
 __all__ = ["Region", "alike", "either", "joined", "keep_guards", "sort"]
 
@@ -238,12 +237,8 @@ def either(
         given = tuple(graph.call_function(aten.detach.default, (node,)) for node in operands)
         for node in given:
             evaluate(node, operands[0].meta["val"].fake_mode)
-    taken = dict(module.named_children())
-    count = next(i for i in itertools.count() if f"yes_{i}" not in taken)
     inside = [region.graph(operands, own) for region, own in (yes, no)]
-    names = [f"{way}_{count}" for way in ("yes", "no")]
-    for name, body in zip(names, inside, strict=True):
-        module.add_submodule(name, body)
+    names = [added(module, body, way) for way, body in zip(("yes", "no"), inside, strict=True)]
     call = graph.call_function(COND, (predicate, *map(graph.get_attr, names), given))
     left: Any = inside[0].graph.output_node().args[0]
     call.meta["val"] = tuple(node.meta["val"] for node in left)

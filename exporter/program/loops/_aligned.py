@@ -178,15 +178,15 @@ class Aligned:
         Raises:
             Unlike: it is not told by the programs.
         """
-        ends = _Ends(exported.graph_module, self._number, stands)
+        marking = _Marking(exported.graph_module, self._number, stands)
         for use in self._after_none:
-            ends.mark(use, self._none)
+            marking.mark(use, self._none)
         if self._ended is not None:
-            ends.end(self._after_all, self._ended)
-        stands |= ends.own
+            marking.end(self._after_all, self._ended)
+        stands |= marking.own
 
 
-class _Ends:
+class _Marking:
     """What is taken behind a loop, in the making.
 
     Args:
