@@ -208,6 +208,68 @@ def test_an_error_of_the_model_leaves_it_as_it_was() -> None:
             assert torch.equal(call(torch.zeros(2)), torch.ones(2))
 
 
+class Moody(nn.Module):
+    """As BigBird: a call of few steps sets, for good, how those of many are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode, self.head, self.calls = "blocks", nn.Linear(4, 4), 0
+        self.other = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if x.shape[1] < 8:
+            self.mode, self.head = "all", self.other
+        return self.head(x.cumsum(1) if self.mode == "all" else x)
+
+
+def test_what_a_call_sets_for_the_next_ones_is_undone() -> None:
+    torch.manual_seed(0)
+    net = Moody()
+    remember(net)
+    head, call = net.head, undoing(net, net)
+    for length in (4, 12, 4, 12):
+        x = torch.randn(2, length, 4)
+        assert torch.equal(call(x), net.other(x.cumsum(1)) if length < 8 else head(x)), length
+        assert (net.mode, net.head, net.calls) == ("blocks", head, 0)
+
+
+MOODY = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mode, self.linear, self.wide = "blocks", torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        if x.shape[1] < 8:
+            self.mode, self.linear = "all", self.wide
+        return self.linear(x.cumsum(1) if self.mode == "all" else x)
+"""
+
+
+@pytest.mark.parametrize(("length", "condition"), [(5, "length <= 7"), (12, "length >= 8")])
+def test_a_program_says_at_which_sizes_it_has_the_mode_of_a_model_that_was_not_called(
+    length: int,
+    condition: str,
+    tmp_path: Path,
+    saved_net: Callable[[str], tuple[nn.Module, Path, str]],
+) -> None:
+    _, checkpoint, model = saved_net(MOODY)
+    bundle = api.export(
+        checkpoint,
+        tmp_path / "b",
+        model=model,
+        inputs=parse_inputs(["x:[batch,length,4]"]),
+        sizes={"length": length},
+        format=["onnx"],
+    )
+    assert condition in str(bundle.manifest["programs"]["forward"]["conditions"])
+    report = api.verify(bundle.folder, model=model, runtime=["eager", "onnxruntime"])
+    assert report.exit_code() == 0, report.failures()
+
+
 CODE = """
 import torch
 

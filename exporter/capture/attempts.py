@@ -15,7 +15,7 @@ from fuseport.exporter.capture._ends import Ends
 from fuseport.exporter.capture.decisions import Decision
 from fuseport.exporter.capture.holding import hold
 from fuseport.exporter.errors import ExportFailed, Missing
-from fuseport.exporter.models.fresh import as_now, undoing
+from fuseport.exporter.models.fresh import as_now, undoing, without_modes
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import Entry, Program, count_nodes, named_outputs, one_line
 from fuseport.exporter.program.conditions import nearly_fixed
@@ -207,6 +207,7 @@ class Attempt:
                         decisions.following(self.made, ends.asked if ends else None)
                     )
                 stack.enter_context(counts.answered(counted, turned, fixed))
+                stack.enter_context(without_modes(self.model.module))  # torch calls it again
                 yield
 
         model = self.model

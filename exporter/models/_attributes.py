@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["attributes", "tensors"]
+__all__ = ["attributes", "same_items", "tensors"]
 
 # Attributes that every module has; and by which transformers knows that a module has hooks, which
 # stay: without it a second call would add them again, and collect all states twice.
@@ -26,3 +26,10 @@ def tensors(value: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
 def attributes(part: nn.Module) -> dict[str, Any]:
     """A module's own attributes, but parameters, buffers and modules."""
     return {name: value for name, value in vars(part).items() if name not in _TORCHS}
+
+
+def same_items(items: Any, others: Any) -> bool:
+    """Whether two containers hold the very same things."""
+    if isinstance(items, dict):
+        return items.keys() == others.keys() and all(others[k] is v for k, v in items.items())
+    return len(items) == len(others) and all(a is b for a, b in zip(items, others, strict=True))

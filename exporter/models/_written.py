@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import (
 )
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.models._attributes import attributes, tensors
+from fuseport.exporter.models._attributes import attributes, same_items, tensors
 from fuseport.exporter.models._deriving import deriving, shapes_of
 
 __all__ = ["carry", "remember", "undoing"]
@@ -198,7 +198,8 @@ def _watched(
                 break
             places = {held.place for held, tensor in put if watch.has_written(tensor)}
             if places <= state.written:
-                changed = bool(places) or any(held.is_replaced(tensor) for held, tensor in put)
+                replaced = any(held.is_replaced(tensor) for held, tensor in put)
+                changed = bool(places) or replaced or _sets_modes(kept)
                 state.writing[shapes] = changed
                 if not changed:
                     kept.clear()
@@ -264,7 +265,42 @@ def _undone(module: nn.Module) -> Iterator[list[Any]]:
                     container.update(items)
 
 
+def _sets_modes(before: Sequence[Any]) -> bool:
+    """Whether parts hold other numbers, words or parts than they did, and nothing else is new.
+
+    By those the next call does something else; where calls keep tables, too, these say that.
+    """
+    changed = False
+    for (*held, (parts, parts_before)), part, own, containers in before:
+        now = attributes(part)
+        values = [(own.get(name), now.get(name)) for name in now.keys() | own.keys()]
+        others = [pair for pair in values if pair[0] is not pair[1]]
+        if any(not isinstance(value, _MODES) for pair in others for value in pair):
+            return False
+        if not all(same_items(items, there) for there, items in (*held, *containers)):
+            return False
+        changed |= any(was != value for was, value in others) or parts != parts_before
+    return changed
+
+
+@contextmanager
+def without_modes(module: nn.Module) -> Iterator[None]:
+    """Numbers, words and parts that the module and its parts have are the same afterwards."""
+    before = [(part, attributes(part), dict(part._modules)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, own, parts in before:
+            now = attributes(part)
+            for name, value in own.items():
+                if isinstance(value, _MODES) and isinstance(now.get(name), _MODES):
+                    vars(part)[name] = value
+            part._modules.clear()
+            part._modules.update(parts)
+
+
 _CONTAINERS = (dict, list, set)
+_MODES = (bool, int, float, str, type(None))
 
 
 @contextmanager

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from fuseport.exporter.models import _written
-from fuseport.exporter.models._attributes import attributes, tensors
-from fuseport.exporter.models._written import undoing
+from fuseport.exporter.models._attributes import attributes, same_items, tensors
+from fuseport.exporter.models._written import undoing, without_modes
 
 __all__ = [
     "as_before",
@@ -29,6 +29,7 @@ __all__ = [
     "repeatable",
     "undoing",
     "without_fast_path",
+    "without_modes",
 ]
 
 
@@ -81,16 +82,21 @@ def as_before(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def as_now(module: nn.Module) -> Iterator[None]:
     """What calls meanwhile keep in a module is not in it any more afterwards."""
-    now = [(part, attributes(part), dict(part._buffers)) for part in module.modules()]
+    now = [
+        (part, attributes(part), dict(part._buffers), dict(part._modules))
+        for part in module.modules()
+    ]
     try:
         yield
     finally:
-        for part, own, buffers in now:
+        for part, own, buffers, parts in now:
             for name in attributes(part).keys() - own.keys():
                 del vars(part)[name]
             vars(part).update(own)
             part._buffers.clear()
             part._buffers.update(buffers)
+            part._modules.clear()
+            part._modules.update(parts)
 
 
 def _restore(part: nn.Module, before: _Before, name: str) -> None:
@@ -104,7 +110,7 @@ def _restore(part: nn.Module, before: _Before, name: str) -> None:
         del vars(part)[name]
     else:
         value, items = before.attributes[name], before.items.get(name)
-        as_it_was = items is None or _same(items, value)
+        as_it_was = items is None or same_items(items, value)
         vars(part)[name] = value if as_it_was else copy.copy(items)
 
 
@@ -212,7 +218,7 @@ def _as_it_was(part: nn.Module, before: _Before) -> bool:
     return (
         own.keys() == before.attributes.keys()
         and all(own[name] is value for name, value in before.attributes.items())
-        and all(_same(items, own[name]) for name, items in before.items.items())
+        and all(same_items(items, own[name]) for name, items in before.items.items())
         and {name: b is not None for name, b in part._buffers.items()} == before.buffers
     )
 
@@ -220,10 +226,3 @@ def _as_it_was(part: nn.Module, before: _Before) -> bool:
 def _computed(value: Any) -> bool:
     """Whether it is of what autograd knows the origin of, or holds that."""
     return any(tensor.grad_fn is not None for _, tensor in tensors(value))
-
-
-def _same(items: Any, others: Any) -> bool:
-    """Whether two containers hold the very same things."""
-    if isinstance(items, dict):
-        return items.keys() == others.keys() and all(others[k] is v for k, v in items.items())
-    return len(items) == len(others) and all(a is b for a, b in zip(items, others, strict=True))
