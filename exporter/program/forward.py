@@ -15,7 +15,6 @@ from contextlib import (
 )
 from typing import Any, TypeGuard
 
-import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
@@ -33,7 +32,6 @@ from fuseport.exporter.program import (
     named_outputs,
     one_line,
     rebuilt,
-    shape_env,
 )
 from fuseport.exporter.program._dtypes import named_dtypes
 from fuseport.exporter.program.derivatives import merge_equal, taking
@@ -52,6 +50,7 @@ from fuseport.exporter.program.sizes.symbolic import Symbolic
 from fuseport.exporter.program.tracing import any_sizes, known_constants
 from fuseport.exporter.program.tracing._asked import asked_once
 from fuseport.exporter.program.tracing._layouts import contiguous_matrices
+from fuseport.exporter.program.tracing._ones import forget_ones
 from fuseport.exporter.program.tracing._unbound import forget_beyond
 from fuseport.ops import OPS
 
@@ -160,7 +159,7 @@ def capture_forward(
             f"{kind} writes to {', '.join(mutated)}: a program changes neither its inputs nor "
             "buffers; compute something new there, x = x / n for x /= n"
         )
-    _forget_ones(exported)
+    forget_ones(exported)
     exported = _untied(exported, module)
     outputs = output_specs(exported, specs, names)
     return Program(kind, exported, tuple(specs), outputs, left_out=tuple(beside))
@@ -397,16 +396,6 @@ def _take_assigned(module: torch.fx.GraphModule) -> None:
         node.replace_all_uses_with(node.args[1])
         module.graph.erase_node(node)
     module.recompile()
-
-
-def _forget_ones(exported: ExportedProgram) -> None:
-    """Drop the guards that say only that a size is not 1.
-
-    torch asks that of sizes for the sake of strides and broadcasting. Without the option in
-    `any_sizes` it assumes the same, and notes nothing. Size 1 is among those that are verified.
-    """
-    guards = shape_env(exported).guards
-    guards[:] = [g for g in guards if not (isinstance(g.expr, sympy.Ne) and g.expr.rhs == 1)]
 
 
 def _untied(exported: ExportedProgram, module: nn.Module) -> ExportedProgram:
