@@ -24,11 +24,19 @@ from fuseport.exporter.program.matching import (
 )
 from fuseport.exporter.program.sizes.of_graph import Sizes, Unlike, expr_of, is_size
 
-__all__ = ["BEHIND", "OTHERWISE", "UNTIL", "Aligned", "conditions", "detach_where_used", "turns_of"]
+__all__ = [
+    "BEHIND",
+    "OTHERWISE",
+    "Aligned",
+    "conditions",
+    "detach_where_used",
+    "mark_name",
+    "turns_of",
+]
 
 aten = torch.ops.aten
 
-UNTIL = "until "
+_UNTIL = "until "
 """What the names of marks begin with that stand for conditions of loops."""
 
 OTHERWISE = "what is computed behind it hangs on how many turns it takes"
@@ -48,11 +56,16 @@ def _(some: Tensor, none: Tensor, loop: int) -> Tensor:
 BEHIND = torch.ops.fuseport_capture.behind.default
 
 
+def mark_name(loop: int, turn: int, at: int, goes_on: bool, place: str) -> str:
+    """What a condition's mark is called in a capture; see `reached.Condition`."""
+    return f"{_UNTIL}{loop} {turn} {at} {goes_on:d} {place}"
+
+
 def conditions(graph: fx.Graph, loop: int) -> list[list[tuple[fx.Node, bool]]]:
     """The marks of what is asked before each turn of a loop, and what that comes to there."""
     found: dict[int, list[tuple[fx.Node, bool]]] = {}
     for name, mark in marked(graph).items():
-        if name.startswith(f"{UNTIL}{loop} "):
+        if name.startswith(f"{_UNTIL}{loop} "):
             _, _, turn, _, goes_on, _ = name.split(" ", 5)
             found.setdefault(int(turn), []).append((mark, goes_on == "1"))
     return [found[turn] for turn in sorted(found)]

@@ -20,10 +20,10 @@ from fuseport.exporter.program.joining import keep_guards, sort
 from fuseport.exporter.program.loops._aligned import (
     BEHIND,
     OTHERWISE,
-    UNTIL,
     Aligned,
     conditions,
     detach_where_used,
+    mark_name,
     turns_of,
 )
 from fuseport.exporter.program.loops._whiled import whiled
@@ -71,7 +71,7 @@ class Condition:
     @property
     def name(self) -> str:
         """What its mark is called in a capture."""
-        return f"{UNTIL}{self.loop} {self.turn} {self.at} {self.goes_on:d} {self.place}"
+        return mark_name(self.loop, self.turn, self.at, self.goes_on, self.place)
 
 
 @dataclass(frozen=True)
