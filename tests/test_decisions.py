@@ -277,11 +277,11 @@ REFUSED = {
         "such a decision changes the sizes of what is computed",
     ),
     "what goes wrong by itself": (
-        "return y[:, y.argmax() + 4] if y.max() > 1 else y[:, 0]",
+        "return y[:, (x[0, 0] < 0).long() * 5 - 5] if x[0, 0] < 0 else y[:, 1]",
         "by one of its ways there is: IndexError",
     ),
     "what cannot be captured": (
-        "return y + y.detach().numpy().max() if y.max() > 90 else y",
+        "return y + y.detach().numpy().max() if x[0, 0] < 0 else y",
         "otherwise the forward program cannot be captured",
     ),
 }
@@ -295,6 +295,52 @@ def test_what_is_refused_and_why(
         exported(body)
     (told,) = (line for line in raised.value.details if "Tensor.__bool__" in line)
     assert re.search(rf"net\.py:1[23]: .*{reason}", told)
+
+
+ALONE = {
+    "what goes wrong by itself": (
+        "return y[:, y.argmax() + 4] if y.max() > 90 else y[:, 0]",
+        "IndexError: ",
+    ),
+    "what cannot be captured": (
+        "return y + y.detach().numpy().max() if y.max() > 90 else y",
+        "the forward program cannot be captured: ",
+    ),
+    # What comes by the first is needed by the second.
+    "asked again": (
+        """
+large = (y > 90).any().item()
+if large:
+    rows = [row for row in y if row.detach().numpy().max() > 90]
+y = self.m(y).tanh()
+return y + torch.stack(rows).mean() if large else y
+""",
+        "RuntimeError: stack expects a non-empty TensorList",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "reason"), ALONE.values(), ids=ALONE)
+def test_artifacts_go_one_way_alone_where_it_is_always_gone_and_the_other_cannot_be_captured(
+    body: str, reason: str, exported: Callable[[str], tuple[Bundle, str]]
+) -> None:
+    bundle, model = exported(body)
+    (note,) = (note for note in bundle.manifest["notes"] if "decides by a value" in note)
+    assert re.fullmatch(
+        r"net.py:1[23] decides by a value: the way of False is in the programs, artifacts fail "
+        rf"where it comes out otherwise, of which no program could be made: {reason}.*",
+        note,
+    )
+    held(bundle, the_model(bundle, model), SMALL)
+    session = onnxruntime.InferenceSession(bundle.folder / "forward.onnx")
+    runs: Mapping[str, Callable[[Tensor], Any]] = {
+        "torchscript": torch.jit.load(bundle.folder / "forward.pt"),
+        "exported_program": torch.export.load(bundle.folder / "forward.pt2").module(),
+        "onnxruntime": lambda x: session.run(None, {"x": x.numpy()}),
+    }
+    for run in runs.values():
+        with pytest.raises(Exception, match=rf"{HOLDS} net.py:1[23] comes to False"):
+            run(1000 * LARGE)
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -12,9 +12,10 @@ import torch
 from fuseport.exporter import shims
 from fuseport.exporter.capture import blockers, counts, decisions, sizes, until
 from fuseport.exporter.capture.attempts import Attempt, Code, went
-from fuseport.exporter.capture.decisions import Decision
+from fuseport.exporter.capture.decisions import Decision, Run
 from fuseport.exporter.capture.guards import guards
 from fuseport.exporter.capture.lengths import in_order
+from fuseport.exporter.capture.one_way import one_way
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
 from fuseport.exporter.models.fresh import as_before, as_now, keeps, repeatable, undoing
 from fuseport.exporter.models.model import Model, at, examples
@@ -246,27 +247,34 @@ def _decided(attempt: Attempt) -> Program:
             result = program.exported.module(check_guards=False)(*inputs.values())
         return [result] if isinstance(result, torch.Tensor) else list(result.values())
 
+    def elsewhere() -> Iterator[Run]:
+        yield run
+        for given in itertools.islice(sizes.others(model), 3):
+            yield partial(run, given=given)
+
     def joined() -> Program:
         if loops and not run({})[0]:
             return captured([])
         try:
             return decisions.decided(run, captured, called)
         except Inseparable as error:
-            others = itertools.islice(sizes.others(model), 3)
-            found = guards([run, *(partial(run, given=each) for each in others)])
-            if not found:
-                raise (endless or error) from error
-            return decisions.decided(run, captured, called, found)
+            if found := guards([*elsewhere()]):
+                return decisions.decided(run, captured, called, found)
+            raise (endless or error) from error
 
     try:
         return joined()
-    except ExportFailed:
-        if not code:
-            raise
+    except ExportFailed as error:
+        failure = error
+    if symbolic := code:
         code = ()  # what numbers its code makes of sizes are in the way
         with suppress(ExportFailed):
             return joined()
-        raise
+        code = symbolic
+    with suppress(ExportFailed):
+        if alone := one_way([*elsewhere()], captured):
+            return decisions.decided(run, captured, called, alone=alone)
+    raise failure
 
 
 def _refuse_compiled(model: Model) -> None:

@@ -57,6 +57,7 @@ class _Asked(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._answer, self._unknown = answer, unknown
+        self._truths: list[tuple[Tensor, int, Tensor | None]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,13 +75,26 @@ class _Asked(TorchFunctionMode):
         if func in _NUMBERS and _is_single(args[0]):
             size = _tables.read(func, args)
             return as_number(args[0]) if size is None else size
-        condition = _CONDITIONS[func](*args, **kwargs) if func in _CONDITIONS else None
+        if func in _TRUTHS:
+            condition = self._truth(*args, **kwargs)
+        else:
+            condition = _CONDITIONS[func](*args, **kwargs) if func in _CONDITIONS else None
         if condition is None:
             result = func(*args, **kwargs)
             _of_sizes.note(func, args, kwargs, result)
             return result
         with torch.no_grad():
             return self._answer(condition, sys._getframe(1))
+
+    def _truth(self, x: Tensor) -> Tensor | None:
+        """`_truth`, of a tensor that has not changed the very same."""
+        if x.is_inference():  # of which torch counts no writes
+            return _truth(x)
+        for known, version, condition in self._truths:
+            if known is x and version == x._version:
+                return condition
+        self._truths.append((x, x._version, _truth(x)))
+        return self._truths[-1][-1]
 
 
 def _is_single(x: Tensor) -> bool:
@@ -108,10 +122,8 @@ def _close(
 _NUMBERS = (Tensor.item,)
 _CHECKING = (functional.gaussian_nll_loss,)  # torch's functions that raise errors by values
 
+_TRUTHS = (Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero)
 _CONDITIONS: dict[Any, Callable[..., Tensor | None]] = {
-    Tensor.__bool__: _truth,
-    Tensor.is_nonzero: _truth,
-    torch.is_nonzero: _truth,
     Tensor.equal: _equal,
     torch.equal: _equal,
     Tensor.allclose: _close,

@@ -13,7 +13,7 @@ import linecache
 import os
 import re
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -84,7 +84,11 @@ Called = Callable[[Program], Sequence[Tensor]]
 
 
 def decided(
-    run: Run, captured: Captured, called: Called, guarding: Mapping[str, bool] | None = None
+    run: Run,
+    captured: Captured,
+    called: Called,
+    guarding: Mapping[str, bool] | None = None,
+    alone: Mapping[str, str] | None = None,
 ) -> Program:
     """A program that decides as the model does.
 
@@ -94,6 +98,7 @@ def decided(
         captured: the program of such decisions, which are marked in it.
         called: the outputs of a program, of the same inputs.
         guarding: what decisions may always come to; see `guards`.
+        alone: why there is no program of the other way of some; see `one_way`.
 
     Raises:
         Inseparable: the model decides nothing by values, or too much, or what it decides is about
@@ -107,7 +112,7 @@ def decided(
     run = _refusing(run)
     if not 0 < len(usual) <= MOST:
         raise Inseparable(f"there are {len(usual)} such decisions")
-    ways = _Ways(run, captured, usual, guarding or {})
+    ways = _Ways(run, captured, usual, guarding or {}, alone or {})
     asked = ways.that_matter()
     if len(asked) > _MOST_BOTH:
         raise Inseparable(
@@ -177,6 +182,7 @@ class _Ways:
         captured: see `decided`.
         usual: its decisions at the example's values.
         guarding: see `decided`.
+        alone: see `decided`.
 
     Attributes:
         seen: the decisions on all ways that were gone, by name, as they came out first.
@@ -190,8 +196,9 @@ class _Ways:
         captured: Captured,
         usual: Sequence[Decision],
         guarding: Mapping[str, bool],
+        alone: Mapping[str, str],
     ) -> None:
-        self._run, self._captured, self._guarding = run, captured, guarding
+        self._run, self._captured, self._guarding, self._alone = run, captured, guarding, alone
         self._usual = {decision.name: decision.value for decision in usual}
         self._first = captured(usual)
         self._ready = {tuple(usual): self._first}  # captured, and in no way yet
@@ -201,7 +208,7 @@ class _Ways:
         self.both: set[str] = set()
         self._constant = _always(self._first)
         for name, value in self._usual.items():
-            if name in guarding or name in self._constant:
+            if name in guarding or name in alone or name in self._constant:
                 continue
             try:
                 run({**guarding, name: not value})
@@ -210,7 +217,7 @@ class _Ways:
 
     def that_matter(self) -> list[str]:
         """The decisions by which something else is computed."""
-        known = {*self.fatal, *self._guarding, *self._constant}
+        known = {*self.fatal, *self._guarding, *self._alone, *self._constant}
         free = [name for name in self._usual if name not in known]
         if not free or not self._matter(free):
             return []
@@ -229,7 +236,7 @@ class _Ways:
             return True
         return not alike(self._first, other)
 
-    def joined(self, turned: Mapping[str, bool], asked: Container[str]) -> Program:
+    def joined(self, turned: Mapping[str, bool], asked: Collection[str]) -> Program:
         """One program for all ways that begin as told.
 
         Args:
@@ -272,7 +279,7 @@ class _Ways:
         }
         return joined(decision.name, found[True], found[False], others)
 
-    def _way(self, made: Sequence[Decision], asked: Container[str]) -> Program:
+    def _way(self, made: Sequence[Decision], asked: Collection[str]) -> Program:
         """The program of one way, marked where something hangs on it."""
         self._left -= 1
         if self._left < 0:
@@ -282,7 +289,8 @@ class _Ways:
         except ExportFailed as error:
             raise Inseparable(f"otherwise {error}") from error
         self._constant |= _always(program)
-        idle = {n for n in self._usual if n not in asked and n not in self.fatal}
+        held = {*asked, *self.fatal, *self._alone}
+        idle = {name for name in self._usual if name not in held}
         unmark(program.exported.graph, idle | self._constant)
         return program
 
@@ -304,6 +312,12 @@ class _Ways:
                 said = f"where the model raises {error}, artifacts fail"
                 where = f"the model does not raise {error} ({decision.place})"
                 asserted(marks[name], decision.value, where)
+            elif name in self._alone:
+                said = f"the way of {decision.value} is in the programs, artifacts fail where it "
+                said += (
+                    f"comes out otherwise, of which no program could be made: {self._alone[name]}"
+                )
+                asserted(marks[name], decision.value, f"{decision.place} comes to {decision.value}")
             else:
                 said = "it changes nothing that is returned, and is left out"
             told.setdefault(decision.place, []).append(said)
@@ -375,19 +389,25 @@ def _always(program: Program) -> set[str]:
 def noted(answers: Mapping[str, bool], ends: Ending | None = None) -> Iterator[list[Decision]]:
     """The decisions that code makes meanwhile, some of which come out as told, by name.
 
+    What is asked again of the very same is no other decision.
+
     Args:
         answers: what these come to.
         ends: what others come to, which are about how many turns a loop takes.
     """
     found: list[Decision] = []
+    known: list[Tensor] = []
 
     def answer(condition: Tensor, frame: FrameType) -> bool:
         if ends and (asked := ends(condition, frame)) is not None:
             return asked.value
+        if (before := _place_in(known, condition)) is not None:
+            return found[before].value
         place = place_of(frame)
         decision = _next(found, place, bool(condition))
         value = answers.get(decision.name, decision.value)
         found.append(replace(decision, value=value))
+        known.append(condition)
         return value
 
     with answered(answer):
@@ -405,13 +425,17 @@ def following(decisions: Sequence[Decision], ends: Ending | None = None) -> Iter
     Raises:
         Inseparable: it makes other decisions.
     """
-    waiting = iter(decisions)
+    known: list[Tensor] = []
 
     def answer(condition: Tensor, frame: FrameType) -> bool:
         if ends and (asked := ends(condition, frame)) is not None:
             ASSERT(condition, marker(asked.name))
             return asked.value
-        decision, place = next(waiting, None), place_of(frame)
+        if (before := _place_in(known, condition)) is not None:
+            return decisions[before].value
+        decision = decisions[len(known)] if len(known) < len(decisions) else None
+        place = place_of(frame)
+        known.append(condition)
         if decision is None or decision.place != place:
             raise Inseparable(f"{place} is reached in a capture only")
         ASSERT(condition, marker(decision.name))
@@ -419,6 +443,10 @@ def following(decisions: Sequence[Decision], ends: Ending | None = None) -> Iter
 
     with answered(answer, unknown=True):
         yield
+
+
+def _place_in(known: Sequence[Tensor], condition: Tensor) -> int | None:
+    return next((i for i, each in enumerate(known) if each is condition), None)
 
 
 def _next(before: Sequence[Decision], place: str, value: bool) -> Decision:

@@ -7,7 +7,7 @@ from torch import Tensor, fx, nn
 
 from fuseport.exporter.capture.counts import Call
 from fuseport.exporter.program import Program
-from fuseport.exporter.program.conditions import admits
+from fuseport.exporter.program.conditions import admits, sizes_at
 from fuseport.exporter.program.loops.rolled import Unrolled
 from fuseport.exporter.program.matching import marked, unmark
 from fuseport.exporter.program.rounding import same
@@ -33,9 +33,7 @@ def hold(program: Program, calls: Iterable[Call]) -> None:
             inputs, expected = call()
         except Exception:  # the model's own, which may take no such sizes
             continue
-        shapes = zip(program.inputs, inputs, strict=True)
-        pairs = [pair for spec, x in shapes for pair in zip(spec.dims, x.shape, strict=True)]
-        sizes = {dim: size for dim, size in pairs if isinstance(dim, str)}
+        sizes = sizes_at(program, inputs)
         if not admits(program, sizes):
             continue
         if not is_same(module, inputs, expected):

@@ -241,6 +241,8 @@ def _call(node: fx.Node, values: Mapping[str, str]) -> str:
         _value(value, values, str(argument.type))
         for argument, value in zip(schema.arguments, node.args, strict=False)
     ]
+    if parts and str(schema.arguments[0].type) == "Tensor" and _is_number(node.args[0]):
+        parts[0] = f"torch.tensor({parts[0]})"
     given = dict(node.kwargs)
     if types.get("device") == "Optional[Device]" and not any("Tensor" in t for t in types.values()):
         given.setdefault("device", _CAPTURED)  # what makes a tensor of none makes it there
@@ -249,6 +251,12 @@ def _call(node: fx.Node, values: Mapping[str, str]) -> str:
     # A number of a tensor is of no type yet, and a list of such is none of sizes.
     type_ = _NUMBERS.get(type(node.meta.get("val")))
     return f"{type_}({call})" if type_ else call
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one, or a size, of which TorchScript makes no tensor by itself."""
+    known = value.meta.get("val") if isinstance(value, fx.Node) else value
+    return isinstance(known, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _cond(module: fx.GraphModule, node: fx.Node, values: Mapping[str, str]) -> Iterator[str]:

@@ -35,6 +35,7 @@ __all__ = [
     "nearly_fixed",
     "needed",
     "places",
+    "sizes_at",
     "summarised",
     "violated",
 ]
@@ -43,6 +44,13 @@ __all__ = [
 def admits(program: Program, sizes: Mapping[str, int]) -> bool:
     """Whether the program holds for these sizes of its dynamic dimensions, as far as known."""
     return next(_wrong(program, _named(program, sizes), sizes), None) is None
+
+
+def sizes_at(program: Program, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
+    """The sizes of its dynamic dimensions in a call."""
+    shapes = zip(program.inputs, inputs, strict=True)
+    pairs = [pair for spec, x in shapes for pair in zip(spec.dims, x.shape, strict=True)]
+    return {dim: size for dim, size in pairs if isinstance(dim, str)}
 
 
 def violated(program: Program, sizes: Mapping[str, int]) -> tuple[sympy.Basic, ...]:

@@ -18,7 +18,10 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    statically_known_true,
+)
 from torch.utils._pytree import tree_leaves
 
 from fuseport.exporter.errors import ExportFailed
@@ -166,19 +169,42 @@ def capture_forward(
 
 
 def _of_contiguous(node: fx.Node) -> None:
-    """Have a view by strides be of what is contiguous, if the example was so by its layout."""
+    """Have a view by strides be of what is contiguous, as the example was in its memory."""
     x = node.args[0]
     assert isinstance(x, fx.Node)
     value = x.meta["val"]
     with value.fake_mode.shape_env.suppress_guards():
-        if value.storage_offset() != 0 or not value.is_contiguous():
-            return
-    with node.graph.inserting_before(node):
+        order = _order_in_memory(value)
+    if order is None:
+        return
+    with node.graph.inserting_before(node), value.fake_mode:
+        turned = x
+        if order != sorted(order):
+            turned = node.graph.call_function(aten.permute.default, (x, order))
+            turned.meta["val"] = value.permute(order)
         copied = node.graph.call_function(
-            aten.clone.default, (x,), {"memory_format": torch.contiguous_format}
+            aten.clone.default, (turned,), {"memory_format": torch.contiguous_format}
         )
-    copied.meta["val"] = value
+        copied.meta["val"] = turned.meta["val"].clone(memory_format=torch.contiguous_format)
     node.replace_input_with(x, copied)
+
+
+def _order_in_memory(x: Tensor) -> list[int] | None:
+    """The order of a tensor's dimensions in which it is contiguous; None where it has gaps."""
+    if x.storage_offset() != 0:
+        return None
+    if x.is_contiguous():
+        return [*range(x.dim())]
+    order: list[int] = []
+    step: int | torch.SymInt = 1
+    for _ in x.shape:
+        left = (i for i in range(x.dim()) if i not in order)
+        dim = next((i for i in left if statically_known_true(x.stride(i) == step)), None)
+        if dim is None:
+            return None
+        order.insert(0, dim)
+        step = x.stride(dim) * x.shape[dim]
+    return order
 
 
 def _exported(
