@@ -46,7 +46,15 @@ FUNCTIONS = """\
 """
 
 
-@pytest.mark.parametrize("code", [FLOATS, FUNCTIONS])
+EXTREMES = """\
+        assert max([], default=3) == 3 and min({4: 1}) == 4 and max(2, 5, key=lambda n: -n) == 2
+        side, least = max(x.shape), min(n + 2 for n in x.shape[:2])
+        by = max(length, x.shape[0], 3) - min([length, 2 * x.shape[0], 5]) + max(0.5, 7.5)
+        return self.a(x) * by / side, torch.arange(side + min(length, 4, 9)) - least
+"""
+
+
+@pytest.mark.parametrize("code", [FLOATS, FUNCTIONS, EXTREMES])
 def test_functions_of_sizes_stay_dynamic(code: str, tmp_path: Path, saved_with: Saved) -> None:
     """Flow networks scale what they resized so, and attention its scores by a length."""
     bundle = assert_of_any_length(HEAD + code, saved_with, tmp_path)

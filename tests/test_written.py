@@ -13,6 +13,7 @@ from fuseport.exporter import api
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.fresh import fresh, remember, repeatable, undoing
 from fuseport.exporter.models.user import parse_inputs
+from fuseport.tests.test_program import captured
 
 
 class Doubling(nn.Module):
@@ -337,3 +338,37 @@ def test_what_a_checkpoint_has_otherwise_is_not_filled() -> None:
     torch.testing.assert_close(undoing(net, net)(torch.zeros(1, 4))[0], torch.arange(4.0) / 3)
     assert not net.full
     assert not net.table.any()
+
+
+class Renewing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.zeros(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.angles = torch.arange(x.shape[1]) / x.shape[2]
+        return x * self.angles[:, None]
+
+
+def test_what_code_keeps_in_a_buffer_before_it_reads_it_is_no_state() -> None:
+    """As frequencies of positions, of another size each time."""
+    forward, gradient = captured(Renewing())
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(forward.exported.module()(x), Renewing()(x))
+    found = gradient.exported.module()(x, x)["grad/x"]
+    torch.testing.assert_close(found, x * (torch.arange(5) / 8)[:, None])
+
+
+class Replacing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.seen + x.shape[1]
+        return x * self.seen
+
+
+def test_what_code_replaces_after_it_has_read_it_is_refused() -> None:
+    with pytest.raises(ExportFailed, match="forward writes to seen"):
+        captured(Replacing())

@@ -5,7 +5,7 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -14,10 +14,11 @@ from contextlib import (
     redirect_stderr,
 )
 from typing import Any, TypeGuard
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim, ExportedProgram, _trace
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     statically_known_true,
@@ -104,6 +105,7 @@ def capture_forward(
     gone_over: list[Tensor] = []
     perhaps_none: list[Any] = []
     buffers = buffers_of(module)
+    replaced: dict[str, str] = {}
     differentiated = False
 
     def call(*tensors: Tensor) -> Any:
@@ -121,7 +123,7 @@ def capture_forward(
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     try:
-        with taking() as has_derivatives:
+        with _replacing(replaced), taking() as has_derivatives:
             try:
                 exported = _exported(entry(module, specs, call), inputs, specs, kind)
             except ExportFailed:
@@ -155,9 +157,7 @@ def capture_forward(
             # What `torch.vmap` makes of a number beside a tensor.
             node.target = aten.scalar_tensor.default
     forget_beyond(exported.graph)
-    signature = exported.graph_signature
-    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    if mutated:
+    if mutated := _changed(exported, replaced):
         raise ExportFailed(
             f"{kind} writes to {', '.join(mutated)}: a program changes neither its inputs nor "
             "buffers; compute something new there, x = x / n for x /= n"
@@ -166,6 +166,29 @@ def capture_forward(
     exported = _untied(exported, module)
     outputs = output_specs(exported, specs, names)
     return Program(kind, exported, tuple(specs), outputs, left_out=tuple(beside))
+
+
+@contextmanager
+def _replacing(replaced: dict[str, str]) -> Iterator[None]:
+    """Have torch note what code puts in the place of buffers for us, and not write it to them."""
+    noting = _trace.register_buffer_assignment_hook  # type: ignore[attr-defined]  # imported there
+
+    def note(module: nn.Module, _: dict[str, str]) -> Any:
+        return noting(module, replaced)
+
+    with mock.patch.object(_trace, "register_buffer_assignment_hook", note):
+        yield
+
+
+def _changed(exported: ExportedProgram, replaced: Container[str]) -> list[str]:
+    """What a program writes to. A buffer that code puts something else in the place of, as of
+    frequencies of positions, is one of these if what was there is read, too."""
+    signature = exported.graph_signature
+    nodes = {node.name: node for node in exported.graph.find_nodes(op="placeholder")}
+    buffers = signature.inputs_to_buffers.items()
+    read = [name for node, name in buffers if name in replaced and nodes[node].users]
+    written = signature.buffers_to_mutate, signature.user_inputs_to_mutate
+    return [*read, *(name for names in written for name in names.values())]
 
 
 def _of_contiguous(node: fx.Node) -> None:

@@ -1,12 +1,16 @@
 """Functions of sizes, as scores are divided by: `math.sqrt(length)`, `np.log(length)`.
 
 Python's give numbers alone. A size to the power of 0.5 stays one in programs; of others torch has
-no form, and they are numbers that a tensor's values say.
+no form, and they are numbers that a tensor's values say. The largest of some, `max(x.shape[2:])`,
+is one by the sizes of the example: torch knows but the larger of two.
 """
 
+import builtins
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import GeneratorType
 from typing import Any
 from unittest import mock
 
@@ -59,6 +63,23 @@ def _hypot(*sides: Any) -> Any:
     return _DISTANCE(*sides)
 
 
+def _extreme(name: str, of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """`max` or `min`, of whole numbers of which one is a size."""
+    own = getattr(builtins, name)
+
+    def found(*given: Any, **named: Any) -> Any:
+        one = len(given) == 1 and not named
+        several = one and (type(given[0]) in _SEVERAL or isinstance(given[0], torch.Size))
+        items = tuple(given[0]) if several else given
+        sizes = not named and any(isinstance(x, SymInt) for x in items)
+        if sizes and all(isinstance(x, int | SymInt) for x in items):
+            return functools.reduce(of_two, items)
+        return own(items) if several else own(*given, **named)
+
+    return found
+
+
+_SEVERAL = (list, tuple, GeneratorType)
 _natural = _of_size("log")
 _ROOT, _WHOLE_ROOT, _DISTANCE = math.sqrt, math.isqrt, math.hypot
 
@@ -78,8 +99,10 @@ def functions() -> Iterator[None]:
     named: dict[str, Any] = {own.__name__: instead for own, instead in OF_SIZES.items()}
     # Of what is no number of its own numpy calls a method.
     methods: dict[str, Any] = {**named, **{other: named[name] for other, name in _OTHERS.items()}}
+    largest, smallest = _extreme("max", torch.sym_max), _extreme("min", torch.sym_min)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(math, **named))
+        stack.enter_context(mock.patch.multiple(builtins, max=largest, min=smallest))
         for kind in (SymInt, SymFloat):
             stack.enter_context(mock.patch.multiple(kind, create=True, **methods))
         yield
