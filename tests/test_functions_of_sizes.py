@@ -95,3 +95,25 @@ def test_what_a_pt2_has_no_form_of_is_named(tmp_path: Path, saved_with: Saved) -
     checkpoint, model = saved_with(code, a=torch.nn.Linear(8, 8))
     with pytest.raises(ExportFailed, match=r"torch has no form of builtins\.round of a size"):
         api.export(checkpoint, tmp_path / "b", model=model, inputs="x:[batch,length,8]")
+
+
+ASKED = """\
+        def table(rows):
+            if isinstance(rows, int):
+                rows = torch.arange(rows)
+            return torch.outer(rows, torch.ones(8))
+
+        half = length / 2
+        assert isinstance(half, float) and not isinstance(half, int | torch.Tensor)
+        return self.a(x) + table(length) * half
+"""
+
+
+def test_a_size_is_a_number_where_code_asks_what_it_is(tmp_path: Path, saved_with: Saved) -> None:
+    """As diffusers' `get_1d_rotary_pos_embed`, which takes a count or the positions."""
+    assert_of_any_length(HEAD + ASKED, saved_with, tmp_path)
+    checkpoint, model = saved_with(HEAD + ASKED, a=torch.nn.Linear(8, 8))
+    given = {"x": torch.randn(2, 5, 8)}
+    found = api.export(checkpoint, tmp_path / "c", model=model, given=given, programs="forward")
+    (spec,) = found.manifest["programs"]["forward"]["inputs"]
+    assert spec["dims"] == ["batch", "x_1", 8]

@@ -208,6 +208,7 @@ class Attempt:
                     )
                 stack.enter_context(counts.answered(counted, turned, fixed))
                 stack.enter_context(without_modes(self.model.module))  # torch calls it again
+                stack.enter_context(integers.as_numbers())
                 yield
 
         model = self.model

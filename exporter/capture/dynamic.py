@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from fuseport.exporter.capture.integers import as_numbers
 from fuseport.exporter.program import TensorSpec, named_outputs
 from fuseport.exporter.program.forward import entry, failing_as
 from fuseport.exporter.program.sizes._known import buffers_of, knowing
@@ -37,7 +38,7 @@ def found_dynamic(
     buffers = buffers_of(module)
 
     def call(*given: Tensor) -> dict[str, Tensor]:
-        with knowing(module, buffers), Symbolic():
+        with knowing(module, buffers), Symbolic(), as_numbers():
             return named_outputs(module.forward(*given))
 
     with failing_as("forward"), any_sizes(), known_constants():

@@ -2,7 +2,8 @@
 
 What Python's own return, as of `int(height / 2)`, is always a number, so a capture takes the size
 of its example for good. For the time of another capture the code has others, which leave sizes
-what they are; and loops over a size take a few turns, see `turns`.
+what they are; and loops over a size take a few turns, see `turns`. Of `isinstance(size, int)` code
+hears what it hears elsewhere.
 """
 
 import builtins
@@ -29,7 +30,7 @@ from fuseport.exporter.program.sizes.bounds import not_negative
 from fuseport.exporter.program.sizes.listed import Item, Listed, vector_of
 from fuseport.exporter.program.sizes.quotients import quotient_of
 
-__all__ = ["LOOPS", "Place", "noticed", "symbolic", "unseen"]
+__all__ = ["LOOPS", "Place", "as_numbers", "noticed", "symbolic", "unseen"]
 
 Place = tuple[dict[str, Any], str]
 """The names that are global in a module of model code, and which of these it calls, or `LOOPS`,
@@ -89,6 +90,25 @@ def noticed() -> Iterator[list[Place]]:
         for noted in (*whole, *floats, *lengths, *others):
             stack.enter_context(noted)
         yield found
+
+
+@contextmanager
+def as_numbers() -> Iterator[None]:
+    """Have model code take dynamic sizes for `int` where it asks what they are."""
+
+    def taken_for(kind: type) -> Callable[[Any, str], Any]:
+        def attribute(of: Any, name: str) -> Any:
+            if name == "__class__" and is_users(sys._getframe(1)):
+                return kind
+            return object.__getattribute__(of, name)
+
+        return attribute
+
+    kinds = {SymInt: int, SymFloat: float}
+    with ExitStack() as stack:
+        for own, kind in kinds.items():
+            stack.enter_context(mock.patch.object(own, "__getattribute__", taken_for(kind)))
+        yield
 
 
 @contextmanager
