@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import rebuilt
+from fuseport.exporter.program._drawing import acts, draws
 
 __all__ = [
     "ASSERT",
@@ -37,6 +38,7 @@ ASSERT = torch.ops.aten._assert_async.msg
 """What marks a decision in a capture, and fails in artifacts."""
 
 _ASSERT_SCALAR = torch.ops.aten._assert_scalar.default
+_ASSERT_METADATA = torch.ops.aten._assert_tensor_metadata.default
 _MARK = "decision "
 
 Pair = tuple[fx.Node, fx.Node]
@@ -95,14 +97,14 @@ class Matched:
         for node in self.one.nodes:
             alike = known[_key(node, self._first, inputs[0], self.module)]
             alike.append(node)
-            self._first[node] = node if _is_random(node) else alike[0]
+            self._first[node] = node if draws(node) else alike[0]
         self.common: dict[fx.Node, fx.Node] = {}
         drawn: dict[Hashable, int] = defaultdict(int)
         for node in self.other.nodes:
             if not all(each in self.common for each in node.all_input_nodes):
                 continue
             key = _key(node, self.common, inputs[1], self.other_module)
-            place = drawn[key] if _is_random(node) else 0
+            place = drawn[key] if draws(node) else 0
             if place < len(known[key]):
                 self.common[node] = known[key][place]
                 drawn[key] += 1
@@ -112,7 +114,7 @@ class Matched:
         for graph, nodes in (self.one, self.shared), (self.other, self.common):
             both = {*nodes, *marked(graph).values()}
             if any(
-                n.op == "call_function" and n.is_impure() and n not in both and not _is_of_torch(n)
+                n.op == "call_function" and acts(n) and n not in both and not _is_of_torch(n)
                 for n in graph.nodes
             ):
                 raise Inseparable("such a decision is about what is asserted")
@@ -259,10 +261,8 @@ def _nodes(tree: Any) -> list[fx.Node]:
 
 
 def _is_of_torch(node: fx.Node) -> bool:
-    """Whether it is an assertion of torch's own, on sizes that hang on values."""
+    """Whether it is an assertion of torch's own, on sizes that hang on values, or on dtypes."""
+    if node.target is _ASSERT_METADATA:
+        return True
     said = str(node.args[-1]) if node.target is _ASSERT_SCALAR else ""
     return said.startswith("Runtime assertion failed")
-
-
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import mutates
+from fuseport.exporter.program._drawing import draws
 from fuseport.exporter.program._needed import needed
 from fuseport.exporter.program.portable import DIFFERENTIABLE, PORTABLE
 from fuseport.exporter.program.sizes._known import node_of
@@ -48,7 +49,7 @@ class Between:
 
         within = written(nodes, needed([*roots, *many], taken), taken) - {*leaves}
         self._open, singles = _of_many(nodes)
-        if any(node in singles or _is_drawn(node) for node in within & hanging):
+        if any(node in singles or draws(node) for node in within & hanging):
             raise refused("through random numbers, or out of a torch.vmap")
         self.given = [n for n in nodes if n in within and n not in inner]
         self._nodes = []
@@ -142,11 +143,6 @@ def _is_no_tensor(node: fx.Node) -> bool:
     if node.op == "get_attr":
         return not isinstance(node.meta.get("val"), Tensor)
     return isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat)
-
-
-def _is_drawn(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def attribute(root: Any, node: fx.Node) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from fuseport.exporter.program._drawing import acts
 from fuseport.exporter.program._needed import needed
 from fuseport.exporter.program.joining import Region, either
 from fuseport.exporter.program.loops._turns import Shared, State, Turns
@@ -309,7 +310,7 @@ class _Marking:
             here = self._nodes[known.name]
             return self._stands.get(here, here)
         if node not in self._brought:
-            if node.op != "call_function" or node.is_impure():
+            if node.op != "call_function" or acts(node):
                 raise Unlike(OTHERWISE)
             graph = self._module.graph
             given = {each: self._bring(each, matched) for each in node.all_input_nodes}

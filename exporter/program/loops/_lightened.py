@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 
+from fuseport.exporter.program._drawing import draws
 from fuseport.exporter.program.matching import mode_of
 from fuseport.exporter.program.provenance import within
 from fuseport.exporter.program.regions import SCAN, view_of
@@ -181,7 +182,7 @@ def _hand_over_once(loop: _Loop, loops: dict[fx.Node, _Loop]) -> None:
     fixed = set(outside)
     for node in loop.body.graph.nodes:
         inputs = node.all_input_nodes
-        if inputs and fixed.issuperset(inputs) and not _is_random(node.target):
+        if inputs and fixed.issuperset(inputs) and not draws(node):
             fixed.add(node)
     for result in list(loop.kept):
         takers = _takers(result.taken, loops)
@@ -193,10 +194,6 @@ def _hand_over_once(loop: _Loop, loops: dict[fx.Node, _Loop]) -> None:
         for other, given in takers:
             other.slices.remove(given)
             other.shared.append(_Given(once, given.inside))
-
-
-def _is_random(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _takers(nodes: Sequence[fx.Node], loops: dict[fx.Node, _Loop]) -> list[tuple[_Loop, _Given]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from fuseport.exporter.program._drawing import acts, draws
 from fuseport.exporter.program.matching import ASSERT, marks, plain, region_key
 from fuseport.exporter.program.sizes.of_graph import Sizes, Unlike, expr_of, is_size
 
@@ -198,7 +199,7 @@ class Turns:
                 or (isinstance(each, Inside) and each.at in found)
                 for each in given
             )
-            if fixed and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            if fixed and not draws(node):
                 found.add(at)
         return found
 
@@ -271,7 +272,7 @@ def _unused(lists: Sequence[Sequence[fx.Node]]) -> dict[fx.Node, None]:
     found: dict[fx.Node, None] = {}
     nodes = {*itertools.chain(*lists)}
     for node in reversed(next(iter(nodes)).graph.nodes) if nodes else ():
-        if node in nodes and found.keys() >= node.users.keys() and not node.is_impure():
+        if node in nodes and found.keys() >= node.users.keys() and not acts(node):
             found[node] = None
     return found
 

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuseport.exporter.program._drawing import draws
 from fuseport.exporter.program._needed import needed
 from fuseport.exporter.program.loops._turns import TURN
 
@@ -121,7 +122,7 @@ def is_function(node: fx.Node) -> bool:
     return (
         isinstance(node.target, OpOverload)
         and not node.target._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in node.target.tags
+        and not draws(node)
     )
 
 
