@@ -341,6 +341,8 @@ def test_what_a_checkpoint_has_otherwise_is_not_filled() -> None:
 
 
 class Renewing(nn.Module):
+    angles: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("angles", torch.zeros(4), persistent=False)
@@ -360,6 +362,8 @@ def test_what_code_keeps_in_a_buffer_before_it_reads_it_is_no_state() -> None:
 
 
 class Replacing(nn.Module):
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(()))

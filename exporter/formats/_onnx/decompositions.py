@@ -175,7 +175,9 @@ def _constant_pad(x: Tensor, widths: Sequence[int], value: float = 0) -> Tensor:
 
 
 def _positive(width: Any) -> Any:
-    return 0 if statically_known_true(width <= 0) else width
+    if statically_known_true(width <= 0):
+        return 0
+    return width if statically_known_true(width >= 0) else torch.sym_max(width, 0)
 
 
 def _pad(x: Tensor, widths: Sequence[int], mode: str = "constant", value: Any = None) -> Any:

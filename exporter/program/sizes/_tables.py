@@ -2,7 +2,8 @@
 
 Code that goes over several scales has them, and reads sizes out again, to split, to reshape and to
 count by, which to a capture would hang on values. What such a tensor is made of is kept with it,
-until something is written to it, or to a view of it, which its version tells.
+until something is written to it, or to a view of it, which its version tells. Numbers in buffers,
+as a layer's stride, are parts of them.
 """
 
 import functools
@@ -19,6 +20,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program.instead._parts import named
+from fuseport.exporter.program.sizes import _known as of_buffers
+from fuseport.exporter.program.sizes._ratios import Ratio, over, rounded, whole
 from fuseport.exporter.program.sizes.listed import Listed
 
 __all__ = ["forget", "note", "read", "taken"]
@@ -89,14 +92,23 @@ def note(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -
 def _keep(made: Tensor, table: Any) -> None:
     if table is None or tuple(made.shape) != np.shape(table):
         return
-    if made.dtype in (torch.int64, torch.int32, torch.bool) and np.size(table) <= _MOST:
+    fractions = {isinstance(each, Ratio) for each in np.ravel(table)}
+    kinds = _FRACTIONS if fractions == {True} else _WHOLE if fractions == {False} else ()
+    if made.dtype in kinds and np.size(table) <= _MOST:
         vars(made)[_KEPT] = _array(table), made._version
+
+
+_FRACTIONS = (torch.float32, torch.float64)
+_WHOLE = (torch.int64, torch.int32, torch.bool)
 
 
 def _known(given: Any) -> Table | None:
     if not isinstance(given, Tensor) or torch.compiler.is_dynamo_compiling():
         return None
     table, version = vars(given).get(_KEPT, (None, None))
+    if version is None and given.dtype == torch.int64 and not given.dim():
+        known = of_buffers.number(Tensor.item, (given,))
+        return None if known is None else _array(known)
     return None if version != given._version else table
 
 
@@ -135,11 +147,21 @@ def _stacked(tables: Sequence[Table | None], dim: int = 0) -> Table | None:
 
 
 def _item(table: Table) -> Any:
-    return table.item() if table.size == 1 else None
+    value = table.item() if table.size == 1 else None
+    return value.number() if isinstance(value, Ratio) else value
 
 
 def _whole(table: Table) -> Any:
-    return None if (value := _item(table)) is None else int(value)
+    value = whole(table.item()) if table.size == 1 else None
+    return None if value is None else int(value)
+
+
+def _list(table: Table) -> Any:
+    return None if _has_fractions(table) else table.tolist()
+
+
+def _has_fractions(table: Table) -> bool:
+    return any(isinstance(each, Ratio) for each in table.flat)
 
 
 def _truth(table: Table) -> Any:
@@ -148,7 +170,7 @@ def _truth(table: Table) -> Any:
 
 _READ: Mapping[Any, Callable[[Table], Any]] = {
     Tensor.item: _item,
-    Tensor.tolist: lambda table: table.tolist(),
+    Tensor.tolist: _list,
     Tensor.__int__: _whole,
     Tensor.__index__: _whole,
     Tensor.__bool__: _truth,
@@ -173,7 +195,7 @@ _TAKE_NUMBERS = {**dict.fromkeys(_OF_NUMBERS, 0), **dict.fromkeys(_OF_A_TENSOR, 
 
 def _number(given: Any) -> Any:
     table = _known(given)
-    return given if table is None or table.ndim else table.item()
+    return given if table is None or table.ndim or _has_fractions(table) else table.item()
 
 
 def _bounds(item: Any) -> Any:
@@ -188,9 +210,23 @@ def _bounds(item: Any) -> Any:
 def _pair(step: _Form) -> _Form:
     def computed(a: Any, b: Any, **options: Any) -> Any:
         x, y = (_array(each) if type(each) in (int, SymInt) else _known(each) for each in (a, b))
-        return None if x is None or y is None or options else np.vectorize(step, otypes="O")(x, y)
+        return None if x is None or y is None or options else _each(step, x, y)
 
     return computed
+
+
+def _each(step: _Form, *tables: Table) -> Table | None:
+    """What a step makes of each, unless it makes nothing of one."""
+    try:
+        made: Table = np.vectorize(step, otypes="O")(*tables)
+    except TypeError:  # of a fraction, which has no such step
+        return None
+    return None if any(each is None for each in made.flat) else made
+
+
+def _rounded(name: str) -> _Form:
+    step = functools.partial(rounded, name)
+    return lambda x: None if (table := _known(x)) is None else _each(step, table)
 
 
 def _turned(step: _Form) -> _Form:
@@ -203,6 +239,8 @@ def _along(step: _Form) -> _Form:
     def reduced(x: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
         table = _known(x)
         if table is None or options or not (dim is None or type(dim) is int):
+            return None
+        if _has_fractions(table):
             return None
         whole = table.reshape(-1) if dim is None else np.moveaxis(table, dim, 0)
         made = _array(functools.reduce(step, whole))
@@ -218,7 +256,9 @@ def _whole_only(step: _Form) -> _Form:
 
 def _sums(x: Any, dim: Any, **options: Any) -> Any:
     table = _known(x)
-    return None if table is None or options else np.add.accumulate(table, dim)
+    if table is None or options or _has_fractions(table):
+        return None
+    return np.add.accumulate(table, dim)
 
 
 def _part(x: Any, index: Any) -> Any:
@@ -278,6 +318,12 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
     return _known(x)
 
 
+def _to(x: Any, *_: Any, **__: Any) -> Any:
+    """Of another dtype, which may be whole numbers."""
+    table = _known(x)
+    return table if table is None else _each(whole, table)
+
+
 def _shaped(x: Any, *shape: Any) -> Any:
     table, whole = _known(x), shape[0] if len(shape) == 1 else shape
     sizes = whole if isinstance(whole, list | tuple) else (whole,)
@@ -312,14 +358,21 @@ def _functions() -> Mapping[Any, _Form]:
         **{name: _pair(_STEPS[name]) for name in ("lt", "le", "gt", "ge")},
         **{"floor_divide": _pair(operator.floordiv), "remainder": _pair(operator.mod)},
         **{"sum": _along(operator.add), "prod": _along(operator.mul)},
+        **{"div": _pair(over), "true_divide": _pair(over)},
+        **{name: _rounded(name) for name in ("ceil", "floor")},
+        **{"maximum": _pair(torch.sym_max), "minimum": _pair(torch.sym_min)},
         **{"max": _whole_only(torch.sym_max), "min": _whole_only(torch.sym_min)},
         **{"cumsum": _sums, "unbind": _unbound, "clone": _same, "detach": _same},
         **{"reshape": _shaped, "flatten": _flat, "unsqueeze": _unsqueezed},
     }
     for name, form in of_both.items():
         forms |= {getattr(torch, name): form, getattr(Tensor, name): form}
-    for name in ("to", "long", "int", "cpu", "cuda", "contiguous"):
+    for name in ("to", "long", "int"):
+        forms[getattr(Tensor, name)] = _to
+    for name in ("cpu", "cuda", "contiguous"):
         forms[getattr(Tensor, name)] = _same
+    for name in ("__truediv__", "__div__"):
+        forms[getattr(Tensor, name)] = _pair(over)
     of_lists = dict.fromkeys((torch.tensor, torch.as_tensor), lambda data, **_: _of_list(data))
     new = dict.fromkeys((Tensor.new_tensor, Tensor.new), lambda x, data, **_: _of_list(data))
     filled = {torch.full: _filled, Tensor.new_full: lambda x, *a, **k: _filled(*a, **k)}
