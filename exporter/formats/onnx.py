@@ -42,6 +42,7 @@ from fuseport.exporter.formats._onnx.float64 import factors_apart, in_full
 from fuseport.exporter.formats._onnx.functions import columns
 from fuseport.exporter.formats._onnx.lacking import lacking
 from fuseport.exporter.formats._onnx.lowering import VALUE_OF, Lowering
+from fuseport.exporter.formats._onnx.padded import padded_apart
 from fuseport.exporter.formats._onnx.promotion import promoted_by_known_values
 from fuseport.exporter.formats._onnx.singular import asserting_regular
 from fuseport.exporter.formats._onnx.splits import without_sequences
@@ -180,6 +181,7 @@ def _translate(
     one_axis_at_a_time(model)
     from_the_front(model)
     turned_by_themselves(model)
+    padded_apart(model)
     values = _values(model, onnx_program.exported_program)
     with quiet("onnx_ir"):
         _clean(model)
