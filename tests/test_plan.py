@@ -209,6 +209,14 @@ def test_conditions_are_in_words() -> None:
     assert {text: in_words(condition) for text, condition in said.items()} == {t: t for t in said}
 
 
+def test_a_condition_that_is_so_wherever_it_can_be_asked_is_in_words() -> None:
+    """Of no places there is no remainder."""
+    height, width = sympy.symbols("height width", integer=True, positive=True)
+    patches = FloorDiv(height, 2) + FloorDiv(width, 2)
+    (said,) = summarised([sympy.Eq(Mod(8 * patches, 4 * patches), 0)])
+    assert said.startswith("Mod(8*")
+
+
 def test_conditions_of_one_dimension_are_its_sizes() -> None:
     batch, height, width = sympy.symbols("batch height width", integer=True, positive=True)
     half = FloorDiv(height - 1, 8)

@@ -340,13 +340,19 @@ def _ends(sizes: Sequence[int], limit: int | None) -> list[int]:
 
 
 def _reduced(condition: sympy.Basic) -> sympy.Basic:
-    """Without factors of both sides, as a batch is as a rule."""
-    if isinstance(condition, sympy.core.relational.Relational):
-        for dim in condition.free_symbols:
-            left, right = sympy.cancel(condition.lhs / dim), sympy.cancel(condition.rhs / dim)
-            if dim not in left.free_symbols | right.free_symbols:
-                condition = condition.func(left, right)
-    return condition
+    """Without factors of both sides, as a batch is as a rule, unless nothing is left then.
+
+    Of `Mod(8 * x, 4 * x) == 0` that is nothing, though it is not so where x is 0.
+    """
+    relation = sympy.core.relational.Relational
+    reduced = condition
+    for dim in condition.free_symbols if isinstance(condition, relation) else ():
+        left, right = sympy.cancel(reduced.lhs / dim), sympy.cancel(reduced.rhs / dim)
+        if dim not in left.free_symbols | right.free_symbols:
+            reduced = reduced.func(left, right)
+        if not isinstance(reduced, relation):
+            return condition
+    return reduced
 
 
 def in_words(condition: sympy.Basic) -> str:
