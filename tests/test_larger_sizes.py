@@ -97,3 +97,34 @@ def test_sizes_that_take_long_to_try_are_said(
     monkeypatch.setattr(held, "_SLOW", 0.0)
     api.export(checkpoint, tmp_path / "c", model=code, inputs=inputs, **options)
     assert "that took 0 s at batch 2, length 17; --size makes the example smaller" in told
+
+
+PAIRS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+
+    def forward(self, x):
+        batch, height, width = x.shape
+        pairs = self.a(x.reshape(batch, height, width // 2, 2))
+        if width // 2 > 1:
+            pairs = pairs.flip(2).flip(2)
+        if height * (width // 2) > 1:
+            pairs = pairs.flip(1).flip(1)
+        return pairs
+"""
+
+
+def test_the_smallest_that_the_model_takes_are_tried_also_together(
+    saved_net: SavedNet, tmp_path: Path
+) -> None:
+    """Between these and the example's are sizes that it refuses."""
+    _, checkpoint, code = saved_net(PAIRS)
+    inputs = parse_inputs(["x:[batch,height,width]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=code, inputs=inputs, format="torchscript")
+    found = bundle.manifest["programs"]["forward"]["conditions"]
+    assert found == ["width is a multiple of 2"]

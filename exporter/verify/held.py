@@ -4,7 +4,6 @@ Most of what torch takes for granted of sizes is for the sake of a choice that m
 """
 
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -40,6 +39,7 @@ from fuseport.exporter.verify import plan
 from fuseport.exporter.verify.compare import Judgement, judge, share
 from fuseport.exporter.verify.localise.reference import interpreted
 from fuseport.exporter.verify.measure import Norms, errors
+from fuseport.exporter.verify.other_sizes import around, one_by_one, scattered
 from fuseport.exporter.verify.otherwise import of_all_ways
 from fuseport.exporter.verify.plan import Case
 from fuseport.exporter.verify.sample import opened
@@ -51,8 +51,6 @@ _LIMITS = 4  # of one dimension that are tried
 _AFFORDABLE = 4096  # a size that models are tried at
 _FEW = 16.0  # bounds
 _OTHERS = 16  # sizes at which something else is tried that is so at all that are compared
-_WIDE = 128  # how far from the export's sizes that is looked for
-_NEAR = 16  # how far from the export's are sizes next to them
 _SEVERAL = 16  # values of a mask, of which some are 0 as a rule
 _DRAWS = 4  # of fewer
 _SLOW = 20.0  # seconds that sizes take which are worth a word
@@ -128,12 +126,21 @@ def _relieve(trials: "_Trials", model: Model) -> dict[str, int]:
     for sizes in trials.asked:
         if not trials.admitted(sizes):
             trials.relieve(sizes)
+    least: dict[str, int] = {}
     for name, exported in model.sizes.items():
-        for _ in range(_LIMITS):
-            below = ({**model.sizes, name: size} for size in range(exported - 1, 0, -1))
-            first = next((sizes for sizes in below if not trials.admitted(sizes)), None)
-            if first is None or not trials.relieve(first):
-                break
+        tried, least[name], matters = 0, exported, set[sympy.Basic]()
+        for size in range(exported - 1, 0, -1):
+            sizes = {**model.sizes, name: size}
+            if not hold_at(matters, sizes):  # as that a size is even
+                continue
+            wrong = trials.violated(sizes)
+            tried += bool(wrong)
+            if not wrong or (tried <= _LIMITS and trials.relieve(sizes)):
+                least[name] = size
+            else:
+                matters.update(wrong)
+    if not trials.admitted(least):  # as that there are several patches in all
+        trials.relieve(least)
     larger: dict[str, int] = {}
     for far in plan.far(model.sizes):
         for _ in range(_LIMITS):
@@ -154,7 +161,7 @@ def _elsewhere(trials: "_Trials", model: Model, planned: Sequence[Case]) -> list
     known = {condition for sizes in compared for condition in trials.violated(sizes)}
     found: list[dict[str, int]] = []
     tried = 0
-    for sizes in _scattered(model.sizes):
+    for sizes in scattered(model.sizes):
         if not hold_at(known, sizes) or not (wrong := trials.violated(sizes)):
             continue
         tried += 1
@@ -185,7 +192,7 @@ class _Trials:
         self._seed = planned[0].seed if planned else 0
         self._held: dict[tuple[tuple[str, int], ...], bool] = {}
         self._ran: set[tuple[tuple[str, int], ...]] = set()
-        parts = [(s, case.seed) for case in planned for s in _parts(case.sizes, model.sizes)]
+        parts = [(s, case.seed) for case in planned for s in one_by_one(case.sizes, model.sizes)]
         # Inputs of a size are those that it is compared at, as far as there are such.
         self._seeds = {_key(sizes): seed for sizes, seed in reversed(parts)}
         self.asked = list({_key(sizes): sizes for sizes, _ in parts}.values())
@@ -215,7 +222,7 @@ class _Trials:
         exported = self._model.sizes
         beside = [
             {**exported, name: size}
-            for name, size in _beside(exported)
+            for name, size in around(exported)
             if size != sizes[name] and not self.admitted({**exported, name: size})
         ]
         opened = [each for each in self.asked if not self.admitted(each)]
@@ -444,30 +451,6 @@ def _silent(*_: object, **__: object) -> None:
 
 def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(sizes.items()))
-
-
-def _beside(usual: Mapping[str, int], reach: int = _NEAR) -> Iterator[tuple[str, int]]:
-    """Other sizes of each dimension, by its name, the nearest first."""
-    for distance in range(1, reach + 1):
-        for name, size in usual.items():
-            yield from ((name, other) for other in (size + distance, size - distance) if other > 0)
-
-
-def _scattered(usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Sizes of one dimension, the nearest first, then of all of them together."""
-    for name, other in _beside(usual, _WIDE):
-        yield {**usual, name: other}
-    if len(usual) > 1:
-        draw = random.Random(0)
-        for _ in range(_WIDE):
-            yield {name: draw.randint(1, 2 * size) for name, size in usual.items()}
-
-
-def _parts(sizes: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """The sizes, and each of them among those of the export."""
-    yield dict(sizes)
-    for name, size in sizes.items():
-        yield {**usual, name: size}
 
 
 def _alike(
