@@ -303,6 +303,28 @@ def test_artifacts_fail_where_nothing_was_tried(saved_net: Saved, tmp_path: Path
             scripted(many)
 
 
+PADDED = """
+    def forward(self, x):
+        padding = -x.shape[0] % 4
+        if padding > 0:
+            x = F.pad(x, (0, 0, 0, padding))
+        x = x.view(-1, 4, 6).sum(1)
+        some = x[x > 0]
+        if some.numel() > 0:
+            x = x / some.mean()
+        return x
+"""
+
+
+def test_sizes_that_a_program_is_not_for_say_nothing_of_decisions(
+    saved_net: Saved, tmp_path: Path
+) -> None:
+    made = {"sizes": {"batch": 8}, "format": ["onnx"]}
+    _, bundle, _ = exported(saved_net, PADDED, tmp_path / "b", **made)
+    assert "the way of True is in the programs" in notes(bundle)[0]
+    assert bundle.manifest["programs"]["forward"]["conditions"] == ["batch is a multiple of 4"]
+
+
 def test_the_way_without_an_error_is_gone(saved_net: Saved, tmp_path: Path) -> None:
     """`assert` on counts, and decisions by values beside those by counts."""
     forward = """
