@@ -232,7 +232,17 @@ def test_what_a_call_sets_for_the_next_ones_is_undone() -> None:
     for length in (4, 12, 4, 12):
         x = torch.randn(2, length, 4)
         assert torch.equal(call(x), net.other(x.cumsum(1)) if length < 8 else head(x)), length
-        assert (net.mode, net.head, net.calls) == ("blocks", head, 0)
+        assert (net.mode, net.head) == ("blocks", head)
+
+
+def test_what_is_counted_stays() -> None:
+    """Models whose third call is another are to be told."""
+    net = Moody()
+    remember(net)
+    call = undoing(net, net)
+    for count in (1, 2, 3):
+        call(torch.randn(1, 12, 4))
+        assert net.calls == count
 
 
 MOODY = """

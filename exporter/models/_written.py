@@ -266,9 +266,10 @@ def _undone(module: nn.Module) -> Iterator[list[Any]]:
 
 
 def _sets_modes(before: Sequence[Any]) -> bool:
-    """Whether parts hold other numbers, words or parts than they did, and nothing else is new.
+    """Whether parts hold other words or parts than they did, and but for numbers nothing is new.
 
-    By those the next call does something else; where calls keep tables, too, these say that.
+    By those the next call does something else; where calls keep tables, too, these say that. Of
+    calls that only count, what they do by that is to be seen.
     """
     changed = False
     for (*held, (parts, parts_before)), part, own, containers in before:
@@ -279,7 +280,8 @@ def _sets_modes(before: Sequence[Any]) -> bool:
             return False
         if not all(same_items(items, there) for there, items in (*held, *containers)):
             return False
-        changed |= any(was != value for was, value in others) or parts != parts_before
+        words = [pair for pair in others if any(isinstance(value, bool | str) for value in pair)]
+        changed |= any(was != value for was, value in words) or parts != parts_before
     return changed
 
 
