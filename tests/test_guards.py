@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter import api
 from fuseport.exporter.capture.decisions import Decision, Run
-from fuseport.exporter.capture.guards import guards
+from fuseport.exporter.capture.guards import guards, natural
 from fuseport.exporter.models.user import parse_inputs
 
 EXPERTS = """
@@ -80,13 +80,13 @@ def failing(answers: Mapping[str, bool]) -> tuple[Sequence[Decision], Sequence[T
 
 def test_only_what_gives_the_same_both_ways_is_one() -> None:
     sent, none = deciding(True, {True: 2.0, False: 0.0}), deciding(False, {True: 1.0, False: 1.0})
-    assert guards([sent, failing, none])["net.py:3, 0"] is True
+    assert guards(natural([sent, failing, none]))["net.py:3, 0"] is True
     skipped = [deciding(False, {False: 2.0, True: 0.0}), deciding(True, {True: 1.0, False: 1.0})]
-    assert guards(skipped)["net.py:3, 0"] is False
+    assert guards(natural(skipped))["net.py:3, 0"] is False
     other = deciding(False, {True: 1.5, False: 1.0})
-    assert guards([sent, none, other]) == {}
-    assert guards([sent, sent]) == {}  # nothing tells what comes of it otherwise
-    assert guards([failing]) == {}
+    assert guards(natural([sent, none, other])) == {}
+    assert guards(natural([sent, sent])) == {}  # nothing tells what comes of it otherwise
+    assert guards(natural([failing])) == {}
 
 
 TABLES = """

@@ -5,15 +5,15 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 
 from fuseport.exporter import shims
 from fuseport.exporter.capture import blockers, counts, decisions, sizes, until
 from fuseport.exporter.capture.attempts import Attempt, Code, went
-from fuseport.exporter.capture.decisions import Decision, Run
-from fuseport.exporter.capture.guards import guards
+from fuseport.exporter.capture.decisions import Decision
+from fuseport.exporter.capture.guards import Natural, guards, natural
 from fuseport.exporter.capture.lengths import in_order
 from fuseport.exporter.capture.one_way import one_way
 from fuseport.exporter.errors import ExportFailed, FuseportError, Missing
@@ -247,10 +247,10 @@ def _decided(attempt: Attempt) -> Program:
             result = program.exported.module(check_guards=False)(*inputs.values())
         return [result] if isinstance(result, torch.Tensor) else list(result.values())
 
-    def elsewhere() -> Iterator[Run]:
-        yield run
-        for given in itertools.islice(sizes.others(model), 3):
-            yield partial(run, given=given)
+    @cache
+    def gone() -> list[Natural]:
+        others = itertools.islice(sizes.others(model), 3)
+        return natural([run, *(partial(run, given=each) for each in others)])
 
     def joined() -> Program:
         if loops and not run({})[0]:
@@ -258,7 +258,7 @@ def _decided(attempt: Attempt) -> Program:
         try:
             return decisions.decided(run, captured, called)
         except Inseparable as error:
-            if found := guards([*elsewhere()]):
+            if found := guards(gone()):
                 return decisions.decided(run, captured, called, found)
             raise (endless or error) from error
 
@@ -272,7 +272,7 @@ def _decided(attempt: Attempt) -> Program:
             return joined()
         code = symbolic
     with suppress(ExportFailed):
-        if alone := one_way([*elsewhere()], captured):
+        if alone := one_way(gone(), captured):
             return decisions.decided(run, captured, called, alone=alone)
     raise failure
 

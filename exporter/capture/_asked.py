@@ -58,6 +58,7 @@ class _Asked(TorchFunctionMode):
         super().__init__()
         self._answer, self._unknown = answer, unknown
         self._truths: list[tuple[Tensor, int, Tensor | None]] = []
+        self._conditions = {**_CONDITIONS, **dict.fromkeys(_TRUTHS, self._truth)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -75,10 +76,7 @@ class _Asked(TorchFunctionMode):
         if func in _NUMBERS and _is_single(args[0]):
             size = _tables.read(func, args)
             return as_number(args[0]) if size is None else size
-        if func in _TRUTHS:
-            condition = self._truth(*args, **kwargs)
-        else:
-            condition = _CONDITIONS[func](*args, **kwargs) if func in _CONDITIONS else None
+        condition = self._conditions[func](*args, **kwargs) if func in self._conditions else None
         if condition is None:
             result = func(*args, **kwargs)
             _of_sizes.note(func, args, kwargs, result)

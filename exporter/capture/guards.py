@@ -4,41 +4,58 @@ What they guard does nothing where they come out otherwise, so that one way is r
 is tried: the model goes that way at inputs where by itself it would not, and gives the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from fuseport.exporter.capture.decisions import MOST, Decision, Run
 from fuseport.exporter.program.rounding import close
 
-__all__ = ["guards"]
+__all__ = ["Natural", "by_place", "guards", "natural"]
 
 
-def guards(runs: Sequence[Run]) -> dict[str, bool]:
-    """What such decisions may always come to, by name.
+Natural = tuple[Run, Sequence[Decision], Sequence[Tensor]]
+"""A run, and what the model decides and returns in it if it is told nothing."""
+
+
+def natural(runs: Iterable[Run]) -> list[Natural]:
+    """How the model goes by itself, where it does.
 
     Args:
         runs: call the model, with other answers for some of its decisions, each on other inputs.
+    """
+    found: list[Natural] = []
+    for run in runs:
+        try:
+            found.append((run, *run({})))
+        except Exception:  # the model's own, which may take no such sizes
+            continue
+    return found
+
+
+def by_place(gone: Sequence[Natural]) -> dict[str, set[bool]]:
+    """What decisions came to. All of a place, as of a loop, are taken together."""
+    values: dict[str, set[bool]] = {}
+    for decision in (decision for _, made, _ in gone for decision in made):
+        values.setdefault(decision.place, set()).add(decision.value)
+    return values
+
+
+def guards(gone: Sequence[Natural]) -> dict[str, bool]:
+    """What such decisions may always come to, by name.
+
+    Args:
+        gone: how the model goes at several inputs.
 
     Returns:
         Those that came out both ways at these inputs, and one way of which gave the same outputs as
-        the model's own at all of them. All decisions of a place, as of a loop, are taken together.
+        the model's own at all of them.
     """
-    natural: list[tuple[Run, Sequence[Decision], Sequence[Tensor]]] = []
-    for run in runs:
-        try:
-            natural.append((run, *run({})))
-        except Exception:  # the model's own, which may take no such sizes
-            continue
-    values: dict[str, set[bool]] = {}
-    for _, made, _ in natural:
-        for decision in made:
-            values.setdefault(decision.place, set()).add(decision.value)
     found: dict[str, bool] = {}
-    for place in (place for place, seen in values.items() if len(seen) == 2):
+    for place in (place for place, seen in by_place(gone).items() if len(seen) == 2):
         for way in (True, False):
             answers = {Decision(place, time, way).name: way for time in range(MOST)}
-            if all(_same(run, {**found, **answers}, outputs) for run, _, outputs in natural):
+            if all(_same(run, {**found, **answers}, outputs) for run, _, outputs in gone):
                 found |= answers
                 break
     return found

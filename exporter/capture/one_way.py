@@ -6,7 +6,8 @@ has. Artifacts go the way that the model goes, and fail where it would go the ot
 
 from collections.abc import Sequence
 
-from fuseport.exporter.capture.decisions import Captured, Decision, Run, means_to_raise
+from fuseport.exporter.capture.decisions import Captured, Run, means_to_raise
+from fuseport.exporter.capture.guards import Natural, by_place
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import one_line
 
@@ -15,35 +16,23 @@ __all__ = ["one_way"]
 _MOST = 8  # places
 
 
-def one_way(runs: Sequence[Run], captured: Captured) -> dict[str, str]:
+def one_way(gone: Sequence[Natural], captured: Captured) -> dict[str, str]:
     """Why there is no program of the other way of such decisions, by name.
 
     Args:
-        runs: call the model, with other answers for some of its decisions, each on other inputs.
-        captured: the program of decisions, which the first of the runs makes.
+        gone: how the model goes at several inputs.
+        captured: the program of decisions, which it makes at the first of them.
 
     Returns:
-        Those that came out alike at all of these inputs. All decisions of a place, as of a loop,
-        are taken together.
+        Those that came out alike at all of these inputs.
     """
-    natural: list[Sequence[Decision]] = []
-    for run in runs:
-        try:
-            made, _ = run({})
-        except Exception:  # the model's own, which may take no such sizes
-            continue
-        natural.append(made)
-    values: dict[str, set[bool]] = {}
-    for decision in (decision for made in natural for decision in made):
-        values.setdefault(decision.place, set()).add(decision.value)
-    alike = [place for place, seen in values.items() if len(seen) == 1]
-    if len(natural) < 2 or len(alike) > _MOST:
+    alike = {place: seen for place, seen in by_place(gone).items() if len(seen) == 1}
+    if len(gone) < 2 or len(alike) > _MOST:
         return {}
     found: dict[str, str] = {}
-    for place in alike:
-        names = [each.name for made in natural for each in made if each.place == place]
-        (value,) = values[place]
-        if reason := _why_not(runs[0], captured, dict.fromkeys(names, not value)):
+    for place, (value,) in alike.items():
+        names = [each.name for _, made, _ in gone for each in made if each.place == place]
+        if reason := _why_not(gone[0][0], captured, dict.fromkeys(names, not value)):
             found |= dict.fromkeys(names, reason)
     return found
 

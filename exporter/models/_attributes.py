@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["attributes", "same_items", "tensors"]
+__all__ = ["attributes", "refill", "same_items", "tensors"]
 
 # Attributes that every module has; and by which transformers knows that a module has hooks, which
 # stay: without it a second call would add them again, and collect all states twice.
@@ -33,3 +33,12 @@ def same_items(items: Any, others: Any) -> bool:
     if isinstance(items, dict):
         return items.keys() == others.keys() and all(others[k] is v for k, v in items.items())
     return len(items) == len(others) and all(a is b for a, b in zip(items, others, strict=True))
+
+
+def refill(container: Any, items: Any) -> None:
+    """Have a container hold these again, and nothing else."""
+    if isinstance(container, list):
+        container[:] = items
+    else:
+        container.clear()
+        container.update(items)

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import (
 )
 
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.models._attributes import attributes, same_items, tensors
+from fuseport.exporter.models._attributes import attributes, refill, same_items, tensors
 from fuseport.exporter.models._deriving import deriving, shapes_of
 
 __all__ = ["carry", "remember", "undoing"]
@@ -258,11 +258,7 @@ def _undone(module: nn.Module) -> Iterator[list[Any]]:
                 del vars(part)[name]
             vars(part).update(own)
             for container, items in (*dictionaries, *containers):
-                if isinstance(container, list):
-                    container[:] = items
-                else:
-                    container.clear()
-                    container.update(items)
+                refill(container, items)
 
 
 def _sets_modes(before: Sequence[Any]) -> bool:
@@ -297,8 +293,7 @@ def without_modes(module: nn.Module) -> Iterator[None]:
             for name, value in own.items():
                 if isinstance(value, _MODES) and isinstance(now.get(name), _MODES):
                     vars(part)[name] = value
-            part._modules.clear()
-            part._modules.update(parts)
+            refill(part._modules, parts)
 
 
 _CONTAINERS = (dict, list, set)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fuseport.exporter.models import _written
-from fuseport.exporter.models._attributes import attributes, same_items, tensors
+from fuseport.exporter.models._attributes import attributes, refill, same_items, tensors
 from fuseport.exporter.models._written import undoing, without_modes
 
 __all__ = [
@@ -93,10 +93,8 @@ def as_now(module: nn.Module) -> Iterator[None]:
             for name in attributes(part).keys() - own.keys():
                 del vars(part)[name]
             vars(part).update(own)
-            part._buffers.clear()
-            part._buffers.update(buffers)
-            part._modules.clear()
-            part._modules.update(parts)
+            refill(part._buffers, buffers)
+            refill(part._modules, parts)
 
 
 def _restore(part: nn.Module, before: _Before, name: str) -> None:

@@ -21,15 +21,11 @@ def padded_apart(model: ir.Model) -> None:
 
 
 def _name_axes(pad: ir.Node) -> None:
-    whole, widths = pad.inputs[:2]
+    whole = pad.inputs[0]
     rank = None if whole is None or whole.shape is None else len(whole.shape)
     if rank is None or pad.graph is None:
         return
     axes = ir.node("Constant", [], {"value": ir.tensor(np.arange(rank))})
-    inputs = [whole, widths, *pad.inputs[2:], *[None] * (3 - len(pad.inputs)), axes.outputs[0]]
-    named = ir.node("Pad", inputs, dict(pad.attributes), num_outputs=1)
-    pad.graph.insert_before(pad, (axes, named))
-    old, new = pad.outputs[0], named.outputs[0]
-    new.name, new.shape, new.type = old.name, old.shape, old.type
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    pad.graph.remove(pad, safe=True)
+    pad.graph.insert_before(pad, axes)
+    pad.resize_inputs(4)
+    pad.replace_input_with(3, axes.outputs[0])
