@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fuseport.exporter import api
 from fuseport.exporter.errors import ExportFailed
-from fuseport.exporter.models.fresh import fresh, remember, repeatable, undoing
+from fuseport.exporter.models.fresh import as_now, fresh, remember, repeatable, undoing
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.tests.test_program import captured
 
@@ -243,6 +243,42 @@ def test_what_is_counted_stays() -> None:
     for count in (1, 2, 3):
         call(torch.randn(1, 12, 4))
         assert net.calls == count
+
+
+@pytest.mark.parametrize("kept", ["an attribute", "an item", "a buffer"])
+def test_flags_that_say_that_a_table_is_there_stay_with_it(kept: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+            self.tables: dict[str, Tensor] = {}
+            self.is_ready, self.made, self.spare = False, 0, nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.is_ready:
+                table = torch.arange(4.0)
+                if kept == "an attribute":
+                    self.table = table
+                elif kept == "an item":
+                    self.tables["table"] = table
+                else:
+                    self.register_buffer("table", table, persistent=False)
+                self.is_ready, self.spare = True, nn.Tanh()
+                self.made += 1
+            return x * self.weight * (self.tables["table"] if kept == "an item" else self.table)
+
+    net = Net()
+    remember(net)
+    call, spare = undoing(net, net), net.spare
+    with as_now(net):
+        net(torch.ones(2, 4))
+        assert net.spare is not spare
+    assert net.spare is spare
+    assert not net.is_ready
+    net.tables.clear()
+    for rows in (2, 3, 2):
+        assert torch.equal(call(torch.ones(rows, 4)), torch.arange(4.0).expand(rows, 4))
+        assert (net.is_ready, net.made) == (True, 1)
 
 
 MOODY = """
