@@ -78,6 +78,8 @@ class Turning(TorchFunctionMode):
         if not dynamic or not all(map(is_dynamic, dynamic)):
             return builtins.range(*bounds)
         start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+        if isinstance(step, SymInt) and step != 0:
+            return _by_steps(start, stop, step)
         if not isinstance(step, int) or step == 0 or (step < 0 and isinstance(start, int)):
             return builtins.range(*bounds)
         return _Numbers(self, start, stop, step)
@@ -373,6 +375,16 @@ class Taken(TorchFunctionMode):
 def _number(start: Any, step: int, turn: int) -> Any:
     at = start + step * turn
     return at if turn == 0 or not isinstance(at, int) else TurnNumber(at, start + step, step)
+
+
+def _by_steps(start: Any, stop: Any, step: SymInt) -> list[Any]:
+    """The numbers of a `range` in steps of a size, as the one of `range(0, n, n)`: how many there
+    are is decided by sizes."""
+    numbers = []
+    while start < stop if step > 0 else start > stop:
+        numbers.append(start)
+        start = start + step
+    return numbers
 
 
 class _Numbers:

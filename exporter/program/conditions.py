@@ -156,7 +156,10 @@ def beyond(
     def hold(part: int) -> bool:
         return hold_at(wrong, between(part))
 
-    last = _last(hold, 0, max(far[name] - size for name, size in usual.items()))
+    most = max(far[name] - size for name, size in usual.items())
+    # As what holds for all but multiples of a number does, which begins to hold again.
+    near = next((part for part in range(1, min(_TRIED, most) + 1) if not hold(part)), None)
+    last = _last(hold, 0, most) if near is None else near - 1
     after = (between(last + more) for more in range(1, _NEAR + 1))
     return next((sizes for sizes in after if set(violated(program, sizes)) <= set(wrong)), None)
 
