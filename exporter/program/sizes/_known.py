@@ -7,27 +7,36 @@ captured. But a program has its buffers as they are.
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseport.exporter.program._drawing import draws
 from fuseport.exporter.program._needed import needed
-from fuseport.exporter.program.loops._turns import TURN
+from fuseport.exporter.program.matching import ASSERT
+from fuseport.exporter.program.refusing import HOLDS
+from fuseport.exporter.program.sizes._at_sizes import in_turns, same_at_all, written_by
 
 __all__ = ["buffers_of", "is_function", "knowing", "node_of", "number", "value"]
 
+aten = torch.ops.aten
+
 
 class _State:
-    """Of the capture that is going on: by placeholder, what it stands for."""
+    """Of the capture that is going on.
+
+    Attributes:
+        now: by placeholder, what it stands for.
+        asserted: what is asserted to be as in the example.
+    """
 
     now: Mapping[fx.Node, Tensor] | None = None
+    asserted: ClassVar[set[fx.Node]] = set()
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
@@ -48,17 +57,62 @@ def knowing(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
         for name, buffer in module.named_buffers(remove_duplicate=False)
         if name in values and (node := node_of(buffer)) is not None
     }
-    with mock.patch.object(_State, "now", known):
+    with mock.patch.multiple(_State, now=known, asserted=set()):
         yield
 
 
 def number(func: Any, args: Sequence[Any]) -> Any:
     """What a function reads of a tensor, if that is known; None if it is not, or reads nothing."""
     read = _READING.get(func)
-    if read is None or not args or (known := value(args[0])) is None or known.numel() != 1:
+    if read is None or not args:
+        return None
+    known = value(args[0])
+    if known is None:
+        known = _of_sizes_alone(args[0])
+    if known is None or known.numel() != 1:
         return None
     with _plainly():
         return read(known)
+
+
+def _of_sizes_alone(x: Any) -> Tensor | None:
+    """A number that hangs on no values of inputs, and is the same at several of their sizes.
+
+    The program asserts that it is so at others.
+    """
+    if _State.now is None or torch.compiler.is_dynamo_compiling():
+        return None
+    if (end := node_of(x)) is None or x.is_floating_point():
+        return None
+    if any(type(size) is not int or size != 1 for size in x.shape):
+        return None
+    root: Any = get_proxy_mode().tracer.root  # type: ignore[union-attr]  # `node_of` found it
+    constants = {
+        node: made
+        for node in end.graph.find_nodes(op="get_attr")
+        if type(made := getattr(root, str(node.target), None)) is Tensor
+    }
+    with _plainly():
+        known = same_at_all(end, {**_State.now, **constants})
+        if known is not None and end not in _State.asserted:
+            _State.asserted.add(end)
+            _assert_equal(end, x, known.item())
+    return known
+
+
+def _assert_equal(end: fx.Node, x: Tensor, number: float) -> None:
+    """Right behind what gives it: where it is read may be in a turn of a loop."""
+    graph = end.graph
+    held = x == number
+    said = f"{HOLDS} what hangs on sizes alone is {number}"
+    with graph.inserting_after(end):
+        equal = graph.call_function(aten.eq.Scalar, (end, number))
+    with graph.inserting_after(equal):
+        right = graph.call_function(aten.all.default, (equal,))
+    with graph.inserting_after(right):
+        check = graph.call_function(ASSERT, (right, said))
+    for node, value in ((equal, held), (right, held.all()), (check, None)):
+        node.meta = {**end.meta, "val": value}  # torch wants to know whose code each node is
 
 
 _READING: dict[Any, Callable[[Tensor], Any]] = {
@@ -83,7 +137,7 @@ def value(x: Any) -> Tensor | None:
     end = node_of(x)
     if end is None or not _is_known(end, of := needed([end])) or _is_written_to(of):
         return None
-    if any(user.target is TURN for node in of for user in node.users):
+    if in_turns(of):
         return None
     found: dict[fx.Node, Any] = dict(_State.now)
     with _plainly():
@@ -128,18 +182,5 @@ def is_function(node: fx.Node) -> bool:
 
 def _is_written_to(of: set[fx.Node]) -> bool:
     """Whether something writes to what may be memory of one of some nodes."""
-    graph = next(iter(of)).graph
-    for node in graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
-            given = zip(node.target._schema.arguments, node.args, strict=False)
-            written = [
-                x for argument, x in given if (alias := argument.alias_info) and alias.is_write
-            ]
-            written += [x for name, x in node.kwargs.items() if name.startswith("out")]
-            if not of.isdisjoint(needed(filter(_is_node, pytree.tree_leaves(written)))):
-                return True
-    return False
-
-
-def _is_node(x: Any) -> bool:
-    return isinstance(x, fx.Node)
+    nodes = next(iter(of)).graph.nodes
+    return not all(of.isdisjoint(needed(written_by(node))) for node in nodes)

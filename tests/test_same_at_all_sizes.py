@@ -1,0 +1,128 @@
+"""What code reads of masks and counts that it makes by itself is the same for all inputs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuseport.exporter import api
+from fuseport.exporter.models.user import parse_inputs
+from fuseport.exporter.program import TensorSpec
+from fuseport.exporter.program.forward import capture_forward
+
+SavedNet = Callable[[str], tuple[nn.Module, Path, str]]
+
+# As Longformer's for classification: the first token of each text has global attention.
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+        self.all = nn.Linear(4, 4)
+        self.register_buffer("steps", torch.tensor(3))
+
+    def marked(self, x):
+        mask = torch.zeros_like(x[:, :, 0])
+        mask[:, 0] = 1
+        return mask
+
+    def forward(self, x):
+        mask = self.marked(x) > 0
+        y = self.up(x).tanh()
+        BODY
+        return y
+"""
+GLOBAL = """
+        if mask.flatten().any().item():
+            most = mask.long().sum(1).max()
+            chosen = x.new_zeros(x.shape[0], most, 4)
+            places = torch.arange(most) < mask.long().sum(1, keepdim=True)
+            chosen[places.nonzero(as_tuple=True)] = x[mask.nonzero(as_tuple=True)]
+            assert list(chosen.shape) == [x.shape[0], most, 4]
+            y = y + self.all(chosen)
+"""
+BODIES = {
+    "a mask": GLOBAL,
+    "beside a decision": GLOBAL + "        y = y * 2 if x.sum() > 0 else y - 1\n",
+    "in a loop": """
+        some, most = mask.any(), mask.long().sum(1).max()
+        h = y[:, 0]
+        for t in range(x.shape[1]):
+            if some:
+                h = torch.tanh(self.all(h) * int(most) + y[:, t])
+        y = h
+""",
+    "of a buffer, too": """
+        held = torch.full_like(x[:, 0, 0], 2).long() + self.steps
+        y = y.unsqueeze(-1).expand(*y.shape, held.min().item()).sum(-1)
+""",
+}
+SPEC = TensorSpec("x", "float32", ("batch", "length", 4))
+
+
+def verified(code: str, saved_net: SavedNet, folder: Path) -> api.Bundle:
+    _, checkpoint, name = saved_net(code)
+    inputs = parse_inputs(["x:[batch,length,4]"])
+    bundle = api.export(checkpoint, folder / "b", model=name, inputs=inputs)
+    report = api.verify(bundle.folder, model=name, runtime=["eager", "onnxruntime", "torchscript"])
+    assert report.exit_code() == 0, report.failures()
+    return bundle
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_it_is_no_decision(name: str, saved_net: SavedNet, tmp_path: Path) -> None:
+    bundle = verified(NET.replace("        BODY\n", BODIES[name]), saved_net, tmp_path)
+    facts = bundle.manifest["programs"]["forward"]
+    assert "conditions" not in facts
+    told = [note for note in bundle.manifest["notes"] if "decides by a value" in note]
+    assert len(told) == (name == "beside a decision")
+
+
+class Far(nn.Module):
+    """Its mask is another one past 5,000 steps, which are not tried."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        late = torch.arange(x.shape[1]) > 5000
+        return x * 2 if bool(late.any()) else x + 1
+
+
+class Near(nn.Module):
+    """Its mask is another one at 100 steps and more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        late = torch.arange(x.shape[1]) >= 100
+        return x * (late.long().sum().item() + 1)
+
+
+class Written(nn.Module):
+    """What it counts in was written to, with values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.zeros_like(x[:, 0, 0])
+        part = seen[:1]
+        part.copy_(x[:1, 0, 0])
+        return x * ((seen * 100).long().sum().item() + 1)
+
+
+def test_elsewhere_the_program_refuses() -> None:
+    program = capture_forward(Far(), {"x": torch.randn(2, 6, 4)}, [SPEC]).exported.module()
+    for length in (1, 4096):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(program(x), Far()(x))
+    with pytest.raises(RuntimeError, match="what hangs on sizes alone is False"):
+        program(torch.randn(2, 5002, 4))
+
+
+@pytest.mark.parametrize("module", [Near(), Written()], ids=["near", "written"])
+def test_it_is_left_to_torch_otherwise(module: nn.Module) -> None:
+    """What is not the same at sizes that are tried, and what hangs on values."""
+    exported = capture_forward(module, {"x": torch.randn(2, 6, 4)}, [SPEC]).exported
+    assert any("item" in str(node.target) for node in exported.graph.nodes)
+    for length in (5, 150):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(exported.module()(x), module(x))
