@@ -202,6 +202,7 @@ def _trace(forward: Program, wanted: Sequence[str], cotangents: Sequence[str]) -
     for part in graphs(module):
         _without_copies(part.graph)
         _divide(part.graph, mode)
+        _put_in_order(part.graph, mode)
     module.graph.eliminate_dead_code()
     lighten(module)
     for part in graphs(module):
@@ -293,6 +294,25 @@ def _choose(node: fx.Node, mode: Any) -> None:
     with mode:
         filling.meta["val"] = torch.empty((), dtype=made.dtype, device=made.device)
     node.target, node.args = aten.where.self, (mask, filling, x)
+
+
+def _put_in_order(graph: fx.Graph, mode: Any) -> None:
+    """Give the backward of a batch norm contiguous copies of its cotangent and its input.
+
+    Its kernel in evaluation takes channels last too, but not one of each, and does not see which it
+    is where the batch is 1.
+    """
+    for node in graph.find_nodes(
+        op="call_function", target=aten.native_batch_norm_backward.default
+    ):
+        for x in dict.fromkeys(node.args[:2]):
+            with graph.inserting_before(node):
+                copied = graph.call_function(
+                    aten.clone.default, (x,), {"memory_format": torch.contiguous_format}
+                )
+            with mode:
+                copied.meta = {**x.meta, "val": _contiguous(x.meta["val"])}
+            node.replace_input_with(x, copied)
 
 
 def _number_of(x: Any) -> Any:
