@@ -1,6 +1,7 @@
 """Gradients of a batch norm in evaluation, whatever the memory layout of what it is given."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
+from fuseport.exporter.verify.modes import References
 
 
 class Tokens(nn.Module):
@@ -49,3 +51,28 @@ def test_a_cotangent_that_is_channels_last_is_taken_for_that(batch: int) -> None
     scores = out @ model.to_scores.weight.double().T
     (wanted,) = torch.autograd.grad(scores, wide, seed.double())
     torch.testing.assert_close(found, wanted.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
+@pytest.mark.parametrize("turned", ["x", "cotangent"])
+def test_truth_has_one_layout_alone(norm: Callable[..., Tensor], turned: str) -> None:
+    """Pixels as tokens and back are channels last, which torch does not see of a batch of 1."""
+
+    def as_tokens(x: Tensor) -> Tensor:
+        return x.flatten(2).mT.contiguous().mT.unflatten(2, x.shape[2:])
+
+    torch.manual_seed(62)
+    x, seed = (torch.randn(1, 6, 3, 4, dtype=torch.float64) for _ in range(2))
+    mean, var, weight = (
+        torch.randn(6).double(),
+        torch.rand(6).double() + 0.5,
+        torch.randn(6).double(),
+    )
+    given = {"running_mean": mean, "running_var": var, "weight": weight}
+    results = []
+    for layout in (as_tokens, Tensor.contiguous):
+        leaf = (layout(x) if turned == "x" else x).detach().requires_grad_()
+        with References():
+            y = norm(leaf * 1, **given)
+        results += torch.autograd.grad(y, leaf, layout(seed) if turned == "cotangent" else seed)
+    torch.testing.assert_close(*results)

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fuseport.ops import OPS
@@ -24,11 +26,29 @@ class References(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         operator = self._operators.get(_operator(func))
+        if func in _NORMS:
+            return _in_order(func, *args, **(kwargs or {}))
         if operator is None:
             return func(*args, **(kwargs or {}))
         given = operator.bound(args, kwargs or {})
         result = operator.reference(*given)
         return result if operator.backward is None else _connected(result, given)
+
+
+_NORMS = torch.batch_norm, functional.batch_norm, torch.instance_norm, functional.instance_norm
+
+
+def _in_order(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # torch's
+    """A norm of which the kernel of the backward is given contiguous tensors alone.
+
+    Of torch 2.11 to 2.15, that on the CPU takes channels last for contiguous, or the other way
+    round, where the batch is 1 and the input and its cotangent are not both the same: gradients are
+    another pixel's then (`norm(x).flatten(2).transpose(1, 2)`, before a linear layer).
+    """
+    result: Tensor = func(input.contiguous(), *args, **kwargs)
+    if result.requires_grad and functorch.peek_interpreter_stack() is None:
+        result.register_hook(Tensor.contiguous)
+    return result
 
 
 def _connected(result: Any, given: Sequence[Any]) -> Any:
