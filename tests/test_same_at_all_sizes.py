@@ -109,6 +109,15 @@ class Written(nn.Module):
         return x * ((seen * 100).long().sum().item() + 1)
 
 
+class Counted(nn.Module):
+    """Its number is written to, in place and by a view, after it was made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = torch.zeros_like(x[0, 0, :1], dtype=torch.long)
+        number[0] += 2
+        return x * (number.item() + 1)
+
+
 def test_elsewhere_the_program_refuses() -> None:
     program = capture_forward(Far(), {"x": torch.randn(2, 6, 4)}, [SPEC]).exported.module()
     for length in (1, 4096):
@@ -118,9 +127,9 @@ def test_elsewhere_the_program_refuses() -> None:
         program(torch.randn(2, 5002, 4))
 
 
-@pytest.mark.parametrize("module", [Near(), Written()], ids=["near", "written"])
+@pytest.mark.parametrize("module", [Near(), Written(), Counted()], ids=lambda x: type(x).__name__)
 def test_it_is_left_to_torch_otherwise(module: nn.Module) -> None:
-    """What is not the same at sizes that are tried, and what hangs on values."""
+    """What is not the same at sizes that are tried, what hangs on values, what is written to."""
     exported = capture_forward(module, {"x": torch.randn(2, 6, 4)}, [SPEC]).exported
     assert any("item" in str(node.target) for node in exported.graph.nodes)
     for length in (5, 150):

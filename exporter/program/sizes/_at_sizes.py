@@ -53,14 +53,16 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def same_at_all(end: fx.Node, buffers: Mapping[fx.Node, Tensor]) -> Tensor | None:
-    """What a node gives, if that is the same at several sizes; None if it hangs on more than these.
+    """What a node gives, if that is the same at several sizes; None if it hangs on more than these,
+    or is written to.
 
     Args:
         end: the node, of one number.
         buffers: by node, what they are, and constants.
     """
-    of = _hangs_on(end)
-    if in_turns(of):
+    writing = {n: needed(to, _sharing) for n in end.graph.nodes if (to := written_by(n))}
+    of = _hangs_on(end, writing)
+    if in_turns(of) or any(end in to for to in writing.values()):
         return None
     found: list[Tensor] = []
     for sizes in _several(of):
@@ -81,12 +83,10 @@ def in_turns(of: Iterable[fx.Node]) -> bool:
     return any(user.target is TURN for node in of for user in node.users)
 
 
-def _hangs_on(end: fx.Node) -> set[fx.Node]:
+def _hangs_on(end: fx.Node, writing: Mapping[fx.Node, set[fx.Node]]) -> set[fx.Node]:
     """The nodes that may have a part in what a node gives, with those that write to such."""
     of = needed([end])
-    nodes = end.graph.nodes
-    writing = [(n, needed(to, _sharing)) for n in nodes if (to := written_by(n))]
-    while more := [n for n, to in writing if n not in of and not of.isdisjoint(to)]:
+    while more := [n for n, to in writing.items() if n not in of and not of.isdisjoint(to)]:
         of |= needed(more)
     return of
 
