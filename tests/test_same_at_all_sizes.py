@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LongformerConfig, LongformerForSequenceClassification
 
 from fuseport.exporter import api
 from fuseport.exporter.models.user import parse_inputs
@@ -135,3 +137,26 @@ def test_it_is_left_to_torch_otherwise(module: nn.Module) -> None:
     for length in (5, 150):
         x = torch.randn(2, length, 4)
         torch.testing.assert_close(exported.module()(x), module(x))
+
+
+def test_heads_of_longformer_with_global_attention(tmp_path: Path) -> None:
+    """Transformers' own code, of whose mask for these heads no input has a part."""
+    torch.manual_seed(63)
+    config = LongformerConfig(
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        attention_window=4,
+        max_position_embeddings=40,
+    )
+    model = LongformerForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    options = {"format": ["onnx"], "programs": ["forward"]}
+    bundle = api.export(tmp_path / "model", tmp_path / "b", **options)
+    program = ort.InferenceSession(bundle.folder / "forward.onnx")
+    for batch, length in (1, 4), (3, 12):
+        ids = torch.randint(2, 30, (batch, length))
+        (found,) = program.run(None, {"input_ids": ids.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), model(ids).logits)
