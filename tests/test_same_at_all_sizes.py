@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import LongformerConfig, LongformerForSequenceClassification
 
 from fuseport.exporter import api
+from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models.user import parse_inputs
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.program.forward import capture_forward
@@ -58,6 +59,14 @@ BODIES = {
             if some:
                 h = torch.tanh(self.all(h) * int(most) + y[:, t])
         y = h
+""",
+    "beside what is counted in a loop": """
+        number = torch.zeros_like(x[0, 0, :1]).long()
+        h = y[:, 0]
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.all(h) + y[:, t])
+            number = number + 1
+        y = h * number.item()
 """,
     "of a buffer, too": """
         held = torch.full_like(x[:, 0, 0], 2).long() + self.steps
@@ -111,6 +120,18 @@ class Written(nn.Module):
         return x * ((seen * 100).long().sum().item() + 1)
 
 
+class Kept(nn.Module):
+    """Writes to a buffer, which no program does, and reads what is computed of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = nn.Buffer(torch.tensor(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return x * (torch.zeros_like(x[0, 0, 0]).long() + self.calls).item()
+
+
 class Counted(nn.Module):
     """Its number is written to, in place and by a view, after it was made."""
 
@@ -127,6 +148,13 @@ def test_elsewhere_the_program_refuses() -> None:
         torch.testing.assert_close(program(x), Far()(x))
     with pytest.raises(RuntimeError, match="what hangs on sizes alone is False"):
         program(torch.randn(2, 5002, 4))
+
+
+def test_buffers_stay_as_they_are() -> None:
+    module = Kept()
+    with pytest.raises(ExportFailed, match="writes to calls"):
+        capture_forward(module, {"x": torch.randn(2, 6, 4)}, [SPEC])
+    assert int(module.calls) == 3
 
 
 @pytest.mark.parametrize("module", [Near(), Written(), Counted()], ids=lambda x: type(x).__name__)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fuseport.exporter.program.sizes import _known, _of_sizes, _tables
+from fuseport.exporter.program.sizes import _of_sizes, _tables
 from fuseport.exporter.program.sizes.numbers import as_number
 
 __all__ = ["answered"]
@@ -75,8 +75,6 @@ class _Asked(TorchFunctionMode):
             return size
         if func in _NUMBERS and _is_single(args[0]):
             size = _tables.read(func, args)
-            if size is None and args[0].dtype != torch.bool:
-                size = _known.number(func, args)
             return as_number(args[0]) if size is None else size
         condition = self._conditions[func](*args, **kwargs) if func in self._conditions else None
         if condition is None:
