@@ -33,7 +33,6 @@ from fuseport.exporter.program.matching import ASSERT, Inseparable, marked, mark
 from fuseport.exporter.program.refusing import asserted
 from fuseport.exporter.program.regions import regions
 from fuseport.exporter.program.rounding import close
-from fuseport.exporter.program.sizes._at_sizes import same_at_all
 
 __all__ = [
     "MOST",
@@ -208,9 +207,8 @@ class _Ways:
         self.fatal: dict[str, str] = {}
         self.both: set[str] = set()
         self._constant = _always(self._first)
-        self._by_sizes = _by_sizes(self._first) - self._constant - {*guarding, *alone}
         for name, value in self._usual.items():
-            if name in {*guarding, *alone, *self._constant, *self._by_sizes}:
+            if name in guarding or name in alone or name in self._constant:
                 continue
             try:
                 run({**guarding, name: not value})
@@ -219,7 +217,7 @@ class _Ways:
 
     def that_matter(self) -> list[str]:
         """The decisions by which something else is computed."""
-        known = {*self.fatal, *self._guarding, *self._alone, *self._constant, *self._by_sizes}
+        known = {*self.fatal, *self._guarding, *self._alone, *self._constant}
         free = [name for name in self._usual if name not in known]
         if not free or not self._matter(free):
             return []
@@ -291,7 +289,7 @@ class _Ways:
         except ExportFailed as error:
             raise Inseparable(f"otherwise {error}") from error
         self._constant |= _always(program)
-        held = {*asked, *self.fatal, *self._alone, *self._by_sizes}
+        held = {*asked, *self.fatal, *self._alone}
         idle = {name for name in self._usual if name not in held}
         unmark(program.exported.graph, idle | self._constant)
         return program
@@ -304,9 +302,6 @@ class _Ways:
         told: dict[str, list[str]] = {}
         for name, decision in self.seen.items():
             if name in self._constant:
-                continue
-            if name in self._by_sizes:
-                asserted(marks[name], decision.value, f"{decision.place} comes to {decision.value}")
                 continue
             if name in self._guarding:
                 said = f"the way of {decision.value} is in the programs, which is right for both"
@@ -388,24 +383,6 @@ def _always(program: Program) -> set[str]:
             found.add(node)
     marks = marked(exported.graph)
     return {name for name, mark in marks.items() if mark.args[0] in found}
-
-
-def _by_sizes(program: Program) -> set[str]:
-    """The names of the decisions that hang on sizes alone, and come out alike at several."""
-    exported = program.exported
-    values = {**exported.state_dict, **exported.constants}
-    placeholders = {node.name: node for node in exported.graph.find_nodes(op="placeholder")}
-    known = {
-        placeholders[spec.arg.name]: values[spec.target]
-        for spec in exported.graph_signature.input_specs
-        if spec.kind in (InputKind.CONSTANT_TENSOR, InputKind.BUFFER)
-    }
-    with torch.no_grad():
-        return {
-            name
-            for name, mark in marked(exported.graph).items()
-            if same_at_all(mark.args[0], known) is not None
-        }
 
 
 @contextmanager

@@ -299,8 +299,8 @@ def _choose(node: fx.Node, mode: Any) -> None:
 def _put_in_order(graph: fx.Graph, mode: Any) -> None:
     """Give the backward of a batch norm contiguous copies of its cotangent and its input.
 
-    Its kernel in evaluation takes channels last too, but not one of each, and does not see which it
-    is where the batch is 1.
+    Its kernel takes channels last too, but not one of each, and does not see which it is where the
+    batch is 1.
     """
     for node in graph.find_nodes(
         op="call_function", target=aten.native_batch_norm_backward.default

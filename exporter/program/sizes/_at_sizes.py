@@ -38,7 +38,7 @@ _SYMBOLIC: Any = tuple(_KINDS)
 
 _OTHERS = ((2, 0), (3, 0), (1, 1), (1, 2))
 """Sizes beside the example's: so many times those, and so many more."""
-_FAR = 4096  # of one size, the others as in the example
+_FAR = (2**12, 2**17)  # of one size, the others as in the example
 _MOST = 2**24  # elements of what is computed for this
 
 
@@ -115,7 +115,8 @@ def _several(of: Iterable[fx.Node]) -> Iterator[Sizes]:
     for times, more in _OTHERS:
         yield {symbol: size * times + more for symbol, size in known.items()}
     for symbol, size in known.items():
-        yield {**known, symbol: size * max(2, _FAR // size)}
+        for far in _FAR:
+            yield {**known, symbol: size * max(2, far // size)}
 
 
 def _made_at(

@@ -68,23 +68,27 @@ def number(func: Any, args: Sequence[Any]) -> Any:
         return None
     known = value(args[0])
     if known is None:
-        known = _of_sizes_alone(args[0])
+        known = _of_sizes_alone(args[0], decided=func in _DECIDING)
     if known is None or known.numel() != 1:
         return None
     with _plainly():
         return read(known)
 
 
-def _of_sizes_alone(x: Any) -> Tensor | None:
+def _of_sizes_alone(x: Any, *, decided: bool) -> Tensor | None:
     """A number that hangs on no values of inputs, and is the same at several of their sizes.
 
-    The program asserts that it is so at others.
+    The program asserts that it is so at others. Of what is decided by, both ways can be in a
+    program as a rule, and at some size it may come out otherwise (`if places.max() > 4096:`): but
+    where it is whether two are equal, as in an `assert` of shapes.
     """
     if _State.now is None or torch.compiler.is_dynamo_compiling():
         return None
     if (end := node_of(x)) is None or x.is_floating_point() or x.is_inference():
         return None  # of the last torch counts no writes
     if any(type(size) is not int or size != 1 for size in x.shape):
+        return None
+    if decided and end.target not in _EQUAL:
         return None
     if (key := (end, x._version)) in _State.alike:
         return _State.alike[key]
@@ -125,6 +129,10 @@ _READING: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.is_nonzero: bool,
     torch.is_nonzero: bool,
 }
+
+
+_DECIDING = (Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero)
+_EQUAL = (aten.eq.Scalar, aten.eq.Tensor, aten.ne.Scalar, aten.ne.Tensor)
 
 
 def value(x: Any) -> Tensor | None:
