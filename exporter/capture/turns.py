@@ -46,6 +46,7 @@ from fuseport.exporter.program.loops.rolled import (
     turn_marker,
 )
 from fuseport.exporter.program.matching import ASSERT
+from fuseport.exporter.program.sizes.of_graph import examples_of
 from fuseport.exporter.user_code.known_calls import stand_in
 
 __all__ = ["Taken", "Turning", "turning"]
@@ -320,7 +321,7 @@ def _at(expr: Any, symbols: list[Any], size: int) -> int:
 
 
 def _check_example(env: ShapeEnv, symbols: list[Any], least: int, place: str) -> None:
-    hints: Any = getattr(env, "backed_var_to_val", None) or env.var_to_val  # by torch's version
+    hints = examples_of(env)
     for symbol in symbols:
         hint = hints.get(symbol)
         if hint is not None and int(hint) < least:

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import (
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.models._attributes import attributes, refill, same_items, tensors
 from fuseport.exporter.models._deriving import deriving, shapes_of
+from fuseport.exporter.program._writing import written
 
 __all__ = ["carry", "remember", "undoing"]
 
@@ -460,15 +461,9 @@ _NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
 
 def _written_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """The tensors that an operator writes to."""
-    schema = getattr(func, "_schema", None)
     if func in _NORMS and args[5]:
         yield from (x for x in args[3:5] if isinstance(x, Tensor))
-    if schema is None or not schema.is_mutable:
-        return
-    for number, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[number] if number < len(args) else kwargs.get(argument.name)
-            yield from (x for x in pytree.tree_leaves(given) if isinstance(x, Tensor))
+    yield from (x for x in written(func, args, kwargs) if isinstance(x, Tensor))
 
 
 def _memory(tensor: Tensor) -> tuple[int, int, int] | None:

@@ -25,9 +25,9 @@ class References(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        operator = self._operators.get(_operator(func))
         if func in _NORMS:
             return _in_order(func, *args, **(kwargs or {}))
+        operator = self._operators.get(_operator(func))
         if operator is None:
             return func(*args, **(kwargs or {}))
         given = operator.bound(args, kwargs or {})
@@ -38,7 +38,7 @@ class References(TorchFunctionMode):
 _NORMS = torch.batch_norm, functional.batch_norm, torch.instance_norm, functional.instance_norm
 
 
-def _in_order(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # torch's
+def _in_order(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A norm of which the kernel of the backward is given contiguous tensors alone.
 
     Of torch 2.11 to 2.15, that on the CPU takes channels last for contiguous, or the other way

@@ -15,9 +15,11 @@ from torch.utils import _pytree as pytree
 
 from fuseport.exporter.program._drawing import draws
 from fuseport.exporter.program._needed import needed
+from fuseport.exporter.program._writing import written_by
 from fuseport.exporter.program.loops._turns import TURN
+from fuseport.exporter.program.sizes.of_graph import examples_of, expr_of
 
-__all__ = ["in_turns", "same_at_all", "written_by"]
+__all__ = ["in_turns", "same_at_all"]
 
 aten = torch.ops.aten
 
@@ -40,16 +42,6 @@ _OTHERS = ((2, 0), (3, 0), (1, 1), (1, 2))
 """Sizes beside the example's: so many times those, and so many more."""
 _FAR = (2**12, 2**17)  # of one size, the others as in the example
 _MOST = 2**24  # elements of what is computed for this
-
-
-def written_by(node: fx.Node) -> list[fx.Node]:
-    """The tensors that a node writes to."""
-    if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
-        return []
-    given = zip(node.target._schema.arguments, node.args, strict=False)
-    written = [x for argument, x in given if (alias := argument.alias_info) and alias.is_write]
-    written += [x for name, x in node.kwargs.items() if name.startswith("out")]
-    return [x for x in pytree.tree_leaves(written) if isinstance(x, fx.Node)]
 
 
 def same_at_all(end: fx.Node, buffers: Mapping[fx.Node, Tensor]) -> Tensor | None:
@@ -108,8 +100,7 @@ def _several(of: Iterable[fx.Node]) -> Iterator[Sizes]:
     symbolic = [x for x in made if isinstance(x, _SYMBOLIC)]
     if not symbolic:
         return
-    env = symbolic[0].node.shape_env
-    hints: Any = getattr(env, "backed_var_to_val", None) or env.var_to_val  # by torch's version
+    hints = examples_of(symbolic[0].node.shape_env)
     known = {s: int(hints[s]) for x in symbolic for s in x.node.expr.free_symbols if s in hints}
     yield known
     for times, more in _OTHERS:
@@ -164,11 +155,8 @@ def _like(node: Any, sizes: Sizes) -> Any:
 
 def _shape(x: Tensor, sizes: Sizes) -> list[int] | None:
     """That of a tensor at some sizes; None where it hangs on values."""
-    shape: list[Any] = [
-        size.node.expr.subs(sizes) if isinstance(size, SymInt) else size for size in x.shape
-    ]
-    known = all(isinstance(size, int) or size.is_number for size in shape)
-    return [*map(int, shape)] if known else None
+    shape = [expr_of(size).subs(sizes) for size in x.shape]
+    return [*map(int, shape)] if all(size.is_number for size in shape) else None
 
 
 def _memory(x: Any) -> int | None:

@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseport.exporter.program._drawing import draws
 from fuseport.exporter.program._needed import needed
+from fuseport.exporter.program._writing import written_by
 from fuseport.exporter.program.matching import ASSERT
 from fuseport.exporter.program.refusing import HOLDS
-from fuseport.exporter.program.sizes._at_sizes import in_turns, same_at_all, written_by
+from fuseport.exporter.program.sizes._at_sizes import in_turns, same_at_all
 
 __all__ = ["buffers_of", "is_function", "knowing", "node_of", "number", "value"]
 
@@ -129,7 +130,6 @@ _READING: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.is_nonzero: bool,
     torch.is_nonzero: bool,
 }
-
 
 _DECIDING = (Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero)
 _EQUAL = (aten.eq.Scalar, aten.eq.Tensor, aten.ne.Scalar, aten.ne.Tensor)

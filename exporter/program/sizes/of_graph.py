@@ -1,11 +1,12 @@
 """Sizes of a graph, told by expressions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # it has no types
 import torch
 from torch import SymInt, Tensor, fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.proxy import GraphAppendingTracer, Proxy
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.interp import sympy_interp
@@ -13,7 +14,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from fuseport.exporter.program.matching import evaluate
 
-__all__ = ["Sizes", "Unlike", "expr_of", "is_size"]
+__all__ = ["Sizes", "Unlike", "examples_of", "expr_of", "is_size"]
 
 aten = torch.ops.aten
 
@@ -32,6 +33,12 @@ def is_size(value: Any) -> bool:
     """Whether it is a number or a size, or the node of one."""
     value = value.meta.get("val") if isinstance(value, fx.Node) else value
     return isinstance(value, int | SymInt) and not isinstance(value, bool)
+
+
+def examples_of(env: ShapeEnv) -> Mapping[sympy.Symbol, Any]:
+    """What inputs' sizes are in the example, by symbol."""
+    found: Any = getattr(env, "backed_var_to_val", None) or env.var_to_val  # by torch's version
+    return found  # type: ignore[no-any-return]
 
 
 class Sizes:
