@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,11 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle.folder
 
 
-def planted(bundle: Path, op: str, number: int, file: Path) -> Path:
+def planted(bundle: Path, op: str, number: int, file: Path, of: int = DEPTH) -> Path:
     """A copy of the gradient program in which one node gives 1 % too much."""
     model = onnx.load(bundle / "gradient.onnx")
     nodes = [node for node in model.graph.node if node.op_type == op]
-    assert len(nodes) == DEPTH
+    assert len(nodes) == of
     node = nodes[number]
     output, node.output[0] = node.output[0], "inner"
     constant = numpy_helper.from_array(np.array(1.01, np.float32), "planted")
@@ -142,6 +143,28 @@ def test_one_command_locates_a_bug_of_the_backward_alone_and_writes_a_script(
     model.graph.node.extend(kept)
     onnx.save(model, script.parent / "edited.onnx")
     assert without_fuseport(script) == 0
+
+
+def test_a_failure_of_a_model_with_running_statistics_is_located(
+    saved_net: Callable[[str], tuple[torch.nn.Module, Path, str]], tmp_path: Path
+) -> None:
+    code = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Conv1d(6, 2, 1))
+"""
+    _, checkpoint, model = saved_net(code)
+    inputs = parse_inputs(["input:[batch,4,length]"])
+    bundle = api.export(checkpoint, tmp_path / "b", model=model, inputs=inputs, format="onnx")
+    file = planted(bundle.folder, "Relu", 0, tmp_path / "edited.onnx", of=1)
+    report = api.verify(bundle.folder, model=model, runtime="onnxruntime", artifact=file)
+    (diagnosis,) = report.diagnoses
+    assert diagnosis.cause == "export", diagnosis.reason
+    found = diagnosis.divergence
+    assert found is not None
+    assert (found.op, found.direction, found.alone) == ("aten::relu", "forward", "wrong here")
 
 
 def without_fuseport(script: Path) -> int:

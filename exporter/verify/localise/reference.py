@@ -80,8 +80,11 @@ def interpreted(
 
 
 def _module(program: Program) -> nn.Module:
-    state = {n: _plain(t) for n, t in program.state(requires_grad=False).items()}
-    return module_tree({n: nn.Parameter(t) if _floats(t) else t for n, t in state.items()})
+    """Its parameters, which ways of computing move, and its buffers, which they do not."""
+    state = program.state(requires_grad=False)
+    moved = {n for n, t in state.items() if isinstance(t, nn.Parameter) and _floats(t)}
+    plain = {n: t.detach() for n, t in state.items()}  # in float64 where this is called for it
+    return module_tree({n: nn.Parameter(t) if n in moved else t for n, t in plain.items()})
 
 
 def _results(
@@ -123,10 +126,6 @@ def _run(program: Program, module: nn.Module, inputs: Sequence[Tensor]) -> Seque
 def _value(name: str, parameters: Tensors, buffers: Tensors) -> Tensor:
     # Gradients are asked of inputs alone.
     return parameters[name].detach() if name in parameters else buffers[name]
-
-
-def _plain(value: Tensor) -> Tensor:
-    return value.detach() if isinstance(value, nn.Parameter) else value
 
 
 def _floats(tensor: Tensor) -> bool:
