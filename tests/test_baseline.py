@@ -1,9 +1,14 @@
 """The baseline: ways to compute one and the same thing, each as good as the others."""
 
 import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from fuseport.exporter.verify import baseline
@@ -135,3 +140,51 @@ def test_one_way_takes_the_kernel_of_a_batch_norm_that_rounds_more(
     assert all(map(torch.equal, found, other))
     if affine:
         assert not torch.equal(found[2], gradients(dy)[2])
+
+
+@pytest.mark.parametrize("name", sorted(baseline.ROUGH))
+def test_one_way_takes_elementary_functions_as_rough_as_onnx_runtime_has_them(name: str) -> None:
+    function = getattr(nn.functional, name, None) or getattr(torch, name)
+    x = torch.randn(2**16, generator=torch.Generator().manual_seed(0)) * 1.5
+    x = {"acos": x / 8, "asin": x / 8, "log": x.abs()}.get(name, x)
+    exact = function(x.double())
+    ulps = torch.from_numpy(np.spacing(exact.abs().float().numpy())).double()
+
+    def roughness(found: Tensor) -> float:
+        return float(((found.double() - exact) / ulps).square().mean().sqrt())
+
+    (there,) = _session(name.capitalize()).run(None, {"x": x.numpy()})
+    worst = roughness(torch.from_numpy(there))
+    *others, other_kernels = [
+        _called(function, x, way) for way in itertools.islice(baseline.ways(Net(), {"x": x}), 5)
+    ]
+    assert max(map(roughness, others)) < 0.75 * worst
+    assert 0.8 * worst < roughness(other_kernels) < 1.6 * worst
+
+
+def _called(function: Callable[[Tensor], Tensor], x: Tensor, way: AbstractContextManager) -> Tensor:
+    with way:
+        return function(x)
+
+
+def _session(operator: str) -> onnxruntime.InferenceSession:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in "xy"]
+    node = helper.make_node(operator, ["x"], ["y"])
+    graph = helper.make_graph([node], "function", values[:1], values[1:])
+    opset = helper.make_opsetid("", 18)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=9)
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+
+
+@pytest.mark.parametrize("function", [torch.tanh, torch.sin, torch.sigmoid, torch.exp])
+def test_what_no_library_gives_is_not_in_the_ways(function: Callable[[Tensor], Tensor]) -> None:
+    """No step leads out of a function's range, nor over a zero, nor to NaN."""
+    x = torch.tensor([-1e4, -100.0, -9.5, -1.5707964, -1e-45, 0.0, 1e-45, 1e-38, 1.5707964, 9.5])
+    exact = function(x)
+    for way in (way for _ in range(10) for way in baseline.ways(Net(), {"x": x})):
+        found = _called(function, x, way)
+        assert bool(found.isfinite().all())
+        assert torch.equal(found.sign(), exact.sign())
+        assert function is torch.exp or float(found.abs().max()) <= 1
