@@ -306,3 +306,51 @@ def test_a_bound_that_is_too_high_is_blamed_where_the_model_refuses_a_case(
         assert "the model itself refuses batch " in note
         assert "IndexError" in note
         assert "; with i 0 it runs: bounds may be too high" in note
+
+
+MERGED = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Embedding(8, 3)
+
+    def forward(self, ids, picture):
+        place = ids == 7
+        torch._check(place.sum().item() == picture.shape[0])
+        h = self.a(ids)
+        return h.masked_scatter(place[..., None].expand_as(h), picture) * 2
+"""
+
+
+def test_where_random_integers_are_refused_those_that_are_given_go_on(
+    tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    checkpoint, model = saved_with(MERGED, a=nn.Embedding(8, 3))
+    ids = torch.tensor([[5, 7, 7, 1, 2, 3]])
+    generator = torch.Generator().manual_seed(0)
+    given = {"ids": ids, "picture": torch.randn(2, 3, generator=generator)}
+    bundle = api.export(
+        checkpoint,
+        tmp_path / "b",
+        model=model,
+        given=given,
+        dynamic="ids:{1:length}",
+        format="onnx",
+    )
+    samples = {s.case.name: s for s in read_all(bundle.folder / "samples")}
+    longer = samples["past a chunk, sliced"]
+    assert longer.refused is None
+    length = longer.case.sizes["length"]
+    stored = load_file(longer.file)
+    taken, picture = stored["input/ids"], stored["input/picture"]
+    assert torch.equal(taken[:, :6], ids)
+    assert torch.equal(taken[:, 6:], torch.full((1, length - 6), 3))
+    assert not torch.equal(picture, given["picture"])
+    shorter = samples["every dimension 1"]
+    assert shorter.refused is not None
+    report = api.verify(bundle.folder, model=model, runtime="onnxruntime", seeds=2)
+    assert report.exit_code() == 0, report.failures()
+    of_seed = {row.case for row in report.results if row.verdict == "pass"}
+    assert "past a chunk, sliced, seed 1" in of_seed

@@ -1,7 +1,7 @@
 """What the exporter knows of a model, whatever architecture it has."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,16 @@ from fuseport.exporter.errors import UsageError
 from fuseport.exporter.models._places import places
 from fuseport.exporter.program import Entry, TensorSpec, named_outputs
 
-__all__ = ["OWN_CODE", "Model", "at", "example", "examples", "named", "up_to_a_dimension"]
+__all__ = [
+    "OWN_CODE",
+    "Model",
+    "at",
+    "continued",
+    "example",
+    "examples",
+    "named",
+    "up_to_a_dimension",
+]
 
 OWN_CODE = "give your own code: --model your_code.py:Model --input-shapes 'x:[batch,length,64]'"
 """What to do about a checkpoint of which no architecture is known."""
@@ -127,6 +136,18 @@ def example(spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generat
     if up_to_a_dimension(spec):
         drawn[:1] = high - 1
     return drawn.sort(descending=True).values if spec.descending else drawn
+
+
+def continued(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Of a shape, as many dimensions as there are: cut, or going on as it ends, along each.
+
+    Args:
+        tensor: of at least one element.
+        shape: to have.
+    """
+    for dim, (size, own) in enumerate(zip(shape, tensor.shape, strict=True)):
+        tensor = tensor.index_select(dim, torch.arange(size).clamp(max=own - 1))
+    return tensor
 
 
 def up_to_a_dimension(spec: TensorSpec) -> bool:

@@ -22,6 +22,7 @@ __all__ = [
     "larger",
     "seeded",
     "ungraded",
+    "unseeded",
 ]
 
 GIVEN = "as given"
@@ -38,6 +39,7 @@ _LARGER = 64  # than the export's
 _FAR = 4096
 _READABLE = 100  # characters of a condition
 _LISTED = 3  # gradients that there are none of
+_SEED = ", seed "
 _APART = 1_000_003  # cases of one bundle have seeds that count up
 _EDGE = 65  # one step past the chunk of 64 after which scans save their state
 
@@ -303,11 +305,16 @@ def seeded(
         refused: names of those that the model cannot run, whatever the values.
     """
     return [
-        replace(case, name=f"{case.name}, seed {n}", seed=case.seed + n * _APART) if n else case
+        replace(case, name=f"{case.name}{_SEED}{n}", seed=case.seed + n * _APART) if n else case
         for n in seeds
         for case in planned
         if not n or case.name not in {GIVEN, *refused}
     ]
+
+
+def unseeded(case: Case) -> str:
+    """The name of the case of which this one differs in its seed alone; its own, where none."""
+    return case.name.partition(_SEED)[0]
 
 
 def jobs(

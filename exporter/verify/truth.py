@@ -21,7 +21,7 @@ from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
 from fuseport.exporter.models.fresh import fresh, repeatable
-from fuseport.exporter.models.model import at, example, named
+from fuseport.exporter.models.model import at, continued, example, named
 from fuseport.exporter.program import Entry, one_line
 from fuseport.exporter.program.float64 import Float64, widened
 from fuseport.exporter.runtimes._layouts import apart
@@ -33,7 +33,7 @@ from fuseport.exporter.verify.compare import Expected, expecting
 from fuseport.exporter.verify.doubts import of_use
 from fuseport.exporter.verify.measure import errors
 from fuseport.exporter.verify.modes import References
-from fuseport.exporter.verify.plan import GIVEN, Case
+from fuseport.exporter.verify.plan import GIVEN, Case, unseeded
 from fuseport.exporter.verify.sample import Sample, Truth, opened, together, write_index
 
 __all__ = ["Jumps", "compute", "further", "in_float64", "jumps", "session", "stored_inputs"]
@@ -61,7 +61,8 @@ def compute(
         cases: to compute.
         folder: exists, and gets one file for each case and an index.
         limit: truth of more bytes is left out of the files.
-        given: files of an earlier call by the case's name, whose inputs and cotangents are taken.
+        given: files of an earlier call by the case's name, whose inputs and cotangents are taken;
+            where the model refuses what is drawn for another seed, the integers alone.
         progress: told of what is being done.
         spent: to count the time in.
 
@@ -81,8 +82,7 @@ def compute(
                 wide = case.entry, widened(fresh(called.module))
         file = folder / f"case{number}.safetensors"
         with own_backward.inlined():
-            known = (given or {}).get(case.name)
-            sample = _sample(called, wide[1], case, file, limit, known, spent)
+            sample = _sample(called, wide[1], case, file, limit, given or {}, spent)
         if case.nothing and given is None and not of_use(sample):
             file.unlink(missing_ok=True)
         else:
@@ -98,14 +98,15 @@ def _sample(
     case: Case,
     file: Path,
     limit: int | None,
-    given: Path | None,
+    given: Mapping[str, Path],
     spent: Spent,
 ) -> Sample:
     with spent.on("truth"):
         try:
-            inputs, cotangents = (
-                _drawn(model, case) if given is None else stored_inputs(model, given)
-            )
+            if case.name in given:
+                inputs, cotangents = stored_inputs(model, given[case.name])
+            else:
+                inputs, cotangents = _drawn(model, case, _integers(model, case, given))
         except _RefusedError as refusal:
             return Sample(case, file, {}, refused=str(refusal))
         passed = {f"input/{name}": t for name, t in inputs.items()}
@@ -142,26 +143,54 @@ class _RefusedError(Exception):
     """The model cannot run a case."""
 
 
-def _drawn(model: Model, case: Case) -> tuple[Tensors, Tensors]:
-    """Random inputs and cotangents."""
+def _integers(model: Model, case: Case, given: Mapping[str, Path]) -> Tensors:
+    """Those of the case that differs in its seed alone, or of the user's own inputs."""
+    stored = given.get(unseeded(case))
+    if stored is not None:
+        with safe_open(stored, "pt") as file:
+            own = {s.name: file.get_tensor(f"input/{s.name}") for s in model.inputs}
+    else:
+        own = dict(model.given or {})
+    return {
+        spec.name: continued(own[spec.name], spec.shape(case.sizes))
+        for spec in model.inputs
+        if not spec.floating and spec.name in own and own[spec.name].numel()
+    }
+
+
+def _drawn(model: Model, case: Case, integers: Tensors) -> tuple[Tensors, Tensors]:
+    """Random inputs and cotangents; where the model refuses random integers, those known."""
     generator = torch.Generator().manual_seed(case.seed)
     if case.name == GIVEN and model.given is not None:
         inputs = dict(model.given)
     else:
         inputs = {spec.name: example(spec, case.sizes, generator) for spec in model.inputs}
-    if case.nothing:
-        inputs |= {s.name: torch.zeros_like(inputs[s.name]) for s in model.inputs if s.mask}
     try:
-        with References():
-            outputs = session(model, model.module).run(inputs)
-    except Exception as error:  # model code may refuse a shape with any error
-        raise _RefusedError(f"{one_line(error)}{_by_values(model, inputs)}") from error
+        taken, outputs = _ran(model, case, inputs)
+    except _RefusedError as refusal:
+        if not integers or case.name == GIVEN:
+            raise
+        try:
+            taken, outputs = _ran(model, case, {**inputs, **integers})
+        except _RefusedError:
+            raise refusal from None
     cotangents = {
         name: _cotangent(output, case.layout, generator)
         for name, output in outputs.items()
         if output.is_floating_point() and model.differentiable
     }
-    return inputs, cotangents
+    return taken, cotangents
+
+
+def _ran(model: Model, case: Case, inputs: Tensors) -> tuple[Tensors, Tensors]:
+    """The inputs, with masks as the case has them, and the outputs."""
+    masks = {s.name: torch.zeros_like(inputs[s.name]) for s in model.inputs if s.mask}
+    inputs = {**inputs, **(masks if case.nothing else {})}
+    try:
+        with References():
+            return inputs, session(model, model.module).run(inputs)
+    except Exception as error:  # model code may refuse a shape with any error
+        raise _RefusedError(f"{one_line(error)}{_by_values(model, inputs)}") from error
 
 
 def _by_values(model: Model, inputs: Tensors) -> str:
