@@ -259,6 +259,33 @@ def test_every_artifact_with_a_gradient_has_its_forms_in_the_report(
     assert {row.runtime for row in report.results} == {*runtimes, FLOAT64}
 
 
+def test_a_form_that_torch_does_not_have_of_functions_of_torch_func_is_no_failure(
+    saved_net: Callable[[str], tuple[torch.nn.Module, Path, str]], tmp_path: Path
+) -> None:
+    code = """
+import torch
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 1)
+
+    def forward(self, x):
+        return torch.func.grad(lambda t: super(Net, self).forward(t).square().sum())(x)
+"""
+    _, checkpoint, model = saved_net(code)
+    api.export(
+        checkpoint, tmp_path / "b", model=model, inputs="x:[batch,3]", format="exported_program"
+    )
+    report = api.verify(tmp_path / "b", model=model, runtime="eager")
+    assert report.exit_code() == 0, report.failures()
+    others = [row for row in report.results if row.verdict != "pass"]
+    kinds = {"with activation checkpointing", "with reentrant activation checkpointing"}
+    assert {row.tensor for row in others} == kinds
+    assert all(row.verdict == "unsupported" for row in others)
+    assert all("torch.func" in str(row.reason) for row in others)
+
+
 def test_an_op_is_checked_in_every_form() -> None:
     report = check([OPS["swiglu"]], only=["backward forms"], cases=2)
     [row] = report.results

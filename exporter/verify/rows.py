@@ -222,6 +222,10 @@ def _of_forms(
                 "the model's own backward writes into what its forward has saved, and so can be "
                 "asked for once",
             )
+        elif error is not None and _WITHIN_FUNC in error:
+            judgement = Judgement(
+                "unsupported", "torch does not have it of code that calls torch.func's functions"
+            )
         elif error is not None:
             judgement = Judgement("fail", f"backward fails when it is asked for so: {error}")
         elif call is not None:
@@ -237,6 +241,9 @@ def _of_forms(
         judgement = _explained(judgement, functions, program, drew=answer.drew)
         row = _row(answer.job, program, name, judgement)
         yield replace(row, way=OWN_BACKWARD) if functions else row
+
+
+_WITHIN_FUNC = "torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks"
 
 
 def _badness(judgement: Judgement) -> tuple[int, float]:
