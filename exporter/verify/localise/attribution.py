@@ -70,8 +70,11 @@ def attributed(
         return Fault(
             "runtime", f"the same {failure.artifact} is right in {_and(right)}{_also(wrong)}"
         )
-    if not is_onnx(job) and _model_wrong(failure, scene):
+    in_model = None if is_onnx(job) else _model_wrong(failure, scene)
+    if in_model:
         return Fault("kernel", "the model itself, by the same kernels, is wrong in eager too")
+    if in_model is False and runtime.FORMAT == "exported_program":
+        return Fault("export", f"the model is right in eager, whose kernels {failure.artifact} has")
     if wrong:
         return Fault("export", f"{failure.artifact} is wrong in {_and([job.runtime, *wrong])}")
     right_in_model = eager is not None and eager.judgement.verdict == "pass"
@@ -117,15 +120,15 @@ def _peers(failure: Failure, scene: Scene) -> tuple[list[str], list[str], list[s
     return right, wrong, silent
 
 
-def _model_wrong(failure: Failure, scene: Scene) -> bool:
-    """Whether the model is wrong in eager, where it is here."""
+def _model_wrong(failure: Failure, scene: Scene) -> bool | None:
+    """Whether the model is wrong in eager, where it is here; None where that cannot be asked."""
     job = failure.job
     way: Literal["run", "autograd"] = "autograd" if job.program == "gradient" else "run"
     eager = Job("eager", scene.bundle.weights, job.program, way, job.case)
     try:
         return bool(scene.wrong(failure, scene.trials.job(eager, scene.sample)))
     except UnknownError:
-        return False  # without the model's code there is nothing to ask
+        return None  # without the model's code there is nothing to ask
 
 
 def _bodies(right: list[str]) -> str | None:

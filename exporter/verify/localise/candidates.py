@@ -63,7 +63,6 @@ def of(
         weights: of the bundle.
     """
     format_name = runtimes.get(runtime).FORMAT
-    nodes = {node.name: node for node in program.exported.graph.nodes}
     if format_name is None:
         yield model_graph(program)
     elif artifact.name.endswith(".onnx"):
@@ -72,11 +71,8 @@ def of(
         yield OnnxFile.of(runtime, str(format_name), artifact, program, opset, weights)
     elif format_name == "exported_program":
         inside = replace(program, exported=torch.export.load(artifact))
-        there = {node.name: node for node in inside.exported.graph.nodes}
-        same = frozenset(
-            n for n in nodes if n in there and parts.called(nodes[n]) == parts.called(there[n])
-        )
-        yield Graph(runtime, format_name, inside, same)
+        if names := _shared(program, inside):
+            yield Graph(runtime, format_name, inside, names)
     elif format_name == "torchscript":
         with suppress(LookupError):  # written by something else
             yield ScriptFile.of(runtime, artifact, program)
@@ -87,11 +83,11 @@ def of(
         inside = replace(
             program, exported=_with_state(program.exported, state_of(format_name, artifact))
         )
-        yield Graph("exported_program", "exported_program", inside, frozenset(nodes))
+        yield Graph("exported_program", "exported_program", inside, _own(inside))
         bound = facts.get("compiled_for", {})
         assert isinstance(bound, Mapping)
         device = bound.get("device", "cpu")
-        yield Graph(runtime, format_name, inside, frozenset(nodes), "bisection", weights, device)
+        yield Graph(runtime, format_name, inside, _own(inside), "bisection", weights, device)
 
 
 def differentiable(
@@ -109,41 +105,79 @@ def _rewritten(runtime: str, artifact: Path, program: Program, weights: Path) ->
     """The captured program over the parameters of a TorchScript file, as such a file."""
     state = state_of("torchscript", artifact)
     program = replace(program, exported=_with_state(program.exported, state))
-    nodes = frozenset(node.name for node in program.exported.graph.nodes)
-    return Graph(runtime, "torchscript", program, nodes, "bisection", weights)
+    return Graph(runtime, "torchscript", program, _own(program), "bisection", weights)
 
 
 def model_graph(program: Program) -> "Graph":
     """A program as captured from the model, run by the kernels that run the model."""
-    nodes = frozenset(node.name for node in program.exported.graph.nodes)
-    return Graph("exported_program", "exported_program", program, nodes)
+    return Graph("exported_program", "exported_program", program, _own(program))
+
+
+def _own(program: Program) -> dict[str, str]:
+    return {node.name: node.name for node in program.exported.graph.nodes}
+
+
+def _shared(program: Program, other: Program) -> dict[str, str]:
+    """The nodes of a program, and what they are in one that was made of it, or changed after that.
+
+    What the other gives as an output stands for the node that is that output, whatever it is; none
+    do, where it has more or fewer.
+    """
+    there = {node.name: node for node in other.exported.graph.nodes}
+    names = {
+        node.name: node.name
+        for node in program.exported.graph.nodes
+        if node.name in there and parts.called(node) == parts.called(there[node.name])
+    }
+    signature, changed = program.exported.graph_signature, other.exported.graph_signature
+    for mine, theirs in (
+        (signature.user_inputs, changed.user_inputs),
+        (signature.user_outputs, changed.user_outputs),
+    ):
+        if len(mine) != len(theirs):
+            return {}
+        names |= {str(node): str(its) for node, its in zip(mine, theirs, strict=True)}
+    return names
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph of torch's, written in a format: an artifact's own, or that which it was made of."""
+    """A graph of torch's, written in a format: an artifact's own, or that which it was made of.
+
+    `names` has the nodes of the program that is looked for, and what they are in this one.
+    """
 
     runtime: str
     format: str
     program: Program
-    visible: frozenset[str]
+    names: Mapping[str, str]
     method: Method = "intermediates"
     weights: Path = Path()
     device: str = "cpu"  # that machine code is compiled for
 
+    @property
+    def visible(self) -> frozenset[str]:
+        """As `Candidate` says."""
+        return frozenset(self.names)
+
     def whole(self, names: Sequence[str], folder: Path) -> Written:
         """As `Candidate` says."""
-        program = parts.with_outputs(self.program, names)
-        file = self._write(program, folder)
-        return Written(file, None, {name: name for name in names})
+        wanted = {name: self.names[name] for name in names}
+        program = parts.with_outputs(self.program, list(dict.fromkeys(wanted.values())))
+        return Written(self._write(program, folder), None, wanted)
 
     def part(
         self, compute: Sequence[str], entries: Sequence[str], output: str, folder: Path
     ) -> Written:
         """As `Candidate` says."""
-        program = parts.cut(self.program, compute, entries, [output])
-        file = self._write(program, folder)
-        return Written(file, {name: parts.ENTRY + name for name in entries}, {output: output})
+        del compute  # the graph says itself what lies between
+        given = {name: self.names[name] for name in entries}
+        goal = self.names[output]
+        between, more = parts.between(self.program, [goal], list(given.values()))
+        given |= {name: its for name, its in self.names.items() if its in more}
+        program = parts.cut(self.program, between, list(dict.fromkeys(given.values())), [goal])
+        inputs = {name: parts.ENTRY + its for name, its in given.items()}
+        return Written(self._write(program, folder), inputs, {output: goal})
 
     def differentiable(self, program: Program, folder: Path) -> Path:
         """A program that `parts` made of this one, as a file."""

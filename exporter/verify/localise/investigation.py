@@ -20,6 +20,10 @@ __all__ = ["Finding", "investigated"]
 _TRIES = 6  # values that were wrong only for what they were computed from
 
 
+class _AbsentError(UnknownError):
+    """What failed is not there, and so begins nowhere."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """What came of an investigation.
@@ -52,6 +56,8 @@ def investigated(
         located = _sentence(found, alone, divergence)
         if not is_onnx(job):  # whose ops are run by none of torch's kernels
             eager = look.by_torch().alone(replace(found, vanished=True))
+    except _AbsentError as error:
+        located = str(error)
     except UnknownError as error:
         located = f"where it begins is not known: {error}"
     except (LookupError, FuseportError) as error:
@@ -93,6 +99,8 @@ def _found(failure: Failure, scene: Scene) -> tuple[Look, Found, Alone]:
             return look, *_searched(look, target, scene.budget)
         except UnknownError as error:
             reasons.append(str(error))
+    if absent := scene.absent(failure):
+        raise _AbsentError(f"it gives no {', '.join(absent)}")
     raise UnknownError("; ".join(dict.fromkeys(reasons)))
 
 

@@ -16,7 +16,7 @@ from fuseport.exporter.verify.localise import parts
 from fuseport.exporter.verify.localise.candidates import Candidate, model_graph
 from fuseport.exporter.verify.localise.reference import Measured, measured
 from fuseport.exporter.verify.localise.search import Found
-from fuseport.exporter.verify.localise.trial import Trials
+from fuseport.exporter.verify.localise.trial import Trials, UnknownError
 from fuseport.exporter.verify.localise.written import Written
 from fuseport.ops import OPS, ort
 
@@ -142,6 +142,8 @@ class Forward:
 
     def alone(self, found: Found) -> Alone:
         """As `Look` says."""
+        if found.value not in self.candidate.visible:
+            raise UnknownError(f"the artifact has no value that could be told to be {found.value}")
         entries, inputs = self._given(found)
         program = parts.cut(self.program, found.within, entries, [found.value])
         written = self.candidate.part(found.within, entries, found.value, self.trials.fresh())

@@ -50,7 +50,7 @@ class Backward:
         self._shapes = {
             name: shape
             for name, shape in parts.shapes(self.program, self.inputs).items()
-            if name in self.candidate.visible and _floats(self.nodes[name])
+            if self.candidate.names.get(name) == name and _floats(self.nodes[name])
         }
         self.sizes = {
             name: self.nodes[name].meta["val"].dtype.itemsize * math.prod(shape)
@@ -82,10 +82,12 @@ class Backward:
         inputs = {parts.ENTRY + name: tensor for name, tensor in values.items()}
         name = f"grad/{parts.ENTRY}{found.value}"
         known = measured(program, inputs, [name], cotangents)[name]
-        own = parts.cut(self.candidate.program, compute, entries, outputs)
+        between, more = parts.between(self.candidate.program, outputs, entries)
+        own = parts.cut(self.candidate.program, between, [*entries, *more], outputs)
+        given = inputs | {parts.ENTRY + n: tensor for n, tensor in self._values(more).items()}
         file = self.candidate.differentiable(own, self.trials.fresh())
         runtime = self.candidate.runtime
-        gradients = self.trials.differentiated(runtime, file, own, inputs, cotangents)
+        gradients = self.trials.differentiated(runtime, file, own, given, cotangents)
         judgement = judged(found.value, gradients.get(name), known, backward=True)
         written = Written(file, {n: parts.ENTRY + n for n in entries}, {found.value: name})
         within = None

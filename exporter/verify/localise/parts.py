@@ -14,6 +14,7 @@ from fuseport.exporter.program.forward import output_specs
 
 __all__ = [
     "ENTRY",
+    "between",
     "called",
     "cut",
     "needs",
@@ -117,6 +118,25 @@ def with_entries(program: Program, names: Sequence[str]) -> Program:
     own = [values[str(n)] for n in program.exported.graph_signature.user_outputs]
     more = tuple(_spec(ENTRY + name, entries[name]) for name in names)
     return _program(program, graph, own, (*program.inputs, *more), ())
+
+
+def between(
+    program: Program, outputs: Sequence[str], entries: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The nodes that compute some values from others, in order, and what inputs they need more."""
+    nodes = {node.name: node for node in program.exported.graph.nodes}
+    users = {str(name) for name in program.exported.graph_signature.user_inputs}
+    taken = set(outputs)
+    more: dict[str, None] = {}
+    waiting = list(outputs)
+    while waiting:
+        for node in nodes[waiting.pop()].all_input_nodes:
+            if node.name in users and node.name not in entries:
+                more[node.name] = None
+            elif node.name not in taken and node.name not in entries:
+                taken.add(node.name)
+                waiting.append(node.name)
+    return [name for name in nodes if name in taken], list(more)
 
 
 def cut(

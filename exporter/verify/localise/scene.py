@@ -93,6 +93,15 @@ class Scene:
         given = {spec.name for program in self.programs.values() for spec in program.inputs}
         return tuple(n for n in failure.tensors if n not in {*self.sample.expected, *given})
 
+    def absent(self, failure: Failure) -> tuple[str, ...]:
+        """Those of the tensors which failed that the artifact does not give.
+
+        Raises:
+            UnknownError: it does not run.
+        """
+        given = self.trials.job(failure.job, self.sample)
+        return tuple(name for name in failure.tensors if name not in given)
+
     def wrong(self, failure: Failure, results: Mapping[str, Tensor]) -> dict[str, Judgement]:
         """Those of the tensors which failed that are wrong in these results, too.
 

@@ -18,11 +18,15 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fuseport.exporter.program import Program
+from fuseport.exporter.verify.localise import parts
 from fuseport.exporter.verify.localise.written import Written
 
 __all__ = ["ScriptFile"]
 
 _RESULT = "fuseport_result"
+_GIVEN = "fuseport_given_"
+_SET_ITEM = "torch._set_item"
+_APPEND = "torch.append"
 _INDENT = "    "
 _RETURNED = ("Tensor", "Dict[str, Tensor]")
 
@@ -65,10 +69,9 @@ class ScriptFile:
         with zipfile.ZipFile(artifact) as archive:
             member = next(n for n in archive.namelist() if n.endswith(f"/code/{path}.py"))
             text = archive.read(member).decode()
-        [result, *_] = program.exported.graph_signature.user_outputs
-        text = _with_result(text, f"v_{result}")
+        text, results = _with_results(text, program.outputs[0].name)
         function = _forward(text)
-        known = {name for statement in function.body for name in _made(statement)}
+        known = _assigned(function.body)
         nodes = list(program.exported.graph.nodes)
         names = {node.name: f"v_{node.name}" for node in nodes if f"v_{node.name}" in known}
         users = [str(name) for name in program.exported.graph_signature.user_inputs]
@@ -79,6 +82,9 @@ class ScriptFile:
         names |= _of_several(function, nodes)
         given = dict(zip(users, arguments, strict=True))
         output = program.outputs[0].name if returned == "Tensor" else None
+        # What is given as an output stands for the node that is that output, whatever it is.
+        nodes_of = parts.node_of(program)
+        names |= {nodes_of[name]: value for name, value in results.items() if name in nodes_of}
         return cls(runtime, artifact, member, text, {**names, **given}, tuple(given), output)
 
     @property
@@ -145,7 +151,7 @@ _EMPTY = f"{_RESULT} = annotate(Dict[str, Tensor], {{}})"
 
 
 def _item(name: str, value: str) -> str:
-    return f'torch._set_item({_RESULT}, "{name}", {value})'
+    return f'{_SET_ITEM}({_RESULT}, "{name}", {value})'
 
 
 def _forward(text: str) -> ast.FunctionDef:
@@ -154,15 +160,33 @@ def _forward(text: str) -> ast.FunctionDef:
     return next(function for function in found if function.name == "forward")
 
 
-def _with_result(text: str, name: str) -> str:
-    """The text, where a result that is computed as it is returned has a name."""
-    last = _forward(text).body[-1]
+def _with_results(text: str, only: str) -> tuple[str, dict[str, str]]:
+    """The text, where all that it gives back has a name; and these names.
+
+    Args:
+        text: of the file.
+        only: what a result is called that is returned without one.
+    """
     whole = text.splitlines()
-    if isinstance(last, ast.Return) and isinstance(last.value, ast.Call):
-        assert last.end_lineno is not None
-        lines = [f"{_INDENT}{name} = {ast.unparse(last.value)}", f"{_INDENT}return {name}"]
-        whole[last.lineno - 1 : last.end_lineno] = lines
-    return "\n".join(whole) + "\n"
+    function = _forward(text)
+    by_name = function.returns is None or ast.unparse(function.returns) != "Tensor"
+    found: dict[str, str] = {}
+    for statement in reversed(function.body):
+        match statement:
+            case ast.Return(value=ast.expr() as value) if not by_name:
+                key, given = only, "return {}"
+            case ast.Expr(ast.Call(func, [of, ast.Constant(str(key)), value])) if (
+                ast.unparse(func) == _SET_ITEM
+            ):
+                given = f'{_SET_ITEM}({ast.unparse(of)}, "{key}", {{}})'
+            case _:
+                continue
+        found[key] = value.id if isinstance(value, ast.Name) else f"{_GIVEN}{len(found)}"
+        assert statement.end_lineno is not None
+        lines = [] if isinstance(value, ast.Name) else [f"{found[key]} = {ast.unparse(value)}"]
+        lines.append(given.format(found[key]))
+        whole[statement.lineno - 1 : statement.end_lineno] = [_INDENT + line for line in lines]
+    return "\n".join(whole) + "\n", found
 
 
 def _lines(whole: Sequence[str], statement: ast.stmt) -> list[str]:
@@ -173,9 +197,26 @@ def _lines(whole: Sequence[str], statement: ast.stmt) -> list[str]:
 
 
 def _made(statement: ast.stmt) -> list[str]:
-    """The names that a statement gives values to, in order."""
-    nodes = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
-    return [node.id for node in nodes if isinstance(node.ctx, ast.Store)]
+    """The names that a statement gives values to, in order, and lists that it adds to."""
+    found: list[str] = []
+    for node in ast.walk(statement):
+        match node:
+            case ast.Name(name, ast.Store()):
+                found.append(name)
+            case ast.Call(func, [ast.Name(name), _]) if ast.unparse(func) == _APPEND:
+                found.append(name)
+    return found
+
+
+def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
+    """The names that have a value after some statements, whichever way those go."""
+    found: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, ast.If):
+            found |= _assigned(statement.body) & _assigned(statement.orelse)
+        elif not isinstance(statement, ast.For | ast.While):
+            found |= set(_made(statement))
+    return found
 
 
 def _needed(statement: ast.stmt) -> Iterator[str]:
@@ -212,7 +253,10 @@ def _between(
     function: ast.FunctionDef, goal: str, stops: set[str]
 ) -> tuple[list[ast.stmt], set[str]]:
     """The statements that compute a value from others, and the inputs and `stops` they need."""
-    maker = {name: statement for statement in function.body for name in _made(statement)}
+    makers: dict[str, list[ast.stmt]] = {}
+    for statement in function.body:
+        for name in _made(statement):
+            makers.setdefault(name, []).append(statement)
     inputs = {argument.arg for argument in function.args.args[1:]}
     taken: set[ast.stmt] = set()
     outside: set[str] = set()
@@ -221,8 +265,10 @@ def _between(
         name = waiting.pop()
         if name in inputs or (name in stops and name != goal):
             outside.add(name)
-        elif name in maker and maker[name] not in taken:
-            taken.add(maker[name])
-            waiting += _needed(maker[name])
+            continue
+        for statement in makers.get(name, ()):
+            if statement not in taken:
+                taken.add(statement)
+                waiting += _needed(statement)
     # A statement may give a value beside the wanted one that is among the stops.
     return [statement for statement in function.body if statement in taken], outside
