@@ -74,7 +74,7 @@ def attributed(
     if in_model:
         return Fault("kernel", "the model itself, by the same kernels, is wrong in eager too")
     if in_model is False and runtime.FORMAT == "exported_program":
-        return Fault("export", f"the model is right in eager, whose kernels {failure.artifact} has")
+        return Fault("export", "the model itself, by the same kernels, is right in eager")
     if wrong:
         return Fault("export", f"{failure.artifact} is wrong in {_and([job.runtime, *wrong])}")
     right_in_model = eager is not None and eager.judgement.verdict == "pass"
