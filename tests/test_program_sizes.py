@@ -3,6 +3,7 @@
 import inspect
 import re
 from typing import Any
+from unittest import mock
 
 import pytest
 import sympy  # type: ignore[import-untyped]  # it has no types
@@ -13,10 +14,11 @@ from torch.utils._sympy.functions import Mod
 
 from fuseport.exporter.errors import ExportFailed
 from fuseport.exporter.program import TensorSpec
-from fuseport.exporter.program.conditions import violated
+from fuseport.exporter.program.conditions import admits, violated
 from fuseport.exporter.program.forward import capture_forward
 from fuseport.exporter.program.gradient import capture_gradient
 from fuseport.exporter.program.instead import INSTEAD
+from fuseport.exporter.program.sizes import _arithmetic
 from fuseport.exporter.program.sizes._arithmetic import holds
 from fuseport.tests.test_program import (
     SEQUENCE,
@@ -39,6 +41,13 @@ def test_a_program_knows_the_sizes_it_holds_for() -> None:
     forward = capture_forward(Halves(), inputs_of(SEQUENCE, SIZES), SEQUENCE)
     admitted = [n for n in range(1, 10) if not violated(forward, {"batch": 1, "length": n})]
     assert admitted == [2, 4, 6, 8]
+
+
+def test_that_sizes_are_in_their_ranges_is_known_without_sympy() -> None:
+    forward = capture_forward(Halves(), inputs_of(SEQUENCE, SIZES), SEQUENCE)
+    with mock.patch.object(_arithmetic, "_replaced", side_effect=AssertionError("is asked")):
+        assert admits(forward, {"batch": 1, "length": 2})
+        assert not admits(forward, {"batch": 1, "length": 3})
 
 
 class UpToTen(nn.Module):

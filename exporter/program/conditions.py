@@ -379,11 +379,15 @@ def _wrong(
     """The bounds and the guards that do not hold, and that loops have turns."""
     values = {symbol: sizes[name] for symbol, name in named.items()}
     ranges = program.exported.range_constraints
+    outside = (
+        (symbol, ranges[symbol])
+        for symbol, size in values.items()
+        if symbol in ranges and not ranges[symbol].lower <= size <= ranges[symbol].upper
+    )
     bounds = (
         bound
-        for symbol in values
-        if symbol in ranges
-        for bound in (symbol >= ranges[symbol].lower, symbol <= ranges[symbol].upper)
+        for symbol, within in outside
+        for bound in (symbol >= within.lower, symbol <= within.upper)
     )
     guards = (guard.expr for guard in shape_env(program.exported).guards)
     found = chain(bounds, guards, _turning(program))
