@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import graph_module
 
-from fuseport.exporter.models.fresh import fresh
+from fuseport.exporter.models.fresh import as_now, fresh
 from fuseport.exporter.models.model import Model, at, example
 from fuseport.exporter.program import Program, entry_of, named_outputs
 from fuseport.exporter.program.conditions import (
@@ -261,10 +261,11 @@ class _Trials:
     def _hold(self, sizes: Mapping[str, int]) -> bool:
         key = _key(sizes)
         if key not in self._held:
-            start = monotonic()
-            self._held[key] = self._same(sizes, by_autograd=self._by_autograd) and (
-                self._same_otherwise(sizes)
-            )
+            by_autograd, start = self._by_autograd, monotonic()
+            with as_now(self._model.module):  # of a size that it may be another one for, for good
+                self._held[key] = self._same(sizes, by_autograd=by_autograd) and (
+                    self._same_otherwise(sizes)
+                )
             if (took := monotonic() - start) >= _SLOW:
                 at = ", ".join(f"{name} {size}" for name, size in sizes.items())
                 self._progress(f"that took {took:.0f} s at {at}; --size makes the example smaller")
@@ -380,7 +381,7 @@ class _Trials:
     ) -> bool:
         """Whether programs give the same as the model there; rounding hides what is as small."""
         try:
-            with own_backward.inlined():
+            with own_backward.inlined(), as_now(self._wide):
                 known, _ = in_float64(self._model, self._wide, inputs, cotangents)
             for program in self._programs:
                 names = [spec.name for spec in program.outputs]

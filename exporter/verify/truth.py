@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fuseport.exporter.child.spent import Spent
 from fuseport.exporter.errors import ExportFailed, StorageError
 from fuseport.exporter.models import Model
-from fuseport.exporter.models.fresh import fresh, repeatable
+from fuseport.exporter.models.fresh import as_now, fresh, repeatable
 from fuseport.exporter.models.model import at, continued, example, named
 from fuseport.exporter.program import Entry, one_line
 from fuseport.exporter.program.float64 import Float64, widened
@@ -81,7 +81,8 @@ def compute(
             with spent.on("truth"):
                 wide = case.entry, widened(fresh(called.module))
         file = folder / f"case{number}.safetensors"
-        with own_backward.inlined():
+        # What calls of a case keep, as another choice from then on, is of no other's concern.
+        with own_backward.inlined(), as_now(called.module), as_now(wide[1]):
             sample = _sample(called, wide[1], case, file, limit, given or {}, spent)
         if case.nothing and given is None and not of_use(sample):
             file.unlink(missing_ok=True)
