@@ -205,6 +205,7 @@ def test_conditions_are_in_words() -> None:
         "length >= 2": length > 1,
         "Mod(length, 4) == 0": sympy.Eq(Mod(length, 4), 0),
         "-length >= -4": -length > -5,
+        "batch*length + batch + 3 >= 5": batch * length + batch + 3 >= 5,
     }
     assert {text: in_words(condition) for text, condition in said.items()} == {t: t for t in said}
 

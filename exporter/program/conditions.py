@@ -364,9 +364,10 @@ def in_words(condition: sympy.Basic) -> str:
         return str(condition)
     left, right = condition.lhs, condition.rhs
     # 16*batch*length != 16*length is batch != 1.
-    if right.is_positive and not sympy.denom(ratio := sympy.cancel(left / right)).free_symbols:
-        common = sympy.denom(ratio)
-        left, right = ratio * common, common
+    if right.is_positive:
+        over, common = sympy.fraction(sympy.together(sympy.cancel(left / right)))
+        if not common.free_symbols:
+            left, right = over, common
     relation = condition.rel_op
     if relation == ">" and right.is_Integer:
         relation, right = ">=", right + 1
