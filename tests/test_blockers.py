@@ -320,6 +320,30 @@ def test_the_line_at_which_a_capture_ends_is_told_too(
     assert "Tensor.numpy: hands its values to numpy" in second
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "at = {str((1, n)): x}[str((1, n // 2 * 2 + n % 2))]",
+            "a text that dynamic sizes are in is looked up: such a size has no digits; take a key",
+        ),
+        (
+            "rows, columns = zip(*(x[:, :2] > 9).long()); at = (x > 9)[rows, columns]",
+            "a value of a tensor is read that a capture has none of; compute with tensors instead",
+        ),
+    ],
+)
+def test_what_sizes_and_values_have_not_in_a_capture_is_told(
+    code: str, said: str, tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
+) -> None:
+    body = f"        n = x.shape[0]\n        {code}\n        return self.a(x) + at.sum()\n"
+    net = WINDOW.partition("        window")[0] + body
+    checkpoint, model = saved_with(net, a=torch.nn.Linear(3, 3))
+    with pytest.raises(ExportFailed) as raised:
+        api.export(checkpoint, tmp_path / "b", model=model, inputs="x:[length,3]")
+    assert said in raised.value.details[0]
+
+
 def test_an_operator_of_which_torch_knows_no_shapes_is_named(
     tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
 ) -> None:

@@ -116,6 +116,12 @@ def ending(error: BaseException, found: Sequence[Blocker]) -> Blocker | None:
     if isinstance(error, DynamicOutputShapeException):
         why += f", where torch does not know the shapes of what {error.func} gives"
         otherwise = OWN_OP
+    if "data is not allocated yet" in str(error):
+        why += ", where a value of a tensor is read that a capture has none of"
+        otherwise = "compute with tensors instead"
+    if isinstance(error, KeyError) and re.search(r"\bs\d+\b", str(error)):
+        why += ", where a text that dynamic sizes are in is looked up: such a size has no digits"
+        otherwise = "take a key without them, or give the numbers instead of names for them"
     return Blocker("error", type(error).__name__, where, why, advice(*around, otherwise=otherwise))
 
 
