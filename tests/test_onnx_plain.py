@@ -261,6 +261,18 @@ def parted(x: Tensor) -> Tensor:
 FORMS["a scan that splits"] = parted
 
 
+def banded(x: Tensor) -> Tensor:
+    """Rows that each begin one further, as fairseq makes a matrix of a lightweight convolution."""
+    rows, length, width = x.shape[0] * x.shape[1], x.shape[2], x.shape[3]
+    wide = length + width - 1
+    band = x.new_full((rows, length, wide), 0.5)
+    band.as_strided((rows, length, width), (length * wide, wide + 1, 1)).copy_(x.flatten(0, 1))
+    return band.narrow(2, width - 1, length) @ x.flatten(0, 1)
+
+
+FORMS["a band by strides"] = banded
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_what_torch_onnx_has_no_form_of(name: str, tmp_path: Path) -> None:
     assert_holds(FORMS[name], tmp_path)

@@ -103,11 +103,33 @@ def _as_strided(
 ) -> Any:
     if not x.is_contiguous() or x.storage_offset():
         return aten.as_strided.default(x, size, stride, storage_offset)
-    where = torch.full([1] * len(size), storage_offset or 0, device=x.device)
+    places = _places(size, stride, storage_offset, x.device)
+    return aten.index.Tensor(x.reshape(-1), [places])
+
+
+def _as_strided_scatter(
+    x: Tensor,
+    source: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Any:
+    """`x.as_strided(…).copy_(source)` as a value."""
+    if not x.is_contiguous():
+        return NotImplemented
+    places = _places(size, stride, storage_offset, x.device)
+    return aten.index_put.default(x.reshape(-1), [places], source).reshape(x.shape)
+
+
+def _places(
+    size: Sequence[int], stride: Sequence[int], storage_offset: int | None, device: torch.device
+) -> Tensor:
+    """Where in memory what has these strides is."""
+    where = torch.full([1] * len(size), storage_offset or 0, device=device)
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
-        steps = torch.arange(length, device=x.device) * step
+        steps = torch.arange(length, device=device) * step
         where = where + steps.view([-1 if i == dim else 1 for i in range(len(size))])
-    return aten.index.Tensor(x.reshape(-1), [where])
+    return where
 
 
 def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -175,6 +197,7 @@ DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
     aten.clamp.default: _clamp,
     aten.clamp_min.default: _clamp,
     aten.clamp_max.default: lambda x, most: _clamp(x, None, most),
+    aten.as_strided_scatter.default: _as_strided_scatter,
     aten.slice_scatter.default: partial(_of_real, aten.slice_scatter.default),
     aten.select_scatter.default: partial(_of_real, aten.select_scatter.default),
 }
