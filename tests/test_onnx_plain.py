@@ -234,6 +234,9 @@ FORMS = {
     "attention of rows that a mask leaves nothing of": lambda x: F.scaled_dot_product_attention(
         x, x, x, x[..., :1] + x[..., :1].mT > 1
     ),
+    "a number that some of each value is added to": lambda x: (
+        x * torch.add(0.5, x.abs(), alpha=(x.shape[3] / x.numel()) ** 0.5)
+    ),
     "bounds of two kinds": lambda x: x.clamp(0, 0.7) * x.clamp(min=-1, max=0.5),
     "a branch by a value": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)),
     "a variance beside a branch": lambda x: (

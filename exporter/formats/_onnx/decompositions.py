@@ -81,7 +81,9 @@ def decompositions(exported: ExportedProgram) -> Table:
 
 def _of_integers(node: torch.fx.Node, target: OpOverload) -> bool:
     """Whether it is of such integers as ONNX does not take: of all for `relu`, booleans else."""
-    dtype = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+    if not isinstance(node.args[0], torch.fx.Node):  # a number is added to
+        return False
+    dtype = node.args[0].meta["val"].dtype
     return dtype == torch.bool or (target is aten.relu.default and not dtype.is_floating_point)
 
 

@@ -106,7 +106,7 @@ RANKS: Table = {
 
 
 def _either(a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    both = isinstance(b, Tensor) and a.dtype == b.dtype == torch.bool
+    both = all(isinstance(x, Tensor) and x.dtype == torch.bool for x in (a, b))
     return a | b if both and alpha == 1 else NotImplemented
 
 
