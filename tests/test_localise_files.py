@@ -22,13 +22,15 @@ class Net(nn.Module):
         super().__init__()
         self.a = nn.Linear(4, 4)
         self.scale = nn.Parameter(torch.rand(4) + 2)
+        self.decay = nn.Parameter(torch.rand(4))
 
     def forward(self, x):
-        state = torch.zeros_like(x[:, 0])
+        state, every = torch.zeros_like(x[:, 0]), []
         for t in range(x.shape[1]):
-            state = torch.tanh(state * 0.5 + x[:, t])
+            state = torch.tanh(state * self.decay + x[:, t])
+            every.append(state)
         y = self.a(x).sigmoid() * self.scale
-        return {"state": state.sin(), "y": y.cumsum(1), "z": x.exp()}
+        return {"state": state.sin(), "y": y.cumsum(1), "z": torch.stack(every, 1)}
 """
 SUFFIXES = {"exported_program": ".pt2", "torchscript": ".pt"}
 
@@ -56,6 +58,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("output's sign", "state", "state", "aten::sin"),
         ("output off by 0.1 %", "y", "y", "aten::cumsum"),
         ("file: missing factor", "mul.Tensor to mul", "y", ""),
+        ("weight off by 1 %", "decay", "z", "scan"),
         ("output dropped", "y", "y", None),
     ],
 )

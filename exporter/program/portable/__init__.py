@@ -115,7 +115,7 @@ def _as_strided_scatter(
     storage_offset: int | None = None,
 ) -> Any:
     """`x.as_strided(…).copy_(source)` as a value."""
-    if not x.is_contiguous():
+    if not x.is_contiguous() or x.storage_offset():
         return NotImplemented
     places = _places(size, stride, storage_offset, x.device)
     return aten.index_put.default(x.reshape(-1), [places], source).reshape(x.shape)

@@ -71,7 +71,7 @@ class ScriptFile:
             text = archive.read(member).decode()
         text, results = _with_results(text, program.outputs[0].name)
         function = _forward(text)
-        known = _assigned(function.body)
+        known = {name for statement in function.body for name in _made(statement)}
         nodes = list(program.exported.graph.nodes)
         names = {node.name: f"v_{node.name}" for node in nodes if f"v_{node.name}" in known}
         users = [str(name) for name in program.exported.graph_signature.user_inputs]
@@ -205,17 +205,6 @@ def _made(statement: ast.stmt) -> list[str]:
                 found.append(name)
             case ast.Call(func, [ast.Name(name), _]) if ast.unparse(func) == _APPEND:
                 found.append(name)
-    return found
-
-
-def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
-    """The names that have a value after some statements, whichever way those go."""
-    found: set[str] = set()
-    for statement in statements:
-        if isinstance(statement, ast.If):
-            found |= _assigned(statement.body) & _assigned(statement.orelse)
-        elif not isinstance(statement, ast.For | ast.While):
-            found |= set(_made(statement))
     return found
 
 
