@@ -92,3 +92,18 @@ def test_what_a_file_gives_is_held_against_what_its_values_are(
     assert diagnosis.divergence is not None, diagnosis.reason
     assert diagnosis.divergence.alone == "wrong here"
     assert not op or diagnosis.divergence.op == op
+
+
+def test_what_a_file_takes_from_elsewhere_is_given_to_its_part(
+    bundle: Path, tmp_path: Path
+) -> None:
+    exported = torch.export.load(bundle / "forward.pt2")
+    [given] = exported.graph_signature.user_inputs
+    nodes = {node.name: node for node in exported.graph.nodes}
+    [sums] = [node for node in nodes.values() if node.target is torch.ops.aten.cumsum.default]
+    sums.replace_input_with(sums.all_input_nodes[0], nodes[str(given)])
+    torch.export.save(exported, tmp_path / "edited.pt2")
+    job = Job("exported_program", tmp_path / "edited.pt2", "forward", "run", "export")
+    found = looked_into(bundle, {"model": f"{bundle.parent / 'net.py'}:Net"}, job, ["y"], tmp_path)
+    assert found.divergence is not None, found.reason
+    assert (found.divergence.op, found.divergence.alone) == ("aten::cumsum", "wrong here")

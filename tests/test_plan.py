@@ -42,6 +42,13 @@ def test_several_are_compared_where_all_else_is_1(entry: Entry) -> None:
     assert {"length": 2} not in [case.sizes for case in cases({"length": 16}, 0, entry)]
 
 
+def test_of_one_input_two_dimensions_at_most_are_past_a_chunk() -> None:
+    sizes = {"batch": 2, "frames": 4, "h": 8, "w": 8, "tokens": 5}
+    film, text = ("batch", "frames", 3, "h", "w"), ("batch", "tokens")
+    [edge] = [c for c in cases(sizes, 0, together=[film, text]) if c.name.startswith("past")]
+    assert dict(edge.sizes) == {"batch": 1, "frames": 3, "h": 65, "w": 65, "tokens": 65}
+
+
 def test_masks_are_compared_where_they_select_nothing(
     tmp_path: Path, saved_with: Callable[..., tuple[Path, str]]
 ) -> None:

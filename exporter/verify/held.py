@@ -90,6 +90,7 @@ def planned(
             given=entry.given is not None,
             masks=[spec.name for spec in entry.inputs if spec.mask],
             grows=grows,
+            together=[spec.dims for spec in entry.inputs],
         )
         of_entry = [p for p in captured if entry_of(p.kind) == program.kind]
         if entry.sizes:

@@ -93,6 +93,7 @@ def cases(
     given: bool = False,
     masks: Collection[str] = (),
     grows: Collection[str] = (),
+    together: Collection[Sequence[int | str]] = (),
 ) -> tuple[Case, ...]:
     """The shapes of the export, and held-out shapes chosen to break coincidences.
 
@@ -103,10 +104,15 @@ def cases(
         given: whether there are inputs of the user's own, at `sizes`.
         masks: inputs of zeros and ones.
         grows: dimensions of a step's states that are 0 before the first token.
+        together: the dimensions of each input. Past a chunk are the last two at most: a film of 65
+            frames of 65 × 65 takes more memory than a machine has.
     """
     ones = dict.fromkeys(sizes, 1)
     odd = dict(zip(sizes, (_ODD[i % len(_ODD)] for i in range(len(sizes))), strict=True))
     edge = {name: 1 if name == "batch" else _EDGE for name in sizes}
+    for dims in together:
+        long = [name for name in dims if isinstance(name, str) and edge.get(name, 1) > 1]
+        edge |= dict.fromkeys(long[:-2], _ODD[0])
     drafts: list[tuple[str, Mapping[str, int], str]] = [
         ("export", sizes, "contiguous"),
         ("export, cotangents of stride 0", sizes, "expanded"),
