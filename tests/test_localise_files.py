@@ -90,6 +90,7 @@ def test_what_a_file_gives_is_held_against_what_its_values_are(
         assert f"it gives no {tensor}" in diagnosis.reason
         return
     assert diagnosis.divergence is not None, diagnosis.reason
+    assert diagnosis.method == "intermediates"  # of the file itself
     assert diagnosis.divergence.alone == "wrong here"
     assert not op or diagnosis.divergence.op == op
 

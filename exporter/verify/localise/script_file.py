@@ -26,7 +26,6 @@ __all__ = ["ScriptFile"]
 _RESULT = "fuseport_result"
 _GIVEN = "fuseport_given_"
 _SET_ITEM = "torch._set_item"
-_APPEND = "torch.append"
 _INDENT = "    "
 _RETURNED = ("Tensor", "Dict[str, Tensor]")
 
@@ -197,15 +196,9 @@ def _lines(whole: Sequence[str], statement: ast.stmt) -> list[str]:
 
 
 def _made(statement: ast.stmt) -> list[str]:
-    """The names that a statement gives values to, in order, and lists that it adds to."""
-    found: list[str] = []
-    for node in ast.walk(statement):
-        match node:
-            case ast.Name(name, ast.Store()):
-                found.append(name)
-            case ast.Call(func, [ast.Name(name), _]) if ast.unparse(func) == _APPEND:
-                found.append(name)
-    return found
+    """The names that a statement gives values to, in order."""
+    nodes = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return [node.id for node in nodes if isinstance(node.ctx, ast.Store)]
 
 
 def _needed(statement: ast.stmt) -> Iterator[str]:
