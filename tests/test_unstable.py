@@ -2,18 +2,22 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fuseport.exporter.models.model import Model
 from fuseport.exporter.program import TensorSpec
 from fuseport.exporter.verify import baseline, truth
-from fuseport.exporter.verify.plan import Case
-from fuseport.exporter.verify.rows import repeated
+from fuseport.exporter.verify.plan import Case, Job
+from fuseport.exporter.verify.rows import judged, repeated
+from fuseport.exporter.verify.run import Answer
 from fuseport.exporter.verify.sample import read_all
+from fuseport.exporter.verify.tolerances import Tolerances
 
 CASE = Case("export", {"batch": 2, "length": 5}, "contiguous", 0)
 
@@ -83,3 +87,28 @@ def test_what_is_unstable_at_one_case_is_at_each(tmp_path: Path) -> None:
     samples = truth.compute(model_of(noisy), [one, CASE], tmp_path)
     assert [sample.unstable for sample in samples] == [("noise",), ("noise",)]
     assert read_all(tmp_path) == samples
+
+
+def test_of_what_float32_has_nothing_of_nothing_is_said(tmp_path: Path) -> None:
+    """Zeros would be within the bound, which the user may give another one in place of."""
+
+    def cancels(x: Tensor) -> dict[str, Tensor]:
+        return {"lost": (x + 1e9) - 1e9, "kept": x * 2}
+
+    (sample,) = truth.compute(model_of(cancels), [CASE], tmp_path)
+    x = load_file(sample.file)["input/x"]
+    outputs = [TensorSpec(name, "float32", ("batch", "length", 4)) for name in ("lost", "kept")]
+    described = [asdict(spec) for spec in outputs]
+    program = {"inputs": [], "outputs": described, "device": "cpu", "none": []}
+    for lost in (x, torch.zeros_like(x)):
+        answer = tmp_path / "answer.safetensors"
+        save_file({"lost": lost, "kept": x * 2}, answer)
+        job = Job("onnxruntime", Path("forward.onnx"), "forward", "run", "export")
+        rows = judged(Answer(job, "done", calls={1: answer}), sample, program, None)
+        verdicts = {row.tensor: (row.verdict, row.reason) for row in rows}
+        assert verdicts["kept"] == ("pass", None)
+        assert verdicts["lost"][0] == "unsupported"
+        assert "zeros would pass" in str(verdicts["lost"][1])
+    given = Tolerances({"lost": 100.0})
+    rows = judged(Answer(job, "done", calls={1: answer}), sample, program, given)
+    assert {row.tensor: row.verdict for row in rows} == {"kept": "pass", "lost": "pass"}

@@ -162,7 +162,7 @@ def _of_call(
             else:
                 value = None if known is None else exact(name)
                 judgement = judge(name, tensor, value, known, given.of(name))
-                if sample.undecided and given.of(name) is None and known is not None:
+                if given.of(name) is None and known is not None:
                     judgement = _decided(name, judgement, known, sample)
                 yield name, judgement
         for name in missing:
@@ -178,6 +178,7 @@ def _decided(name: str, judgement: Judgement, known: Expected, sample: Sample) -
 
     The model's own results are off by as much where rounding decides what it chooses: then a bound
     of them is none. What is far beyond that, or wrong in another way than by its errors, is wrong.
+    Without choices, as where large numbers cancel, a bound is none that zeros are within.
     """
     dtype = getattr(torch, known.dtype)
     if judgement.bound is None or judgement.would_pass_at is None or not dtype.is_floating_point:
@@ -186,11 +187,19 @@ def _decided(name: str, judgement: Judgement, known: Expected, sample: Sample) -
     error, scale = known.baseline.max_abs, known.scale.max_abs
     if judgement.verdict == "fail":
         errors = judgement.max_abs_error, judgement.bound, judgement.rms_error, judgement.rms_bound
-        lost = error > rounding * scale and (share(*errors) or 0.0) <= _BY_CHOICE
+        of_choice = bool(sample.undecided) and (share(*errors) or 0.0) <= _BY_CHOICE
+        lost = of_choice and error > rounding * scale
     else:
-        lost = judgement.bound > scale / _DIGIT and error > rounding * _largest(name, sample)
+        least = scale / _DIGIT if sample.undecided else scale
+        lost = judgement.bound > least and error > rounding * _largest(name, sample)
     if not lost:
         return judgement
+    if not sample.undecided:
+        return Judgement(
+            "unsupported",
+            f"in {known.dtype} the model's own results are off by as much as they are, so that "
+            "zeros would pass",
+        )
     return Judgement(
         "unsupported",
         f"undecided: in {known.dtype} rounding decides what {', '.join(sample.undecided)} gives, "
