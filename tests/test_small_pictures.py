@@ -77,9 +77,15 @@ class Net(nn.Module):
 
 
 def test_what_a_case_keeps_is_no_other_case_s(saved_net: SavedNet, tmp_path: Path) -> None:
-    """Artifacts keep nothing, and are held against a model that has kept nothing."""
+    """Artifacts keep nothing, and are held against a model that has kept nothing.
+
+    Where it is another one at its second call, of inputs of one step, nothing can be held against.
+    """
     _, checkpoint, code = saved_net(LATER)
     options = {"model": code, "inputs": "x:[batch,length,4]"}
     bundle = api.export(checkpoint, tmp_path / "b", format="torchscript", **options)
     report = api.verify(bundle.folder, model=code, runtime="torchscript")
-    assert report.exit_code(strict=True) == 0, report.failures()
+    assert report.exit_code() == 0, report.failures()
+    lost = {row.case for row in report.results if row.verdict != "pass"}
+    samples = {sample.case.name: sample.case for sample in read_all(bundle.folder / "samples")}
+    assert lost == {name for name, case in samples.items() if case.sizes["length"] == 1}
