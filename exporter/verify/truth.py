@@ -107,7 +107,7 @@ def _sample(
             if case.name in given:
                 inputs, cotangents = stored_inputs(model, given[case.name])
             else:
-                inputs, cotangents = _drawn(model, case, _integers(model, case, given))
+                inputs, cotangents = _drawn(model, case, given)
         except _RefusedError as refusal:
             return Sample(case, file, {}, refused=str(refusal))
         passed = {f"input/{name}": t for name, t in inputs.items()}
@@ -146,20 +146,21 @@ class _RefusedError(Exception):
 
 def _integers(model: Model, case: Case, given: Mapping[str, Path]) -> Tensors:
     """Those of the case that differs in its seed alone, or of the user's own inputs."""
+    wanted = [spec for spec in model.inputs if not spec.floating]
     stored = given.get(unseeded(case))
     if stored is not None:
         with safe_open(stored, "pt") as file:
-            own = {s.name: file.get_tensor(f"input/{s.name}") for s in model.inputs}
+            own = {spec.name: file.get_tensor(f"input/{spec.name}") for spec in wanted}
     else:
         own = dict(model.given or {})
     return {
         spec.name: continued(own[spec.name], spec.shape(case.sizes))
-        for spec in model.inputs
-        if not spec.floating and spec.name in own and own[spec.name].numel()
+        for spec in wanted
+        if spec.name in own and own[spec.name].numel()
     }
 
 
-def _drawn(model: Model, case: Case, integers: Tensors) -> tuple[Tensors, Tensors]:
+def _drawn(model: Model, case: Case, given: Mapping[str, Path]) -> tuple[Tensors, Tensors]:
     """Random inputs and cotangents; where the model refuses random integers, those known."""
     generator = torch.Generator().manual_seed(case.seed)
     if case.name == GIVEN and model.given is not None:
@@ -169,7 +170,8 @@ def _drawn(model: Model, case: Case, integers: Tensors) -> tuple[Tensors, Tensor
     try:
         taken, outputs = _ran(model, case, inputs)
     except _RefusedError as refusal:
-        if not integers or case.name == GIVEN:
+        integers = {} if case.name == GIVEN else _integers(model, case, given)
+        if not integers:
             raise
         try:
             taken, outputs = _ran(model, case, {**inputs, **integers})

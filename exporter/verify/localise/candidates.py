@@ -43,10 +43,8 @@ class Candidate(Protocol):
     def whole(self, names: Sequence[str], folder: Path) -> Written:
         """The artifact, with these values as outputs more."""
 
-    def part(
-        self, compute: Sequence[str], entries: Sequence[str], output: str, folder: Path
-    ) -> Written:
-        """What of it computes one value from others."""
+    def part(self, entries: Sequence[str], output: str, folder: Path) -> Written:
+        """What of it computes one value from others: the artifact says itself what lies between."""
 
 
 def of(
@@ -166,11 +164,8 @@ class Graph:
         program = parts.with_outputs(self.program, list(dict.fromkeys(wanted.values())))
         return Written(self._write(program, folder), None, wanted)
 
-    def part(
-        self, compute: Sequence[str], entries: Sequence[str], output: str, folder: Path
-    ) -> Written:
+    def part(self, entries: Sequence[str], output: str, folder: Path) -> Written:
         """As `Candidate` says."""
-        del compute  # the graph says itself what lies between
         given = {name: self.names[name] for name in entries}
         goal = self.names[output]
         between, more = parts.between(self.program, [goal], list(given.values()))

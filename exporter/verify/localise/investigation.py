@@ -99,7 +99,12 @@ def _found(failure: Failure, scene: Scene) -> tuple[Look, Found, Alone]:
             return look, *_searched(look, target, scene.budget)
         except UnknownError as error:
             reasons.append(str(error))
-    if absent := scene.absent(failure):
+    try:
+        absent = scene.absent(failure)
+    except UnknownError as error:  # it does not run again
+        absent = ()
+        reasons.append(str(error))
+    if absent:
         raise _AbsentError(f"it gives no {', '.join(absent)}")
     raise UnknownError("; ".join(dict.fromkeys(reasons)))
 

@@ -146,7 +146,7 @@ class Forward:
             raise UnknownError(f"the artifact has no value that could be told to be {found.value}")
         entries, inputs = self._given(found)
         program = parts.cut(self.program, found.within, entries, [found.value])
-        written = self.candidate.part(found.within, entries, found.value, self.trials.fresh())
+        written = self.candidate.part(entries, found.value, self.trials.fresh())
         known = _of(program, inputs, found.value)
         # A file may take sizes from inputs where the graph takes them from another value.
         inputs = {**self._by_node(), **inputs}

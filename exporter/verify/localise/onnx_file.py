@@ -83,11 +83,8 @@ class OnnxFile:
                 model.graph.output.append(onnx.helper.make_empty_tensor_value_info(value))
         return Written(self._save(model, folder), None, wanted)
 
-    def part(
-        self, compute: Sequence[str], entries: Sequence[str], output: str, folder: Path
-    ) -> Written:
+    def part(self, entries: Sequence[str], output: str, folder: Path) -> Written:
         """As `candidates.Candidate` says."""
-        del compute  # the file says itself what lies between
         model = _read(self.artifact)
         inputs = {n: self.names[n] for n in (*entries, *self.given) if n in self.names}
         graph = model.graph

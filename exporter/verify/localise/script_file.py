@@ -108,11 +108,8 @@ class ScriptFile:
         arguments = [argument.arg for argument in function.args.args[1:]]
         return Written(self._save(arguments, body, lines, folder), None, wanted)
 
-    def part(
-        self, compute: Sequence[str], entries: Sequence[str], output: str, folder: Path
-    ) -> Written:
+    def part(self, entries: Sequence[str], output: str, folder: Path) -> Written:
         """As `candidates.Candidate` says."""
-        del compute  # the file says itself what lies between
         inputs = {n: self.names[n] for n in (*entries, *self.given) if n in self.names}
         goal = self.names[output]
         body, outside = _between(_forward(self.text), goal, set(inputs.values()))
