@@ -57,7 +57,7 @@ def test_a_rounded_quotient_is_a_size(name: str) -> None:
 
 UNKNOWN: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "by a size": lambda x, third: torch.ceil(third / size(x) * size(x) * size(x) / 9).long(),
-    "cut off below zero": lambda x, third: ((4 - size(x)) / third).long() + x[:, ::3].shape[1],
+    "cut off below zero": lambda x, third: 1 - ((1 - size(x)) / third).long(),
     "a half": lambda x, third: torch.ceil(size(x) / third + 0.5).long(),
 }
 
@@ -68,9 +68,22 @@ def test_other_quotients_are_none(name: str) -> None:
     assert any("item" in str(node.target) for node in program.graph.nodes)
 
 
-def test_what_is_not_rounded_is_not_compared() -> None:
+def test_what_is_not_rounded_is_compared_by_value() -> None:
     def count(x: Tensor, third: Tensor) -> int:
         return 1 if size(x) / third == 2 else x[:, ::3].shape[1]
+
+    module = Thirds(count)
+    program = capture_forward(module, {"x": torch.randn(2, 7, 4)}, [SPEC]).exported.module()
+    for length in (1, 2, 5, 7, 301):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(program(x), module(x))
+    with pytest.raises(RuntimeError, match="only where what hangs on sizes alone is False"):
+        program(torch.randn(2, 6, 4))
+
+
+def test_what_is_not_rounded_and_hangs_on_the_length_is_refused() -> None:
+    def count(x: Tensor, third: Tensor) -> int:
+        return 3 if torch.ceil(size(x) / third) == size(x) / third else x[:, ::3].shape[1]
 
     with pytest.raises(ExportFailed, match="hangs on the values of a tensor"):
         capture_forward(Thirds(count), {"x": torch.randn(2, 7, 4)}, [SPEC])
