@@ -31,7 +31,7 @@ demo: $(SET_UP) ## export a Lightning checkpoint to every format, and verify the
 	$(BIN)/fuseport export $(CHECKPOINT) -o .demo/bundle --force
 	$(BIN)/fuseport verify .demo/bundle
 
-test: lint ## style, types, and tests; of what is slow a fifth, which takes turns
+test: lint ## style, types, and tests; of what is slow an eighth, which takes turns
 	@$(MAKE) --no-print-directory ort-headers || \
 		echo 'so the tests of fused kernels in ONNX Runtime will be skipped'
 	$(BIN)/fuseport ops build

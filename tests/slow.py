@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).with_suffix(".json")
-SHARES = 5
+SHARES = 8
 # A test is slow that takes so many seconds. What a file sets up for all its tests, the first of
 # them takes, and without that the next: so a file is slow that takes longer than the other number,
 # and half of it in such tests.
