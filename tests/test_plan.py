@@ -95,6 +95,18 @@ def test_cases_move_up_to_sizes_that_the_program_holds_for() -> None:
     )
 
 
+def test_of_many_dimensions_those_move_up_that_have_to() -> None:
+    def even(sizes: Mapping[str, int]) -> bool:
+        return sizes["height"] % 2 == 0 and sizes["width"] % 4 == 0
+
+    usual = {"batch": 2, "frames": 3, "height": 8, "width": 8, "tokens": 5}
+    kept, notes = admitted(cases(usual, seed=0), even)
+    assert not notes
+    sizes = {case.name.split(",")[0]: list(case.sizes.values()) for case in kept}
+    assert sizes["every dimension 1"] == [1, 1, 2, 4, 1]
+    assert sizes["odd"] == [3, 7, 12, 16, 17]
+
+
 def test_cases_of_a_large_example_have_its_sizes_but_for_one() -> None:
     """As of a network that halves a picture five times."""
     usual = {"batch": 2, "height": 64, "width": 96}

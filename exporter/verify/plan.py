@@ -173,7 +173,7 @@ def admitted(
     kept: list[Case] = []
     notes: list[str] = []
     for turn, case in enumerate(planned):
-        sizes = next((sizes for sizes in _nearby(case.sizes) if admits(sizes)), None)
+        sizes = _moved_up(case.sizes, admits)
         moved = "to" if sizes is None else "up to"
         if sizes is None:
             sizes = _beside(planned[0].sizes, case.sizes, turn, admits)
@@ -217,6 +217,18 @@ def _beside(
                 if admits({**sizes, name: size}):
                     return {**sizes, name: size}
     return sizes if sizes != usual else None
+
+
+def _moved_up(
+    wanted: Mapping[str, int], admits: Callable[[Mapping[str, int]], bool]
+) -> dict[str, int] | None:
+    """The next sizes that are admitted, from these upwards; None where none is near."""
+    sizes = next(filter(admits, _nearby(wanted)), None)
+    if sizes is not None and len(sizes) > _TOGETHER:
+        for name, size in wanted.items():  # back to it, if it was moved for others' sake alone
+            lower = ({**sizes, name: less} for less in range(size, sizes[name]))
+            sizes = next(filter(admits, lower), sizes)
+    return sizes
 
 
 def _nearby(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
