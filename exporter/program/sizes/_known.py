@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C import _functorch as functorch
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils._python_dispatch import _disable_current_modes
@@ -87,6 +88,8 @@ def _of_sizes_alone(x: Any, *, decided: bool) -> Tensor | None:
         return None
     if (end := node_of(x)) is None or x.is_floating_point() or x.is_inference():
         return None  # of the last torch counts no writes
+    if functorch.is_batchedtensor(x):
+        return None  # as many numbers as `vmap` has turns
     if any(type(size) is not int or size != 1 for size in x.shape):
         return None
     if decided and end.target not in _EQUAL:
